@@ -1,0 +1,64 @@
+# Everything runs from .venv, which the first target that needs it makes. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
+BENCHES := $(subst _,-,$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
+MAKEFLAGS += --no-print-directory
+export PYTHONDONTWRITEBYTECODE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check pure sim cluster mutations sim-long bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@echo "  make bench-NAME      one benchmark: $(BENCHES)"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ebla needs Python 3.11 or newer; set PYTHON=/path/to/it")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (once; again only when pyproject.toml or constraints.txt change)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,fast]'
+	@touch $@
+
+up: $(READY) ## start a three-node cluster on this machine and follow it; Ctrl-C stops it, data stay
+	@$(BIN)/ebla up
+
+test: $(READY) ## everything that must pass: check, pure, sim, cluster
+	@$(MAKE) check
+	@$(MAKE) pure
+	@$(MAKE) sim
+	@$(MAKE) cluster
+
+check: $(READY) ## fast: ruff, mypy strict, import contracts, house rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(PYTEST) tests/tidy
+
+pure: $(READY) ## unit, property and scenario tests
+	$(PYTEST) -n 2 tests/unit tests/properties tests/scenarios
+
+sim: $(READY) ## simulated clusters: the scenarios at a few seeds, the kept seeds
+	$(PYTEST) -n 2 tests/sim
+
+cluster: $(READY) ## real processes on loopback
+	$(PYTEST) tests/cluster
+
+mutations: $(READY) ## apply each deliberate bug and expect its check to catch it [NAME=one]
+	$(BIN)/python -m tests.mutations $(NAME)
+
+sim-long: $(READY) ## many seeds of every scenario [SEEDS=1-500]
+	$(BIN)/python -m ebla.sim --all --seeds $(or $(SEEDS),1-500)
+
+bench: $(addprefix bench-,$(BENCHES)) ## every benchmark, one after another
+
+bench-%: $(READY)
+	@$(BIN)/python -c 'import grpc, psutil' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks.bench_$(subst -,_,$*)
+
+clean: ## remove what the targets made (the environment, caches); data folders stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

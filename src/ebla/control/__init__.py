@@ -1,0 +1,1 @@
+"""The control process: thin shells that act on what the pure packages decide."""

@@ -1,0 +1,1 @@
+"""The replicated store of the cluster: a pure state machine above Raft."""

@@ -1,0 +1,1 @@
+"""Durable bytes over the disk port: a segmented log, and files replaced whole."""

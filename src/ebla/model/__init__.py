@@ -1,0 +1,1 @@
+"""Words of the project: identities, tokens, errors. Pure; imports nothing of ours."""

@@ -1,0 +1,43 @@
+"""Distinct types for distinct identities, so that one cannot be passed for another."""
+
+import uuid
+from typing import NewType
+
+import msgspec
+
+HostId = NewType("HostId", uuid.UUID)
+"""A member of the cluster, for ever: an id that left never comes back."""
+
+ClusterId = NewType("ClusterId", uuid.UUID)
+"""One cluster. Two clusters may share a name, never an id."""
+
+HistoryId = NewType("HistoryId", uuid.UUID)
+"""One line of group 0 history; quorum failover starts a new one."""
+
+TableId = NewType("TableId", uuid.UUID)
+SessionId = NewType("SessionId", uuid.UUID)
+RequestId = NewType("RequestId", uuid.UUID)
+
+ShardNumber = NewType("ShardNumber", int)
+TopologyVersion = NewType("TopologyVersion", int)
+
+
+class Address(msgspec.Struct, frozen=True, order=True):
+    """Where a process listens: a host and port, or the path of a Unix socket (port 0)."""
+
+    host: str
+    port: int = 0
+
+    def __str__(self) -> str:
+        return self.host if self.is_local_socket else f"{self.host}:{self.port}"
+
+    @property
+    def is_local_socket(self) -> bool:
+        return self.host.startswith("/")
+
+
+class Replica(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """Where one replica lives: a shard of a node."""
+
+    host: HostId
+    shard: ShardNumber

@@ -1,0 +1,53 @@
+"""A conditional change of many group 0 keys at once: what the topology model yields and group 0 applies."""
+
+import msgspec
+
+from ebla.model.identity import HistoryId
+
+
+class Revision(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """When a key last changed: an index of one history. Comparable only within that history."""
+
+    history: HistoryId
+    index: int
+
+
+class Unchanged(msgspec.Struct, frozen=True, tag="unchanged", array_like=True):
+    """The key exists and its last change is exactly this revision."""
+
+    key: str
+    revision: Revision
+
+
+class Missing(msgspec.Struct, frozen=True, tag="missing", array_like=True):
+    """The key does not exist."""
+
+    key: str
+
+
+Condition = Unchanged | Missing
+
+
+class Put(msgspec.Struct, frozen=True, tag="put", array_like=True):
+    key: str
+    value: bytes
+
+
+class Delete(msgspec.Struct, frozen=True, tag="delete", array_like=True):
+    """Removes the key; a key that is not there stays so, without an error."""
+
+    key: str
+
+
+Change = Put | Delete
+
+
+class Transaction(msgspec.Struct, frozen=True, tag="transaction", array_like=True):
+    """All of the changes if every condition holds, else none of them.
+
+    A key stands in at most one change. A transaction that names a lock applies only while that lock is the newest.
+    """
+
+    conditions: tuple[Condition, ...]
+    changes: tuple[Change, ...]
+    lock: bytes | None = None

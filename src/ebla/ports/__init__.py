@@ -1,0 +1,1 @@
+"""Protocols through which time, chance, network and disk come in."""

@@ -1,0 +1,1 @@
+"""A pure Raft core: events in by step, effects out by take."""

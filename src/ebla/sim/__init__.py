@@ -1,0 +1,1 @@
+"""A deterministic world in which real code runs under virtual time and harsh faults."""

@@ -1,0 +1,1 @@
+"""Messages between processes: frames, verbs, calls. Runs on any transport."""
