@@ -1,0 +1,257 @@
+"""One frozen description of the cluster. Everything that decides reads this and nothing else.
+
+Rows are msgspec structs because they are also the values stored in group 0 (`keys.py` says where). The snapshot itself
+lives in memory only: maps of rows, and tablet maps that share structure between versions.
+"""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from ebla.model.identity import HostId, RequestId, SessionId, TableId, TopologyVersion
+from ebla.model.transaction import Revision
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.states import (
+    GlobalRequestKind,
+    NodeRequestKind,
+    NodeState,
+    RequestOutcome,
+    SessionKind,
+    Strategy,
+    TransitionState,
+    UpgradeState,
+)
+from ebla.topology.tablet_map import TabletMap
+
+GenerationId = uuid.UUID
+
+
+class Node(msgspec.Struct, frozen=True, tag="node", array_like=True):
+    """A member, or one that left. The row of the seed's `system.topology`."""
+
+    host: HostId
+    datacenter: str
+    rack: str
+    shard_count: int
+    ignore_msb: int
+    release_version: str
+    address: str
+    """Where its processes listen; the ports are the same on every node."""
+    num_tokens: int
+    state: NodeState = NodeState.NONE
+    tokens: tuple[int, ...] = ()
+    """Sorted. Empty before they are chosen and after the node left the ring."""
+    request: RequestId | None = None
+    """Its request that is pending or running."""
+    replaced: HostId | None = None
+    """Whom this node replaces, or replaced."""
+    rebuild_source: str | None = None
+    """Datacenter to stream from while rebuilding; None: any."""
+    supported_features: tuple[str, ...] = ()
+
+    @property
+    def in_transition(self) -> bool:
+        return self.state not in (NodeState.NONE, NodeState.NORMAL, NodeState.LEFT)
+
+
+class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=True):
+    """What somebody asked for one node, and what became of it."""
+
+    id: RequestId
+    kind: NodeRequestKind
+    host: HostId
+    initiator: HostId
+    start_ms: int
+    replaced: HostId | None = None
+    ignored_nodes: tuple[HostId, ...] = ()
+    rebuild_source: str | None = None
+    outcome: RequestOutcome = RequestOutcome.PENDING
+    error: str = ""
+    end_ms: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome in (RequestOutcome.PENDING, RequestOutcome.RUNNING)
+
+
+class GlobalRequest(msgspec.Struct, frozen=True, tag="global_request", array_like=True):
+    """What somebody asked for the whole cluster, and what became of it."""
+
+    id: RequestId
+    kind: GlobalRequestKind
+    initiator: HostId
+    start_ms: int
+    keyspace: str = ""
+    """For a change of replication: which keyspace, and to what."""
+    new_factors: tuple[tuple[str, int], ...] = ()
+    outcome: RequestOutcome = RequestOutcome.PENDING
+    error: str = ""
+    end_ms: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome in (RequestOutcome.PENDING, RequestOutcome.RUNNING)
+
+
+class Session(msgspec.Struct, frozen=True, tag="session", array_like=True):
+    """The right of one operation to have side effects. Listed = open; not listed = closing or closed."""
+
+    id: SessionId
+    kind: SessionKind
+    table: TableId | None = None
+    """The table of a stage or bulk job."""
+    tablet: int | None = None
+    """The tablet of a stage."""
+    request: RequestId | None = None
+    """The request, or the id of the bulk job."""
+    deadline_ms: int | None = None
+    """Bulk jobs only: wall time after which the leader closes it."""
+
+
+class Replication(msgspec.Struct, frozen=True, tag="replication", array_like=True):
+    """Replicas per datacenter, sorted by name; SimpleStrategy has one factor under the empty name."""
+
+    strategy: Strategy
+    factors: tuple[tuple[str, int], ...]
+
+    def factor(self, datacenter: str) -> int:
+        return next((count for name, count in self.factors if name == datacenter), 0)
+
+    @property
+    def total(self) -> int:
+        return sum(count for _, count in self.factors)
+
+
+class Keyspace(msgspec.Struct, frozen=True, tag="keyspace", array_like=True):
+    name: str
+    replication: Replication
+    on_tablets: bool
+    initial_tablets: int = 0
+    """Tablets of a new table; 0 leaves it to the balancer."""
+    durable_writes: bool = True
+
+
+class Table(msgspec.Struct, frozen=True, tag="table", array_like=True):
+    """What the topology must know of a table. `definition` (columns, options) is carried, never looked into."""
+
+    id: TableId
+    keyspace: str
+    name: str
+    cdc: bool = False
+    min_tablet_count: int = 0
+    definition: bytes = b""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.keyspace}.{self.name}"
+
+
+class CdcRange(msgspec.Struct, frozen=True, tag="cdc_range", array_like=True):
+    """The streams of the vnode that ends at `range_end`, one per shard of its owner."""
+
+    range_end: int
+    streams: tuple[bytes, ...]
+    ignore_msb: int
+
+
+class CdcGenerationPart(msgspec.Struct, frozen=True, tag="cdc_generation_part", array_like=True):
+    """A piece of a generation's data, small enough for one group 0 command."""
+
+    ranges: tuple[CdcRange, ...]
+
+
+class CdcGeneration(msgspec.Struct, frozen=True, tag="cdc_generation", array_like=True):
+    """One vnode generation. Its data is written first; the timestamp is set when it is committed."""
+
+    id: GenerationId
+    part_count: int
+    timestamp_ms: int | None = None
+    published: bool = False
+
+
+class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True):
+    """The static columns: one row for the whole cluster, rewritten by every step."""
+
+    version: TopologyVersion = TopologyVersion(1)
+    fence: TopologyVersion = TopologyVersion(1)
+    transition: TransitionState | None = None
+    session: SessionId | None = None
+    """The one session of a vnode operation."""
+    ignored_nodes: tuple[HostId, ...] = ()
+    """Dead nodes the operator gave up: barriers do not wait for them. Sorted; an id goes when its node becomes left."""
+    enabled_features: tuple[str, ...] = ()
+    new_cdc_generation: GenerationId | None = None
+    """Data written, to be committed in `commit_cdc_generation`."""
+    global_requests: tuple[RequestId, ...] = ()
+    """Open ones, oldest first; the head is the one that runs."""
+    balancing_enabled: bool = True
+    upgrade: UpgradeState = UpgradeState.NOT_UPGRADED
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster at one revision of group 0 (or one state of the settings: a user cannot tell which).
+
+    Two snapshots are equal when they say the same; `revisions` (when each key last changed) is left out, since a
+    proposer knows what it wrote before it knows at which index.
+    """
+
+    state: TopologyState = field(default_factory=TopologyState)
+    nodes: FrozenMap[HostId, Node] = field(default_factory=FrozenMap)
+    node_requests: FrozenMap[RequestId, NodeRequest] = field(default_factory=FrozenMap)
+    global_requests: FrozenMap[RequestId, GlobalRequest] = field(default_factory=FrozenMap)
+    sessions: FrozenMap[SessionId, Session] = field(default_factory=FrozenMap)
+    keyspaces: FrozenMap[str, Keyspace] = field(default_factory=FrozenMap)
+    tables: FrozenMap[TableId, Table] = field(default_factory=FrozenMap)
+    tablets: FrozenMap[TableId, TabletMap] = field(default_factory=FrozenMap)
+    """One map per table whose keyspace is on tablets, once it is complete."""
+    cdc_generations: FrozenMap[GenerationId, CdcGeneration] = field(default_factory=FrozenMap)
+    cdc_parts: FrozenMap[tuple[GenerationId, int], CdcGenerationPart] = field(default_factory=FrozenMap)
+    revisions: FrozenMap[str, Revision] = field(default_factory=FrozenMap, compare=False, repr=False)
+
+    @property
+    def version(self) -> TopologyVersion:
+        return self.state.version
+
+    @property
+    def fence(self) -> TopologyVersion:
+        return self.state.fence
+
+    @property
+    def transition(self) -> TransitionState | None:
+        return self.state.transition
+
+    def node(self, host: HostId) -> Node:
+        """The row of a node that is known to exist."""
+        return self.nodes[host]
+
+    def nodes_in(self, *states: NodeState) -> Iterator[Node]:
+        """Nodes in any of these states, by host id, so that every process walks them in one order."""
+        return (self.nodes[host] for host in sorted(self.nodes) if self.nodes[host].state in states)
+
+    def members(self) -> Iterator[Node]:
+        """Every node that has not left, by host id."""
+        return (self.nodes[host] for host in sorted(self.nodes) if self.nodes[host].state is not NodeState.LEFT)
+
+    def node_in_transition(self) -> Node | None:
+        """The one node that is joining, replacing, leaving, being removed or rebuilding (INV-NODE-2: at most one)."""
+        return next((node for node in self.members() if node.in_transition), None)
+
+    def table_named(self, keyspace: str, name: str) -> Table | None:
+        found = (table for table in self.tables.values() if table.keyspace == keyspace and table.name == name)
+        return next(found, None)
+
+    def replication_of(self, table: TableId) -> Replication:
+        return self.keyspaces[self.tables[table].keyspace].replication
+
+    def on_tablets(self, table: TableId) -> bool:
+        return self.keyspaces[self.tables[table].keyspace].on_tablets
+
+    @property
+    def any_tablet_transition(self) -> bool:
+        return any(tablets.any_transition for tablets in self.tablets.values())
+
+    def with_state(self, state: TopologyState) -> "Snapshot":
+        return replace(self, state=state)

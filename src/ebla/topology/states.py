@@ -1,0 +1,103 @@
+"""Every closed set of words of the topology, spelled as the seed spells them and stored so: never rename one."""
+
+import enum
+
+
+class NodeState(enum.StrEnum):
+    """What a node is to the cluster. `left` is final: the row stays for ever and the id never comes back."""
+
+    NONE = "none"
+    BOOTSTRAPPING = "bootstrapping"
+    REPLACING = "replacing"
+    DECOMMISSIONING = "decommissioning"
+    REMOVING = "removing"
+    REBUILDING = "rebuilding"
+    NORMAL = "normal"
+    LEFT = "left"
+
+
+class TransitionState(enum.StrEnum):
+    """What the topology as a whole is in the middle of; a snapshot without one is at rest."""
+
+    JOIN_GROUP0 = "join_group0"
+    COMMIT_CDC_GENERATION = "commit_cdc_generation"
+    TABLET_DRAINING = "tablet_draining"
+    WRITE_BOTH_READ_OLD = "write_both_read_old"
+    WRITE_BOTH_READ_NEW = "write_both_read_new"
+    LEFT_TOKEN_RING = "left_token_ring"  # noqa: S105 - a state of the seed, not a secret
+    ROLLBACK_TO_NORMAL = "rollback_to_normal"
+    TABLET_MIGRATION = "tablet_migration"
+    TABLET_SPLIT_FINALIZATION = "tablet_split_finalization"
+
+
+class TabletStage(enum.StrEnum):
+    """How far a tablet's transition has come; each is a promise about the whole cluster once it is committed."""
+
+    ALLOW_WRITE_BOTH_READ_OLD = "allow_write_both_read_old"
+    WRITE_BOTH_READ_OLD = "write_both_read_old"
+    STREAMING = "streaming"
+    WRITE_BOTH_READ_NEW = "write_both_read_new"
+    WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP = "write_both_read_old_fallback_cleanup"
+    USE_NEW = "use_new"
+    CLEANUP = "cleanup"
+    END_MIGRATION = "end_migration"
+    CLEANUP_TARGET = "cleanup_target"
+    REVERT_MIGRATION = "revert_migration"
+
+
+class TransitionKind(enum.StrEnum):
+    """What a tablet's transition does."""
+
+    MIGRATION = "migration"
+    INTRANODE_MIGRATION = "intranode_migration"
+    REBUILD = "rebuild"
+
+
+class ResizeType(enum.StrEnum):
+    NONE = "none"
+    SPLIT = "split"
+    MERGE = "merge"
+
+
+class NodeRequestKind(enum.StrEnum):
+    JOIN = "join"
+    REPLACE = "replace"
+    LEAVE = "leave"
+    REMOVE = "remove"
+    REBUILD = "rebuild"
+
+
+class GlobalRequestKind(enum.StrEnum):
+    """Requests that touch no node in particular."""
+
+    CHECK_AND_REPAIR_CDC_STREAMS = "check_and_repair_cdc_streams"
+    KEYSPACE_RF_CHANGE = "keyspace_rf_change"
+
+
+class RequestOutcome(enum.StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    """Refused, cancelled or rolled back; the request's `error` says which and why."""
+
+
+class SessionKind(enum.StrEnum):
+    """Whose right to have side effects a session is."""
+
+    STAGE = "stage"
+    REQUEST = "request"
+    BULK_JOB = "bulk_job"
+
+
+class UpgradeState(enum.StrEnum):
+    NOT_UPGRADED = "not_upgraded"
+    BUILD_COORDINATOR_STATE = "build_coordinator_state"
+    DONE = "done"
+
+
+class Strategy(enum.StrEnum):
+    """How many replicas, and where."""
+
+    NETWORK_TOPOLOGY = "NetworkTopologyStrategy"
+    SIMPLE = "SimpleStrategy"

@@ -1,0 +1,194 @@
+"""The tablets of one table: an immutable map in chunks, so that changing one tablet copies one chunk.
+
+A tablet count is a power of two and the token range is split evenly, so a token's tablet is the top bits of the token:
+no search and no stored boundaries. Replicas are tuples of shared `Replica` values; transitions stand apart in a small
+map per chunk, since few tablets are in transition at any time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from ebla.model.identity import Replica, SessionId, TableId
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.states import ResizeType, TabletStage, TransitionKind
+
+TOKEN_BITS = 64
+TOKEN_BIAS = 1 << 63
+TOKEN_MIN = -TOKEN_BIAS
+TOKEN_MAX = TOKEN_BIAS - 1
+CHUNK_BITS = 7
+CHUNK_TABLETS = 1 << CHUNK_BITS
+CHUNK_MASK = CHUNK_TABLETS - 1
+TABLET_COUNT_MAX = 1 << 20
+
+ReplicaSet = tuple[Replica, ...]
+
+
+class TabletTransition(msgspec.Struct, frozen=True, tag="tablet_transition", array_like=True):
+    """One tablet on its way from `replicas` (in the map) to `new_replicas`."""
+
+    kind: TransitionKind
+    stage: TabletStage
+    new_replicas: ReplicaSet
+    session: SessionId | None = None
+    """Open only in the stages that have side effects of their own; each such stage gets an id of its own."""
+
+
+class Resize(msgspec.Struct, frozen=True, tag="resize", array_like=True):
+    """The newest resize decision of a table. `number` grows by one with each decision, revocations included."""
+
+    kind: ResizeType = ResizeType.NONE
+    number: int = 0
+    ready: bool = False
+    """Every replica has reported this number: the decision may be finalised."""
+
+
+@dataclass(frozen=True, slots=True)
+class TabletChunk:
+    """Up to `CHUNK_TABLETS` consecutive tablets."""
+
+    replicas: tuple[ReplicaSet, ...]
+    repair_times_ms: tuple[int, ...] = ()
+    """Empty when no tablet of the chunk was ever repaired."""
+    transitions: FrozenMap[int, TabletTransition] = field(default_factory=FrozenMap)
+    """By tablet number (not offset), ordered by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tablet:
+    """One tablet, put together for whoever wants to look at it whole. `first` is exclusive, `last` inclusive."""
+
+    number: int
+    after_token: int
+    last_token: int
+    replicas: ReplicaSet
+    repair_time_ms: int
+    transition: TabletTransition | None
+
+
+@dataclass(frozen=True, slots=True)
+class TabletMap:
+    table: TableId
+    tablet_count: int
+    chunks: tuple[TabletChunk, ...]
+    resize: Resize = field(default_factory=Resize)
+    shift: int = 0
+    """Bits of a token below its tablet number. Follows from the count; stored for speed."""
+
+    def number_of(self, token: int) -> int:
+        """Which tablet has this token."""
+        return (token + TOKEN_BIAS) >> self.shift
+
+    def last_token(self, number: int) -> int:
+        return ((number + 1) << self.shift) - 1 - TOKEN_BIAS
+
+    def after_token(self, number: int) -> int:
+        """The token just before the tablet's first one; the first tablet begins after the least token."""
+        return (number << self.shift) - 1 - TOKEN_BIAS if number else TOKEN_MIN
+
+    def replicas(self, number: int) -> ReplicaSet:
+        """The current (old, while in transition) replicas."""
+        return self.chunks[number >> CHUNK_BITS].replicas[number & CHUNK_MASK]
+
+    def transition(self, number: int) -> TabletTransition | None:
+        return self.chunks[number >> CHUNK_BITS].transitions.get(number)
+
+    def repair_time_ms(self, number: int) -> int:
+        times = self.chunks[number >> CHUNK_BITS].repair_times_ms
+        return times[number & CHUNK_MASK] if times else 0
+
+    def tablet(self, number: int) -> Tablet:
+        assert 0 <= number < self.tablet_count
+        return Tablet(
+            number,
+            self.after_token(number),
+            self.last_token(number),
+            self.replicas(number),
+            self.repair_time_ms(number),
+            self.transition(number),
+        )
+
+    def replica_sets(self) -> Iterator[ReplicaSet]:
+        """Current replicas of every tablet, by number."""
+        for chunk in self.chunks:
+            yield from chunk.replicas
+
+    def transitions(self) -> Iterator[tuple[int, TabletTransition]]:
+        """Tablets in transition, by number."""
+        for chunk in self.chunks:
+            if chunk.transitions:
+                yield from chunk.transitions.items()
+
+    @property
+    def any_transition(self) -> bool:
+        return any(chunk.transitions for chunk in self.chunks)
+
+    def with_transition(self, number: int, transition: TabletTransition) -> "TabletMap":
+        def put(chunk: TabletChunk) -> TabletChunk:
+            merged = {**chunk.transitions, number: transition}
+            return replace(chunk, transitions=FrozenMap(sorted(merged.items(), key=_by_number)))
+
+        return self._with_chunk(number, put)
+
+    def without_transition(self, number: int) -> "TabletMap":
+        return self._with_chunk(number, lambda chunk: replace(chunk, transitions=chunk.transitions.without(number)))
+
+    def with_replicas(self, number: int, replicas: ReplicaSet) -> "TabletMap":
+        offset = number & CHUNK_MASK
+
+        def put(chunk: TabletChunk) -> TabletChunk:
+            return replace(chunk, replicas=(*chunk.replicas[:offset], replicas, *chunk.replicas[offset + 1 :]))
+
+        return self._with_chunk(number, put)
+
+    def with_repair_time(self, number: int, time_ms: int) -> "TabletMap":
+        offset = number & CHUNK_MASK
+
+        def put(chunk: TabletChunk) -> TabletChunk:
+            times = chunk.repair_times_ms or (0,) * len(chunk.replicas)
+            return replace(chunk, repair_times_ms=(*times[:offset], time_ms, *times[offset + 1 :]))
+
+        return self._with_chunk(number, put)
+
+    def with_resize(self, resize: Resize) -> "TabletMap":
+        return replace(self, resize=resize)
+
+    def _with_chunk(self, number: int, change: Callable[[TabletChunk], TabletChunk]) -> "TabletMap":
+        assert 0 <= number < self.tablet_count
+        index = number >> CHUNK_BITS
+        return replace(self, chunks=(*self.chunks[:index], change(self.chunks[index]), *self.chunks[index + 1 :]))
+
+
+def _by_number(item: tuple[int, TabletTransition]) -> int:
+    return item[0]
+
+
+def shift_of(tablet_count: int) -> int:
+    assert 1 <= tablet_count <= TABLET_COUNT_MAX
+    assert tablet_count & (tablet_count - 1) == 0, "a tablet count is a power of two"
+    return TOKEN_BITS - (tablet_count.bit_length() - 1)
+
+
+def tablet_map(
+    table: TableId,
+    replica_sets: Sequence[ReplicaSet],
+    *,
+    repair_times_ms: Sequence[int] = (),
+    resize: Resize | None = None,
+) -> TabletMap:
+    """A map with these replicas, none in transition. Equal replica sets are shared."""
+    count = len(replica_sets)
+    assert not repair_times_ms or len(repair_times_ms) == count
+    shared: dict[ReplicaSet, ReplicaSet] = {}
+    sets = tuple(shared.setdefault(each, each) for each in replica_sets)
+    chunks = tuple(
+        TabletChunk(sets[start : start + CHUNK_TABLETS], _times(repair_times_ms[start : start + CHUNK_TABLETS]))
+        for start in range(0, count, CHUNK_TABLETS)
+    )
+    return TabletMap(table, count, chunks, resize or Resize(), shift_of(count))
+
+
+def _times(times_ms: Sequence[int]) -> tuple[int, ...]:
+    return tuple(times_ms) if any(times_ms) else ()
