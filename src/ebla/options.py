@@ -1,0 +1,265 @@
+"""A node's options: one TOML file and flags of the form `key=value`, read and checked here and nowhere else.
+
+Every bound a node works under is a field of `Limits`, with its unit in its name, its default and what is allowed.
+A wrong option stops the start with one sentence that names the file, the key, what is wrong and what is allowed.
+"""
+
+import difflib
+import ipaddress
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from ebla.model.errors import InvalidRequest
+from ebla.model.identity import Address
+
+
+class OptionsError(InvalidRequest):
+    """The options file or a flag is wrong; nothing was started."""
+
+
+class Ports(msgspec.Struct, frozen=True):
+    """The same on every node: drivers and operators tell nodes apart by address."""
+
+    control: Annotated[int, Meta(ge=1, le=65_535, description="control process, mutual TLS")] = 7000
+    shards_from: Annotated[int, Meta(ge=1, le=65_279, description="shard n listens here + n, mutual TLS")] = 7010
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Every bound a node works under."""
+
+    peer_heartbeat_ms: Annotated[int, Meta(ge=20, le=60_000, description="pause between heartbeats to a peer")] = 500
+    peer_silence_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="a peer that answers nothing for this long is held to be down")
+    ] = 3_000
+    child_heartbeat_ms: Annotated[
+        int, Meta(ge=20, le=60_000, description="pause between a child's heartbeats to its control")
+    ] = 1_000
+    child_silence_ms: Annotated[
+        int, Meta(ge=200, le=600_000, description="control kills a child silent for this long")
+    ] = 10_000
+    child_start_ms: Annotated[
+        int, Meta(ge=500, le=600_000, description="a started child must be heard within this time")
+    ] = 30_000
+    feed_silence_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="a child whose control is silent for this long stops serving")
+    ] = 5_000
+    child_exits_max: Annotated[
+        int, Meta(ge=1, le=1_000, description="this many exits of one child within the window stop the node")
+    ] = 5
+    child_exits_window_ms: Annotated[
+        int, Meta(ge=1_000, le=3_600_000, description="the window in which exits of a child are counted")
+    ] = 60_000
+    child_restart_pause_ms: Annotated[
+        int, Meta(ge=0, le=60_000, description="pause between a child's exit and its next start")
+    ] = 200
+    stop_ms: Annotated[
+        int, Meta(ge=500, le=60_000, description="a node asked to stop is gone after this time, children included")
+    ] = 5_000
+    lock_wait_ms: Annotated[
+        int, Meta(ge=0, le=600_000, description="how long a start waits for a predecessor's children to be gone")
+    ] = 10_000
+    free_disk_bytes_min: Annotated[
+        int, Meta(ge=0, le=1 << 50, description="a node with less free space than this does not start")
+    ] = 256 << 20
+    open_files_min: Annotated[
+        int, Meta(ge=64, le=1 << 24, description="a node that may open fewer files than this does not start")
+    ] = 1_024
+
+
+class NodeOptions(msgspec.Struct, frozen=True):
+    """What one node is told at its start."""
+
+    data: Annotated[str, Meta(min_length=1, description="the node's folder; relative to the folder of this file")]
+    address: Annotated[str, Meta(description="the IP address the node listens on and is known by")] = "127.0.0.1"
+    cluster_name: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="the same on every node of a cluster")
+    ] = "ebla"
+    peers: Annotated[
+        tuple[str, ...],
+        Meta(max_length=1_000, description="addresses of the cluster's nodes, this one may be among them"),
+    ] = ()
+    shards: Annotated[int, Meta(ge=1, le=256, description="data processes of this node; one per core is usual")] = 1
+    ports: Ports = Ports()
+    limits: Limits = Limits()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.data)
+
+    @property
+    def control_address(self) -> Address:
+        return Address(self.address, self.ports.control)
+
+    def shard_address(self, number: int) -> Address:
+        assert 0 <= number < self.shards
+        return Address(self.address, self.ports.shards_from + number)
+
+    @property
+    def peer_addresses(self) -> tuple[Address, ...]:
+        """The control addresses of the other nodes, sorted and without this node's own."""
+        others = {Address(peer, self.ports.control) for peer in self.peers} - {self.control_address}
+        return tuple(sorted(others))
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> NodeOptions:
+    """The options of a file, with `key=value` flags on top. A relative data folder is taken from the file's folder."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionsError(f"cannot read the options file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionsError(f"{path} is not TOML: {error}", advice="see docs/operate.md for an example") from error
+    for flag in overrides:
+        _override(table, flag)
+    options = parse(table, str(path))
+    return msgspec.structs.replace(options, data=str((path.parent / options.data).resolve()))
+
+
+def parse(table: Mapping[str, Any], origin: str) -> NodeOptions:
+    """Checks every key and value of a table; `origin` is named in errors."""
+    options = NodeOptions(**_checked(NodeOptions, table, origin, prefix=""))
+    _check_addresses(options, origin)
+    _check_together(options, origin)
+    return options
+
+
+def render(options: NodeOptions) -> str:
+    """The text of an options file. Ports and limits at their defaults stand as comments, so that a file written once
+    keeps following the defaults of later versions."""
+    lines = [
+        "# Options of one Ebla node. Edit and start the node again; every key and its limits are explained here.",
+        "",
+    ]
+    for name in _fields_of(NodeOptions):
+        value = getattr(options, name)
+        if not isinstance(value, msgspec.Struct):
+            lines += [f"# {_meta_of(NodeOptions, name).description}", f"{name} = {_toml(value)}", ""]
+    for name in ("ports", "limits"):
+        group = getattr(options, name)
+        lines += [f"[{name}]"]
+        for key in _fields_of(type(group)):
+            value, default = getattr(group, key), getattr(type(group)(), key)
+            meta = _meta_of(type(group), key)
+            sign = "# " if value == default else ""
+            lines.append(f"{sign}{key} = {_toml(value)}  # {meta.description} ({_allowed(type(group), key)})")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _override(table: dict[str, Any], flag: str) -> None:
+    key, equals, text = flag.partition("=")
+    if not equals or not key.strip():
+        raise OptionsError(
+            f"the flag --set {flag} is not of the form key=value", advice="as in --set limits.stop_ms=3000"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise OptionsError(f"the flag --set {flag} reaches into `{part}`, which is no table")
+    table[last] = value
+
+
+def _checked(kind: type[msgspec.Struct], table: Mapping[str, Any], origin: str, prefix: str) -> dict[str, Any]:
+    known = _fields_of(kind)
+    for key in table:
+        if key not in known:
+            raise OptionsError(f"{origin}: key `{prefix}{key}` is unknown", advice=_suggestion(prefix, key, known))
+    checked: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name not in table:
+            if field.required:
+                raise OptionsError(f"{origin}: key `{prefix}{field.name}` is missing; {_allowed(kind, field.name)}")
+            continue
+        checked[field.name] = _converted(kind, field.name, table[field.name], (origin, prefix))
+    return checked
+
+
+def _converted(kind: type[msgspec.Struct], name: str, value: Any, where: tuple[str, str]) -> Any:
+    origin, prefix = where
+    wanted = get_type_hints(kind)[name]
+    if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
+        if not isinstance(value, Mapping):
+            raise OptionsError(f"{origin}: key `{prefix}{name}` is {value!r}; allowed is a table [{prefix}{name}]")
+        return wanted(**_checked(wanted, value, origin, f"{prefix}{name}."))
+    try:
+        return msgspec.convert(value, get_type_hints(kind, include_extras=True)[name])
+    except msgspec.ValidationError as error:
+        raise OptionsError(f"{origin}: key `{prefix}{name}` is {value!r}; {_allowed(kind, name)}") from error
+
+
+def _check_addresses(options: NodeOptions, origin: str) -> None:
+    named = [("address", options.address), *(("peers", peer) for peer in options.peers)]
+    for key, text in named:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError as error:
+            raise OptionsError(
+                f"{origin}: key `{key}` holds {text!r}, which is no IP address; "
+                "allowed is an address without a port, such as 192.168.1.10"
+            ) from error
+        if address.is_unspecified or address.is_multicast:
+            raise OptionsError(
+                f"{origin}: key `{key}` holds {text!r}, which no peer could reach; allowed is an address of one machine"
+            )
+
+
+def _check_together(options: NodeOptions, origin: str) -> None:
+    limits, ports = options.limits, options.ports
+    rules = (
+        (limits.peer_heartbeat_ms * 2 <= limits.peer_silence_ms, "limits.peer_silence_ms",
+         "at least twice limits.peer_heartbeat_ms, or one lost heartbeat would mean down"),
+        (limits.child_heartbeat_ms * 2 <= limits.feed_silence_ms, "limits.feed_silence_ms",
+         "at least twice limits.child_heartbeat_ms, or one late answer would stop serving"),
+        (limits.feed_silence_ms < limits.child_silence_ms, "limits.feed_silence_ms",
+         "less than limits.child_silence_ms: a child must have stopped serving before it is killed for silence"),
+        (not ports.shards_from <= ports.control < ports.shards_from + options.shards, "ports.control",
+         "a port outside those of the shards"),
+    )  # fmt: skip
+    for holds, key, allowed in rules:
+        if not holds:
+            raise OptionsError(f"{origin}: key `{key}` does not fit the others; allowed is {allowed}")
+
+
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind))
+
+
+def _meta_of(kind: type[msgspec.Struct], name: str) -> Meta:
+    for part in get_args(get_type_hints(kind, include_extras=True)[name]):
+        if isinstance(part, Meta):
+            return part
+    return Meta()
+
+
+def _allowed(kind: type[msgspec.Struct], name: str) -> str:
+    meta, wanted = _meta_of(kind, name), get_type_hints(kind)[name]
+    if wanted is int:
+        return f"allowed is a whole number from {meta.ge} to {meta.le}"
+    if wanted is str and meta.pattern:
+        return "allowed are 1 to 63 letters, digits, `_`, `.` and `-`, starting with a letter or digit"
+    if wanted is str:
+        return "allowed is a text in quotes, not empty"
+    return 'allowed is a list of addresses, such as ["127.0.0.1", "127.0.0.2"]'
+
+
+def _suggestion(prefix: str, key: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean `{prefix}{close[0]}`?"
+    return f"known here are {', '.join(known)}"
+
+
+def _toml(value: int | str | tuple[str, ...]) -> str:
+    """JSON's spelling of numbers, texts and lists of texts is also TOML's."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

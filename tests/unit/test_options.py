@@ -1,0 +1,103 @@
+"""Options: defaults, flags, and errors that name file, key, fault and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ebla import options
+from ebla.model.identity import Address
+from ebla.options import Limits, NodeOptions, OptionsError
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "options.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(table: dict[str, Any]) -> str:
+    with pytest.raises(OptionsError) as caught:
+        options.parse({"data": "d", **table}, "the/file.toml")
+    return str(caught.value)
+
+
+def test_a_file_with_only_a_folder_gives_the_defaults_and_resolves_the_folder(tmp_path: Path) -> None:
+    loaded = options.load(written(tmp_path, 'data = "mine"\n'))
+    assert loaded.folder == tmp_path / "mine"
+    assert loaded.control_address == Address("127.0.0.1", 7000)
+    assert loaded.shard_address(0) == Address("127.0.0.1", 7010)
+    assert loaded.limits == Limits()
+
+
+def test_flags_win_over_the_file_and_take_texts_without_quotes(tmp_path: Path) -> None:
+    path = written(tmp_path, 'data = "."\nshards = 2\n[limits]\nstop_ms = 4000\n')
+    loaded = options.load(path, ["limits.stop_ms=1500", "address=127.9.9.9", 'peers=["127.9.9.8"]'])
+    assert (loaded.shards, loaded.limits.stop_ms, loaded.address) == (2, 1500, "127.9.9.9")
+    assert loaded.peer_addresses == (Address("127.9.9.8", 7000),)
+
+
+@pytest.mark.parametrize(
+    ("table", "parts"),
+    [
+        ({"shard": 2}, ["`shard` is unknown", "did you mean `shards`?"]),
+        ({"limits": {"peer_silence": 1}}, ["`limits.peer_silence` is unknown", "`limits.peer_silence_ms`?"]),
+        ({"zzz": 1}, ["`zzz` is unknown", "known here are data, address"]),
+        ({"shards": 0}, ["`shards` is 0", "whole number from 1 to 256"]),
+        ({"shards": "two"}, ["`shards` is 'two'", "whole number"]),
+        ({"limits": {"stop_ms": 1}}, ["`limits.stop_ms` is 1", "from 500 to 60000"]),
+        ({"limits": 3}, ["`limits` is 3", "a table [limits]"]),
+        ({"cluster_name": "a b"}, ["`cluster_name` is 'a b'", "letters, digits"]),
+        ({"peers": "127.0.0.1"}, ["`peers` is '127.0.0.1'", "a list of addresses"]),
+        ({"peers": ["127.0.0.1:7000"]}, ["`peers` holds '127.0.0.1:7000'", "without a port"]),
+        ({"address": "0.0.0.0"}, ["`address` holds '0.0.0.0'", "one machine"]),
+        ({"limits": {"peer_heartbeat_ms": 2000}}, ["`limits.peer_silence_ms`", "twice limits.peer_heartbeat_ms"]),
+        ({"limits": {"child_heartbeat_ms": 4000}}, ["`limits.feed_silence_ms`", "twice limits.child_heartbeat_ms"]),
+        ({"limits": {"child_silence_ms": 4000}}, ["`limits.feed_silence_ms`", "less than limits.child_silence_ms"]),
+        ({"ports": {"control": 7010}}, ["`ports.control`", "outside those of the shards"]),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_file_and_what_is_allowed(table: dict[str, Any], parts: list[str]) -> None:
+    message = refused(table)
+    assert message.startswith("the/file.toml: ")
+    for part in parts:
+        assert part in message
+
+
+def test_a_missing_required_key_and_unreadable_files_are_told(tmp_path: Path) -> None:
+    with pytest.raises(OptionsError, match="key `data` is missing"):
+        options.parse({}, "x.toml")
+    with pytest.raises(OptionsError, match=r"cannot read the options file .*absent\.toml: No such file"):
+        options.load(tmp_path / "absent.toml")
+    with pytest.raises(OptionsError, match="is not TOML"):
+        options.load(written(tmp_path, "data = \n"))
+
+
+@pytest.mark.parametrize("flag", ["limits.stop_ms", "=3", "shards.x=1"])
+def test_malformed_flags_are_told(tmp_path: Path, flag: str) -> None:
+    path = written(tmp_path, 'data = "."\nshards = 2\n')
+    with pytest.raises(OptionsError, match="the flag --set"):
+        options.load(path, [flag])
+
+
+def test_a_rendered_file_reads_back_the_same(tmp_path: Path) -> None:
+    given = NodeOptions(
+        data=str(tmp_path / "n"), address="127.3.2.1", cluster_name="a-1", peers=("127.3.2.2",), shards=3,
+        limits=Limits(stop_ms=2500),
+    )  # fmt: skip
+    text = options.render(given)
+    assert options.load(written(tmp_path, text)) == given
+    assert "# peer_silence_ms = 3000" in text
+    assert "\nstop_ms = 2500" in text
+
+
+def test_every_limit_has_a_unit_or_count_in_its_name_and_a_default_inside_its_range() -> None:
+    for field in msgspec.structs.fields(Limits):
+        assert field.name.endswith(("_ms", "_max", "_min")), field.name
+    assert options.parse({"data": "d", "limits": msgspec.to_builtins(Limits())}, "x").limits == Limits()
+
+
+def test_own_address_is_no_peer() -> None:
+    given = NodeOptions(data="d", address="127.0.0.2", peers=("127.0.0.3", "127.0.0.2", "127.0.0.1"))
+    assert given.peer_addresses == (Address("127.0.0.1", 7000), Address("127.0.0.3", 7000))
