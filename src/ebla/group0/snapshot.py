@@ -1,0 +1,136 @@
+"""The store as a run of chunks, and back.
+
+Taking a snapshot copies references only (values are immutable), so it costs a moment even for a store of 100 MB;
+encoding happens a chunk at a time afterwards, and the owner of the loop decides when to do the next.
+"""
+
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+
+from ebla.group0.answers import AnswerMemory, ClientMemory
+from ebla.group0.feed import RecentSteps
+from ebla.group0.history import HistoryStart
+from ebla.group0.store import Entry, Store
+from ebla.model.errors import Corruption
+
+FORMAT = 1
+CHUNK_BYTES = 1024 * 1024
+
+
+class Head(msgspec.Struct, frozen=True, tag="head", array_like=True):
+    format: int
+    chain: tuple[HistoryStart, ...]
+    index: int
+    lock: bytes | None
+
+
+class Entries(msgspec.Struct, frozen=True, tag="entries", array_like=True):
+    entries: tuple[tuple[str, Entry], ...]
+
+
+class Clients(msgspec.Struct, frozen=True, tag="clients", array_like=True):
+    clients: tuple[tuple[uuid.UUID, ClientMemory], ...]
+
+
+class End(msgspec.Struct, frozen=True, tag="end", array_like=True):
+    """Says that nothing is missing."""
+
+    entries: int
+    clients: int
+
+
+Chunk = Head | Entries | Clients | End
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Chunk)
+
+
+def freeze(store: Store) -> Store:
+    """A copy that later changes of `store` do not reach."""
+    copy = Store(store.chain)
+    copy.index = store.index
+    copy.lock = store.lock
+    copy.entries = store.entries.copy()
+    copy.answers = AnswerMemory(
+        {
+            client: ClientMemory(kept.incarnation, kept.forgotten_through, kept.last_index, kept.answers.copy())
+            for client, kept in store.answers.clients.items()
+        }
+    )
+    return copy
+
+
+def encode(frozen: Store) -> Iterator[bytes]:
+    yield _encoder.encode(Head(FORMAT, frozen.chain, frozen.index, frozen.lock))
+    batch: list[tuple[str, Entry]] = []
+    size = 0
+    for key, entry in frozen.entries.items():
+        batch.append((key, entry))
+        size += len(key) + len(entry.value) + 48
+        if size >= CHUNK_BYTES:
+            yield _encoder.encode(Entries(tuple(batch)))
+            batch, size = [], 0
+    if batch:
+        yield _encoder.encode(Entries(tuple(batch)))
+    clients = list(frozen.answers.clients.items())
+    for start in range(0, len(clients), 16):
+        yield _encoder.encode(Clients(tuple(clients[start : start + 16])))
+    yield _encoder.encode(End(len(frozen.entries), len(clients)))
+
+
+class Builder:
+    """Rebuilds a store from its chunks, in order, one at a time."""
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._ended = False
+
+    def add(self, data: bytes) -> None:
+        try:
+            chunk = _decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise _damaged(f"a chunk does not decode ({error})") from error
+        if self._ended:
+            raise _damaged("a chunk stands after the end")
+        match chunk, self._store:
+            case Head(), None:
+                self._begin(chunk)
+            case Entries(entries=entries), Store() as store:
+                store.entries.update(entries)
+            case Clients(clients=clients), Store() as store:
+                store.answers.clients.update(clients)
+            case End(), Store() as store:
+                self._end(chunk, store)
+            case _:
+                raise _damaged("its chunks are out of order")
+
+    def finish(self) -> Store:
+        if self._store is None or not self._ended:
+            raise _damaged("its end is missing")
+        self._store.rebuild_indexes()
+        return self._store
+
+    def _begin(self, head: Head) -> None:
+        if head.format > FORMAT:
+            raise Corruption(
+                f"the group 0 snapshot has format {head.format}, this release reads up to {FORMAT}",
+                advice="start the node with the release that wrote it, or a newer one",
+            )
+        self._store = Store(head.chain)
+        self._store.index = head.index
+        self._store.lock = head.lock
+        self._store.recent = RecentSteps(floor=head.index)
+
+    def _end(self, end: End, store: Store) -> None:
+        if (len(store.entries), len(store.answers.clients)) != (end.entries, end.clients):
+            raise _damaged("it holds fewer entries than it says")
+        self._ended = True
+
+
+def _damaged(what: str) -> Corruption:
+    return Corruption(
+        f"the group 0 snapshot is damaged: {what}",
+        advice="remove this node from the cluster and join it again with an empty folder",
+    )

@@ -1,0 +1,198 @@
+"""The replicated state: keys with revisions, the lock, the members, and the memory of answers.
+
+One door: `apply(index, command)`. It depends on nothing but the state and the entry, so every node that applies the
+same log holds the same store. It changes the store in place: entries are applied one after another by one owner, and
+what leaves (values, steps, answers) is immutable.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import assert_never
+
+import msgspec
+
+from ebla.group0.answers import AnswerMemory
+from ebla.group0.commands import (
+    AcquireLock,
+    Answer,
+    ChangeMembers,
+    Command,
+    ConditionFailed,
+    Done,
+    LockRevoked,
+    Rejected,
+)
+from ebla.group0.feed import KeyChange, RecentSteps, Step
+from ebla.group0.history import HistoryStart
+from ebla.group0.members import Member
+from ebla.group0.membership import MEMBERS_PREFIX, member_key, refuse_members
+from ebla.model.stored import Stored, decode_stored, encode_stored
+from ebla.model.transaction import Change, Condition, Delete, Missing, Put, Revision, Transaction, Unchanged
+
+LAST_KEY = "\U0010ffff"
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A value and the index of its last change. Its history is the one that was current at that index."""
+
+    value: bytes
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What applying one entry did. `members_changed` tells the shell whether the Raft membership shall follow: a
+    refused membership entry must reach the core as an empty change, on every node alike."""
+
+    answer: Answer
+    step: Step
+    members_changed: bool = False
+
+
+class Store:
+    def __init__(self, chain: tuple[HistoryStart, ...]) -> None:
+        assert chain, "a store belongs to a history"
+        self.chain = chain
+        self.index = 0
+        self.lock: bytes | None = None
+        self.entries: dict[str, Entry] = {}
+        self.members: dict[str, Member] = {}
+        self.answers = AnswerMemory()
+        self.recent = RecentSteps(floor=0)
+        self._ordered: list[str] = []
+
+    @property
+    def revision(self) -> Revision:
+        return Revision(self.chain[-1].history, self.index)
+
+    def get(self, key: str) -> Entry | None:
+        return self.entries.get(key)
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys below a prefix, in order."""
+        low = bisect_left(self._ordered, prefix)
+        return self._ordered[low : bisect_left(self._ordered, prefix + LAST_KEY, low)]
+
+    def apply(self, index: int, command: Command) -> Applied:
+        assert index > self.index, f"entry {index} was applied already: the store is at {self.index}"
+        self.index = index
+        if (known := self.answers.recall(command.call)) is not None:
+            return Applied(known, Step(index, ()))
+        applied = self._apply_new(command)
+        self.answers.remember(command.call, applied.answer, index)
+        self.recent.append(applied.step)
+        return applied
+
+    def skip(self, index: int) -> None:
+        """An entry that is Raft's own (the empty one of a new leader) changes nothing but the index."""
+        assert index > self.index
+        self.index = index
+
+    def follow(self, before: "Store") -> Step:
+        """Takes the place of `before`, of which this is a later state (an installed snapshot), and names every key
+        that differs, so that a feed crosses the snapshot without a gap."""
+        assert self.index >= before.index, "a snapshot never takes the store back"
+        step = Step(self.index, tuple(self._difference(before)))
+        self.recent = before.recent
+        if self.index > before.index:
+            self.recent.append(step)
+        return step
+
+    def rebuild_indexes(self) -> None:
+        """After the entries were filled in directly (decoding a snapshot)."""
+        self._ordered = sorted(self.entries)
+        self.members = {key: decode_stored(Member, self.entries[key].value).value for key in self.keys(MEMBERS_PREFIX)}
+
+    def _apply_new(self, command: Command) -> Applied:
+        match command.body:
+            case Transaction() as transaction:
+                return self._apply_transaction(transaction)
+            case AcquireLock(lock=lock):
+                self.lock = lock
+                return Applied(Done(self.revision), Step(self.index, ()))
+            case ChangeMembers() as change:
+                return self._apply_members(change)
+            case _ as never:
+                assert_never(never)
+
+    def _apply_transaction(self, transaction: Transaction) -> Applied:
+        refusal: Answer | None = self._revoked(transaction.lock)
+        refusal = refusal or self._first_failed(transaction.conditions) or _reserved(transaction.changes)
+        if refusal is not None:
+            return Applied(refusal, Step(self.index, ()))
+        changes = tuple(change for wanted in transaction.changes if (change := self._change(wanted)) is not None)
+        return Applied(Done(self.revision), Step(self.index, changes))
+
+    def _apply_members(self, change: ChangeMembers) -> Applied:
+        refusal: Answer | None = self._revoked(change.lock)
+        if refusal is None and (reason := refuse_members(self.members, change.members)):
+            refusal = Rejected(reason)
+        if refusal is not None:
+            return Applied(refusal, Step(self.index, ()))
+        changes = []
+        for member in change.members:
+            key = member_key(member.host)
+            known = decode_stored(Member, self.entries[key].value) if key in self.entries else Stored(member)
+            changes.append(self._put(key, encode_stored(known.with_value(member))))
+            self.members[key] = member
+        return Applied(Done(self.revision), Step(self.index, tuple(changes)), members_changed=True)
+
+    def _revoked(self, lock: bytes | None) -> LockRevoked | None:
+        return LockRevoked(self.lock) if lock is not None and lock != self.lock else None
+
+    def _first_failed(self, conditions: tuple[Condition, ...]) -> ConditionFailed | None:
+        for condition in conditions:
+            entry = self.entries.get(condition.key)
+            actual = entry.revision if entry is not None else None
+            match condition:
+                case Unchanged(revision=wanted):
+                    holds = actual == wanted
+                case Missing():
+                    holds = actual is None
+                case _ as never:
+                    assert_never(never)
+            if not holds:
+                return ConditionFailed(condition.key, actual)
+        return None
+
+    def _change(self, change: Change) -> KeyChange | None:
+        match change:
+            case Put(key=key, value=value):
+                return self._put(key, value)
+            case Delete(key=key):
+                return self._delete(key)
+            case _ as never:
+                assert_never(never)
+
+    def _put(self, key: str, value: bytes) -> KeyChange:
+        if key not in self.entries:
+            insort(self._ordered, key)
+        self.entries[key] = Entry(value, self.revision)
+        return KeyChange(key, value)
+
+    def _delete(self, key: str) -> KeyChange | None:
+        if self.entries.pop(key, None) is None:
+            return None
+        del self._ordered[bisect_left(self._ordered, key)]
+        return KeyChange(key, None)
+
+    def _difference(self, before: "Store") -> list[KeyChange]:
+        gone = [KeyChange(key, None) for key in before.keys("") if key not in self.entries]
+        changed = [
+            KeyChange(key, self.entries[key].value)
+            for key in self._ordered
+            if before.entries.get(key) != self.entries[key]
+        ]
+        return gone + changed
+
+
+def _reserved(changes: tuple[Change, ...]) -> Rejected | None:
+    """Members change by membership entries alone, so that the store and the quorum cannot disagree."""
+    seen: dict[str, None] = {}
+    for change in changes:
+        if change.key.startswith(MEMBERS_PREFIX):
+            return Rejected(f"{change.key} changes by membership changes alone")
+        if change.key in seen:
+            return Rejected(f"{change.key} stands twice in one transaction")
+        seen[change.key] = None
+    return None

@@ -1,0 +1,49 @@
+"""Values under keys that outlive the release that wrote them.
+
+A stored struct is an array; a newer release appends fields. An older one that reads, changes and writes such a value
+must hand the appended fields on untouched, or a rolling upgrade would lose them. So a decoded value travels with the
+raw bytes of the fields this release does not know.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
+U = TypeVar("U", bound=msgspec.Struct)
+
+_encoder = msgspec.msgpack.Encoder()
+_split = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Generic[T]):
+    """A value, and the fields of a newer release that came with it."""
+
+    value: T
+    unknown: tuple[bytes, ...] = ()
+
+    def with_value(self, value: T) -> "Stored[T]":
+        return replace(self, value=value)
+
+
+def decode_stored(kind: type[T], data: bytes) -> Stored[T]:
+    """Raises `msgspec.DecodeError` where `data` is not such a struct."""
+    value = msgspec.msgpack.decode(data, type=kind)
+    known = _width(kind)
+    fields = _split.decode(data)
+    return Stored(value, tuple(bytes(field) for field in fields[known:]))
+
+
+def encode_stored(stored: Stored[T]) -> bytes:
+    if not stored.unknown:
+        return _encoder.encode(stored.value)
+    fields = _split.decode(_encoder.encode(stored.value))
+    return _encoder.encode([*fields, *(msgspec.Raw(field) for field in stored.unknown)])
+
+
+def _width(kind: type[msgspec.Struct]) -> int:
+    config = kind.__struct_config__
+    assert config.array_like, f"{kind.__name__} is stored, so it must be array-like"
+    return len(kind.__struct_fields__) + (1 if config.tag is not None else 0)

@@ -1,0 +1,276 @@
+"""The replicated state machine, entry by entry."""
+
+import uuid
+
+import pytest
+
+from ebla.group0 import snapshot
+from ebla.group0.answers import ANSWERS_PER_CLIENT_MAX
+from ebla.group0.commands import (
+    AcquireLock,
+    Body,
+    CallId,
+    ChangeMembers,
+    Command,
+    ConditionFailed,
+    Done,
+    Forgotten,
+    LockRevoked,
+    Rejected,
+    decode_command,
+    encode_command,
+)
+from ebla.group0.feed import KeyChange
+from ebla.group0.history import HistoryStart
+from ebla.group0.members import Member, Role
+from ebla.group0.store import Applied, Store
+from ebla.model.errors import Corruption
+from ebla.model.identity import Address, HistoryId, HostId
+from ebla.model.transaction import Change, Condition, Delete, Missing, Put, Revision, Transaction, Unchanged
+
+HISTORY = HistoryId(uuid.UUID(int=7))
+CLIENT = uuid.UUID(int=1)
+
+
+class Driver:
+    """Applies bodies one after another, each as a new call of one client."""
+
+    def __init__(self) -> None:
+        self.store = Store((HistoryStart(HISTORY, 0),))
+        self.serial = 0
+
+    def do(self, body: Body, serial: int | None = None, incarnation: int = 1, answered: int = 0) -> Applied:
+        if serial is None:
+            self.serial += 1
+            serial = self.serial
+        call = CallId(CLIENT, incarnation, serial, answered)
+        command = decode_command(encode_command(Command(call, body)))
+        return self.store.apply(self.store.index + 1, command)
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+def change(*changes: Change, when: tuple[Condition, ...] = (), lock: bytes | None = None) -> Transaction:
+    return Transaction(when, changes, lock)
+
+
+def host(number: int) -> HostId:
+    return HostId(uuid.UUID(int=number << 100 | number))
+
+
+def member(number: int, role: Role = Role.VOTER, rack: str = "r") -> Member:
+    return Member(host(number), role, Address("127.0.0.1", number), rack=rack)
+
+
+def test_a_transaction_changes_all_its_keys_at_one_revision(driver: Driver) -> None:
+    applied = driver.do(change(Put("user/a", b"1"), Put("user/b", b"2")))
+    assert applied.answer == Done(Revision(HISTORY, 1))
+    assert [driver.store.entries[key].revision.index for key in driver.store.keys("user/")] == [1, 1]
+    assert applied.step.changes == (KeyChange("user/a", b"1"), KeyChange("user/b", b"2"))
+
+
+def test_a_failed_condition_changes_nothing_and_names_the_key(driver: Driver) -> None:
+    driver.do(change(Put("user/a", b"1")))
+    stale = Unchanged("user/a", Revision(HISTORY, 99))
+    applied = driver.do(change(Put("user/b", b"2"), when=(stale,)))
+    assert applied.answer == ConditionFailed("user/a", Revision(HISTORY, 1))
+    assert applied.step.changes == ()
+    assert driver.store.keys("") == ["user/a"]
+
+
+def test_missing_is_a_condition(driver: Driver) -> None:
+    create = change(Put("user/a", b"1"), when=(Missing("user/a"),))
+    assert isinstance(driver.do(create).answer, Done)
+    assert driver.do(create).answer == ConditionFailed("user/a", Revision(HISTORY, 1))
+
+
+def test_a_revision_of_another_history_does_not_hold(driver: Driver) -> None:
+    driver.do(change(Put("user/a", b"1")))
+    foreign = Unchanged("user/a", Revision(HistoryId(uuid.UUID(int=8)), 1))
+    assert isinstance(driver.do(change(Delete("user/a"), when=(foreign,))).answer, ConditionFailed)
+
+
+def test_deleting_what_is_not_there_is_done_and_silent(driver: Driver) -> None:
+    applied = driver.do(change(Delete("user/none")))
+    assert isinstance(applied.answer, Done)
+    assert applied.step.changes == ()
+
+
+def test_a_key_twice_in_one_transaction_is_rejected(driver: Driver) -> None:
+    assert isinstance(driver.do(change(Put("user/a", b"1"), Delete("user/a"))).answer, Rejected)
+    assert driver.store.keys("") == []
+
+
+def test_a_revoked_lock_applies_as_an_empty_change(driver: Driver) -> None:
+    driver.do(AcquireLock(b"first"))
+    assert isinstance(driver.do(change(Put("user/a", b"1"), lock=b"first")).answer, Done)
+    driver.do(AcquireLock(b"second"))
+    applied = driver.do(change(Put("user/a", b"2"), lock=b"first"))
+    assert applied.answer == LockRevoked(b"second")
+    assert driver.store.entries["user/a"].value == b"1"
+
+
+def test_a_lock_nobody_acquired_is_revoked(driver: Driver) -> None:
+    assert driver.do(change(Put("user/a", b"1"), lock=b"never")).answer == LockRevoked(None)
+
+
+def test_a_membership_change_under_a_revoked_lock_changes_nothing(driver: Driver) -> None:
+    driver.do(AcquireLock(b"first"))
+    driver.do(AcquireLock(b"second"))
+    applied = driver.do(ChangeMembers((member(1),), lock=b"first"))
+    assert applied.answer == LockRevoked(b"second")
+    assert not applied.members_changed
+    assert driver.store.members == {}
+
+
+def test_members_stand_under_their_keys_and_in_the_feed(driver: Driver) -> None:
+    applied = driver.do(ChangeMembers((member(1), member(2, Role.LEARNER))))
+    assert applied.members_changed
+    assert [entry.key for entry in applied.step.changes] == [f"members/{host(1)}", f"members/{host(2)}"]
+    assert [one.role for one in driver.store.members.values()] == [Role.VOTER, Role.LEARNER]
+
+
+def test_a_removed_member_never_comes_back(driver: Driver) -> None:
+    driver.do(ChangeMembers((member(1), member(2))))
+    driver.do(ChangeMembers((member(2, Role.REMOVED),)))
+    answer = driver.do(ChangeMembers((member(2, Role.LEARNER),))).answer
+    assert isinstance(answer, Rejected)
+    assert "never come back" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "word"),
+    [
+        ((), "names no host"),
+        ((member(1, Role.LEARNER),), "without a voter"),
+        ((member(1), member(1, Role.LEARNER)), "twice"),
+        ((member(9, Role.REMOVED),), "not a member"),
+    ],
+)
+def test_illegal_membership_changes_are_rejected(driver: Driver, wanted: tuple[Member, ...], word: str) -> None:
+    driver.do(ChangeMembers((member(1),)))
+    applied = driver.do(ChangeMembers(wanted))
+    assert isinstance(applied.answer, Rejected)
+    assert word in applied.answer.reason
+    assert not applied.members_changed
+
+
+def test_two_hosts_of_one_raft_number_cannot_both_be_members(driver: Driver) -> None:
+    twin = Member(HostId(uuid.UUID(int=host(1).int + 1)), Role.VOTER, Address("127.0.0.2", 1))
+    driver.do(ChangeMembers((member(1),)))
+    assert isinstance(driver.do(ChangeMembers((twin,))).answer, Rejected)
+
+
+def test_transactions_cannot_write_member_keys(driver: Driver) -> None:
+    assert isinstance(driver.do(change(Put(f"members/{host(1)}", b"x"))).answer, Rejected)
+
+
+def test_a_repeated_call_gets_its_first_answer_and_changes_nothing(driver: Driver) -> None:
+    first = driver.do(change(Put("user/a", b"1")), serial=5)
+    driver.do(change(Put("user/a", b"2")), serial=6)
+    again = driver.do(change(Put("user/a", b"1")), serial=5)
+    assert again.answer == first.answer
+    assert again.step.changes == ()
+    assert driver.store.entries["user/a"].value == b"2"
+
+
+def test_a_refusal_is_remembered_like_a_success(driver: Driver) -> None:
+    wants_missing = change(Put("user/a", b"2"), when=(Missing("user/a"),))
+    driver.do(change(Put("user/a", b"1")), serial=1)
+    refused = driver.do(wants_missing, serial=2)
+    driver.do(change(Delete("user/a")), serial=3)
+    assert driver.do(wants_missing, serial=2).answer == refused.answer
+    assert driver.store.keys("") == []
+
+
+def test_serials_may_arrive_out_of_order(driver: Driver) -> None:
+    driver.do(change(Put("user/b", b"2")), serial=2)
+    assert isinstance(driver.do(change(Put("user/a", b"1")), serial=1).answer, Done)
+
+
+def test_what_was_acknowledged_or_overflowed_is_forgotten_and_said_so(driver: Driver) -> None:
+    driver.do(change(Put("user/a", b"1")), serial=1)
+    driver.do(change(Put("user/a", b"2")), serial=2, answered=1)
+    assert isinstance(driver.do(change(Put("user/a", b"1")), serial=1).answer, Forgotten)
+    for serial in range(3, 3 + ANSWERS_PER_CLIENT_MAX):
+        driver.do(change(Put("user/a", b"x")), serial=serial, answered=1)
+    assert len(driver.store.answers.clients[CLIENT].answers) == ANSWERS_PER_CLIENT_MAX
+    assert isinstance(driver.do(change(Put("user/a", b"2")), serial=2).answer, Forgotten)
+
+
+def test_an_older_incarnation_is_ambiguous_and_a_newer_one_starts_anew(driver: Driver) -> None:
+    driver.do(change(Put("user/a", b"1")), serial=1, incarnation=2)
+    assert isinstance(driver.do(change(Put("user/a", b"0")), serial=1, incarnation=1).answer, Forgotten)
+    assert isinstance(driver.do(change(Put("user/a", b"3")), serial=1, incarnation=3).answer, Done)
+
+
+def test_a_snapshot_carries_everything_that_decides(driver: Driver) -> None:
+    driver.do(AcquireLock(b"lock"))
+    driver.do(ChangeMembers((member(1),)))
+    first = driver.do(change(Put("user/a", b"1"), when=(Missing("user/a"),)), serial=50)
+    builder = snapshot.Builder()
+    for chunk in snapshot.encode(snapshot.freeze(driver.store)):
+        builder.add(chunk)
+    restored = Driver()
+    restored.store = builder.finish()
+    assert restored.store.entries == driver.store.entries
+    assert restored.store.members == driver.store.members
+    assert restored.store.revision == driver.store.revision
+    again = restored.do(change(Put("user/a", b"1"), when=(Missing("user/a"),)), serial=50)
+    assert again.answer == first.answer
+    assert restored.do(change(Put("user/b", b"1"), lock=b"old"), serial=51).answer == LockRevoked(b"lock")
+
+
+def test_a_frozen_store_does_not_follow_later_changes(driver: Driver) -> None:
+    driver.do(change(Put("user/a", b"1")))
+    frozen = snapshot.freeze(driver.store)
+    driver.do(change(Put("user/a", b"2")))
+    assert frozen.entries["user/a"].value == b"1"
+    assert len(frozen.answers.clients[CLIENT].answers) == 1
+
+
+@pytest.mark.parametrize("broken", ["cut", "swapped", "garbage", "empty"])
+def test_a_damaged_snapshot_is_refused(driver: Driver, broken: str) -> None:
+    driver.do(change(Put("user/a", b"1")))
+    chunks = list(snapshot.encode(snapshot.freeze(driver.store)))
+    spoiled = {"cut": chunks[:-1], "swapped": chunks[::-1], "garbage": [b"\xff", *chunks], "empty": []}[broken]
+    builder = snapshot.Builder()
+
+    def build() -> None:
+        for chunk in spoiled:
+            builder.add(chunk)
+        builder.finish()
+
+    with pytest.raises(Corruption, match="snapshot is damaged"):
+        build()
+
+
+def test_after_a_snapshot_the_feed_names_every_changed_key_deletions_too(driver: Driver) -> None:
+    driver.do(change(Put("user/gone", b"1"), Put("user/same", b"1"), Put("user/new", b"1")))
+    behind = Driver()
+    behind.do(change(Put("user/gone", b"1"), Put("user/same", b"1"), Put("user/new", b"1")))
+    driver.do(change(Delete("user/gone"), Put("user/new", b"2")))
+    driver.do(change(Put("user/later", b"3")))
+    later = snapshot.freeze(driver.store)
+    later.rebuild_indexes()
+    step = later.follow(behind.store)
+    assert step.index == 3
+    named = (KeyChange("user/gone", None), KeyChange("user/later", b"3"), KeyChange("user/new", b"2"))
+    assert step.changes == named
+    resumed = later.recent.after(1, "user/")
+    assert resumed is not None
+    assert [one.changes for one in resumed] == [named]
+
+
+def test_the_feed_resumes_from_an_index_or_says_that_it_cannot(driver: Driver) -> None:
+    for number in range(3):
+        driver.do(change(Put(f"user/{number}", b"x")))
+    steps = driver.store.recent.after(1, "user/")
+    assert steps is not None
+    assert [step.index for step in steps] == [2, 3]
+    assert driver.store.recent.after(3, "user/") == ()
+    driver.store.recent.floor = 2
+    assert driver.store.recent.after(1, "user/") is None
