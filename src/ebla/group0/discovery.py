@@ -1,0 +1,118 @@
+"""How fresh nodes that list one another form exactly one cluster.
+
+Each fresh node asks everyone it knows of, tells whom it knows, and learns of more, until it has an answer from every
+node it ever heard of. Among fresh nodes the one with the least host id then creates the cluster; the others wait until
+somebody answers that it is in one, and join that.
+
+INV-FORM-1: two nodes of one closure never both create. Say X creates, so it has an answer from every Y it knows of.
+Y answered X's question, so Y knew of X from then on (and after a restart: the shell makes `known` durable before it
+answers). If Y was in a cluster already, it said so, and X did not create. If Y was fresh, every later decision of Y
+waits for an answer from X, which is the lesser, so Y does not create either.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from ebla.model.identity import Address, ClusterId, HostId
+
+
+class Fresh(msgspec.Struct, frozen=True, tag="fresh", array_like=True):
+    """The answer of a node that is in no cluster: who it is, and every address it knows of."""
+
+    host: HostId
+    known: tuple[Address, ...]
+
+
+class InCluster(msgspec.Struct, frozen=True, tag="in_cluster", array_like=True):
+    """The answer of a member."""
+
+    host: HostId
+    cluster: ClusterId
+    cluster_name: str
+
+
+Reply = Fresh | InCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Form the cluster: nobody that can be heard of is in one, and ours is the least id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Ask this node to take us in."""
+
+    contact: Address
+    cluster: ClusterId
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask these again; `reason` is for people."""
+
+    ask: tuple[Address, ...]
+    reason: str
+
+
+Decision = Create | Join | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What one fresh node has heard so far."""
+
+    host: HostId
+    address: Address
+    cluster_name: str
+    known: tuple[Address, ...]
+    """Everyone but ourselves. Only grows, and is durable before anything is answered."""
+    replies: Mapping[Address, Reply] = field(default_factory=dict)
+
+
+def begin(host: HostId, address: Address, cluster_name: str, contacts: Iterable[Address]) -> Discovery:
+    known = tuple(sorted({contact for contact in contacts if contact != address}))
+    return Discovery(host, address, cluster_name, known)
+
+
+def asked_by(state: Discovery, asker: Address, their_known: Iterable[Address]) -> Discovery:
+    """Somebody asked us: from now on we know of them, and of whom they know."""
+    return _learn(state, (asker, *their_known))
+
+
+def heard(state: Discovery, peer: Address, reply: Reply) -> Discovery:
+    state = replace(state, replies={**state.replies, peer: reply})
+    return _learn(state, reply.known) if isinstance(reply, Fresh) else state
+
+
+def unheard(state: Discovery, peer: Address) -> Discovery:
+    """The peer stopped answering. What it said before no longer counts as an answer: it may have joined since."""
+    return replace(state, replies={address: reply for address, reply in state.replies.items() if address != peer})
+
+
+def reply_of(state: Discovery) -> Fresh:
+    return Fresh(state.host, state.known)
+
+
+def decide(state: Discovery) -> Decision:
+    for address in state.known:
+        reply = state.replies.get(address)
+        if isinstance(reply, InCluster) and reply.cluster_name == state.cluster_name:
+            return Join(address, reply.cluster)
+    silent = tuple(address for address in state.known if address not in state.replies)
+    if silent:
+        names = ", ".join(str(address) for address in silent)
+        return Wait(state.known, f"no answer yet from {names}")
+    strangers = [reply for reply in state.replies.values() if isinstance(reply, InCluster)]
+    if strangers:
+        return Wait(state.known, f"a contact belongs to the cluster {strangers[0].cluster_name!r}, not ours")
+    if any(reply.host < state.host for reply in state.replies.values()):
+        return Wait(state.known, "a node with a lesser id creates the cluster")
+    return Create()
+
+
+def _learn(state: Discovery, addresses: Iterable[Address]) -> Discovery:
+    fresh = {address for address in addresses if address != state.address} - set(state.known)
+    return replace(state, known=tuple(sorted((*state.known, *fresh)))) if fresh else state
