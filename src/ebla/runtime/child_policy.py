@@ -1,0 +1,281 @@
+"""When a child process is started, asked, killed and given up: a state machine without a clock or a process.
+
+Events go in by `step`, effects come out, `supervise.py` carries them out. What it promises:
+
+- a child counts as gone only once it was reaped (`Exited`); one that was sent SIGKILL is not gone yet;
+- a child silent for `silence_ms` is killed, one not heard within `start_ms` of its start as well;
+- `exits_max` exits of one child within `exits_window_ms` stop the node, with the reason;
+- after `StopAsked` nothing is started any more, and whoever does not end when asked is killed after `ask_ms`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, assert_never
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    start_ms: int
+    silence_ms: int
+    exits_max: int
+    exits_window_ms: int
+    restart_pause_ms: int
+    ask_ms: int
+    stall_ms: int = 1_000
+    """Two ticks further apart than this mean that the supervisor itself was stopped or starved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Not running; to be started when due."""
+
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """Spawned and not heard yet."""
+
+    pid: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    pid: int
+    since_ms: int
+    heard_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Told to end (SIGTERM)."""
+
+    pid: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """Sent SIGKILL and not reaped: it may still be writing."""
+
+    pid: int
+    since_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Reaped, or never started, and not coming back."""
+
+
+ChildState: TypeAlias = Waiting | Starting | Running | Asked | Killed | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; sent at least every few hundred milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotSpawned:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A heartbeat. The pid tells a child from the predecessor whose last words were under way."""
+
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """Reaped."""
+
+    name: str
+    pid: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    pass
+
+
+Event: TypeAlias = Tick | Spawned | NotSpawned | Heard | Exited | StopAsked
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    pid: int
+
+
+Effect: TypeAlias = Spawn | Ask | Kill
+
+
+@dataclass(slots=True)
+class Child:
+    """One child and its story."""
+
+    name: str
+    state: ChildState
+    exits_ms: list[int] = field(default_factory=list)
+    """When it ended, within the window."""
+    exits_total: int = 0
+    last_exit: str = ""
+
+
+def pid_of(state: ChildState) -> int | None:
+    return state.pid if isinstance(state, Starting | Running | Asked | Killed) else None
+
+
+class ChildPolicy:
+    """The children of one node. `gave_up` holds the reason once they made the node stop."""
+
+    def __init__(self, names: Sequence[str], limits: ChildLimits, now_ms: int) -> None:
+        assert len(set(names)) == len(names)
+        self.limits = limits
+        self.children = {name: Child(name, Waiting(now_ms)) for name in names}
+        self.gave_up: str | None = None
+        self.stopping = False
+        self._ticked_ms = now_ms
+
+    @property
+    def finished(self) -> bool:
+        return all(isinstance(child.state, Gone) for child in self.children.values())
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        match event:
+            case Tick():
+                return self._tick(now_ms)
+            case Spawned(name, pid):
+                return self._spawned(self.children[name], pid, now_ms)
+            case NotSpawned(name, reason):
+                return self._ended(self.children[name], f"could not be started: {reason}", now_ms)
+            case Heard(name, pid):
+                self._heard(name, pid, now_ms)
+                return []
+            case Exited(name, pid, how):
+                child = self.children[name]
+                assert pid_of(child.state) == pid
+                return self._ended(child, _story(child.state, how), now_ms)
+            case StopAsked():
+                return self._stop(now_ms)
+            case _:
+                assert_never(event)
+
+    def _tick(self, now_ms: int) -> list[Effect]:
+        pause_ms = now_ms - self._ticked_ms
+        self._ticked_ms = now_ms
+        if pause_ms > self.limits.stall_ms:
+            self._forgive(pause_ms)
+        effects: list[Effect] = []
+        for child in self.children.values():
+            effects += self._look_at(child, now_ms)
+        return effects
+
+    def _forgive(self, pause_ms: int) -> None:
+        """Time in which the supervisor itself did not run is nobody's silence.
+
+        Without this: the machine sleeps or the node is stopped and continued (SIGSTOP, SIGCONT); the first tick
+        comes before the heartbeats that wait in the socket are read, and every healthy child is killed.
+        """
+        for child in self.children.values():
+            match child.state:
+                case Starting(since_ms=since_ms):
+                    child.state = replace(child.state, since_ms=since_ms + pause_ms)
+                case Running(heard_ms=heard_ms):
+                    child.state = replace(child.state, heard_ms=heard_ms + pause_ms)
+                case _:
+                    pass
+
+    def _look_at(self, child: Child, now_ms: int) -> list[Effect]:
+        match child.state:
+            case Waiting(due_ms) if now_ms >= due_ms:
+                return [Spawn(child.name)]
+            case Starting(pid, since_ms) if now_ms - since_ms >= self.limits.start_ms:
+                child.state = Killed(pid, now_ms, f"was not heard within {self.limits.start_ms} ms of its start")
+                return [Kill(pid)]
+            case Running(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.silence_ms:
+                child.state = Killed(pid, now_ms, f"was silent for {now_ms - heard_ms} ms")
+                return [Kill(pid)]
+            case Asked(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:
+                child.state = Killed(pid, now_ms, f"did not end within {self.limits.ask_ms} ms of being asked")
+                return [Kill(pid)]
+            case _:
+                return []
+
+    def _spawned(self, child: Child, pid: int, now_ms: int) -> list[Effect]:
+        assert isinstance(child.state, Waiting)
+        child.state = Starting(pid, now_ms)
+        return []
+
+    def _heard(self, name: str, pid: int, now_ms: int) -> None:
+        child = self.children.get(name)
+        if child is None or pid_of(child.state) != pid:
+            return
+        match child.state:
+            case Starting(since_ms=since_ms):
+                child.state = Running(pid, since_ms, now_ms)
+            case Running():
+                child.state = replace(child.state, heard_ms=now_ms)
+            case _:
+                pass
+
+    def _ended(self, child: Child, story: str, now_ms: int) -> list[Effect]:
+        child.last_exit = story
+        if self.stopping:
+            child.state = Gone()
+            return []
+        child.exits_total += 1
+        child.exits_ms = [at for at in child.exits_ms if now_ms - at < self.limits.exits_window_ms] + [now_ms]
+        if len(child.exits_ms) < self.limits.exits_max:
+            child.state = Waiting(now_ms + self.limits.restart_pause_ms)
+            return []
+        child.state = Gone()
+        self.gave_up = (
+            f"{child.name} ended {len(child.exits_ms)} times within {self.limits.exits_window_ms} ms; "
+            f"the last time it {child.last_exit}"
+        )
+        return self._stop(now_ms)
+
+    def _stop(self, now_ms: int) -> list[Effect]:
+        self.stopping = True
+        effects: list[Effect] = []
+        for child in self.children.values():
+            match child.state:
+                case Waiting():
+                    child.state = Gone()
+                case Starting(pid=pid) | Running(pid=pid):
+                    child.state = Asked(pid, now_ms)
+                    effects.append(Ask(pid))
+                case Asked() | Killed() | Gone():
+                    pass
+                case _:
+                    assert_never(child.state)
+        return effects
+
+
+def _story(state: ChildState, how: str) -> str:
+    if isinstance(state, Killed):
+        return f"{state.reason} and was killed"
+    return how

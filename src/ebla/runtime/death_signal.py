@@ -1,0 +1,37 @@
+"""A child that cannot outlive its parent, by two independent means.
+
+The kernel's death signal ends the child even when its loop or interpreter hangs, but only Linux has it, and it is
+tied to the *thread* that forked: `supervise.py` spawns from the main thread only. The pipe works everywhere: only the
+parent holds the writing end, so its end-of-file means that the parent is gone, but a thread of ours must run to see it.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int, pipe: int) -> None:
+    """To be called first thing in a child. `parent` is the pid that spawned it, `pipe` the reading end it was given."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # The parent may have died between the fork and prctl, and then no signal ever comes.
+    if os.getppid() != parent:
+        _end()
+    threading.Thread(target=_watch, args=(pipe,), name="parent-pipe", daemon=True).start()
+
+
+def _watch(pipe: int) -> None:
+    while os.read(pipe, 1):
+        pass
+    _end()
+
+
+def _end() -> None:
+    """As the kernel would: without `finally`, exit hooks or a flush that might still write for a node that is gone."""
+    os.kill(os.getpid(), signal.SIGKILL)

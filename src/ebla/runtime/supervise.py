@@ -1,0 +1,184 @@
+"""Starts, watches, restarts and ends the children of a node. What is done when is decided in `child_policy.py`.
+
+Children end with this process in every case: see `death_signal.py` for the child's half.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from ebla.ports.clock import Clock
+from ebla.runtime.child_policy import (
+    Ask,
+    ChildLimits,
+    ChildPolicy,
+    ChildState,
+    Effect,
+    Event,
+    Exited,
+    Heard,
+    Kill,
+    NotSpawned,
+    Spawn,
+    Spawned,
+    StopAsked,
+    Tick,
+    pid_of,
+)
+
+TICK_MS = 100
+PARENT_FLAG = "--parent"
+PIPE_FLAG = "--parent-pipe"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCommand:
+    """How a child is started. The flags by which it learns of its parent are added."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReport:
+    """One child as people want to see it."""
+
+    name: str
+    state: ChildState
+    started_wall_us: int
+    exits_total: int
+    last_exit: str
+
+    @property
+    def pid(self) -> int | None:
+        return pid_of(self.state)
+
+
+Tell = Callable[[str], None]
+
+
+class Supervisor:
+    """To be made and run on the main thread: the death signal of a child is tied to the thread that spawned it, and
+    the main thread lives as long as the process."""
+
+    def __init__(self, commands: Sequence[ChildCommand], limits: ChildLimits, clock: Clock, tell: Tell) -> None:
+        self._commands = {command.name: command for command in commands}
+        self._policy = ChildPolicy(tuple(self._commands), limits, clock.boot_ms())
+        self._clock = clock
+        self._tell = tell
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started_wall_us: dict[str, int] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def gave_up(self) -> str | None:
+        """Why the node must stop, once its children ended too often."""
+        return self._policy.gave_up
+
+    def heard(self, name: str, pid: int) -> None:
+        """A heartbeat of a child. One of a child that is not ours, or is dead, changes nothing."""
+        self._step(Heard(name, pid))
+
+    def reports(self) -> tuple[ChildReport, ...]:
+        return tuple(
+            ChildReport(
+                child.name,
+                child.state,
+                self._started_wall_us.get(child.name, 0),
+                child.exits_total,
+                child.last_exit,
+            )
+            for child in self._policy.children.values()
+        )
+
+    def stop(self) -> None:
+        """Asks every child to end; `run` returns once all are reaped."""
+        self._step(StopAsked())
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Returns once every child is gone for good: after `stop`, or when `gave_up` says why."""
+        self._pipe = os.pipe()
+        try:
+            while True:
+                self._reap()
+                self._step(Tick())
+                if self._policy.finished:
+                    return
+                try:
+                    async with asyncio.timeout(TICK_MS / 1000):
+                        await self._wake.wait()
+                    self._wake.clear()
+                except TimeoutError:
+                    pass
+        finally:
+            # Only after an error or a cancellation is anything left to kill: `finished` means that all are reaped.
+            for process in self._processes.values():
+                process.kill()
+                process.wait()
+            for end in self._pipe:
+                os.close(end)
+
+    def _step(self, event: Event) -> None:
+        for effect in self._policy.step(event, self._clock.boot_ms()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Spawn(name):
+                self._spawn(self._commands[name])
+            case Ask(pid):
+                self._tell(f"asking process {pid} to end")
+                self._signal(pid, signal.SIGTERM)
+            case Kill(pid):
+                self._tell(f"killing process {pid}")
+                self._signal(pid, signal.SIGKILL)
+            case _:
+                assert_never(effect)
+
+    def _spawn(self, command: ChildCommand) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        assert self._pipe is not None
+        reading, _ = self._pipe
+        arguments = [*command.arguments, PARENT_FLAG, str(os.getpid()), PIPE_FLAG, str(reading)]
+        try:
+            # A process group of its own: Ctrl-C in a terminal reaches control alone, which then asks its children.
+            process = subprocess.Popen(  # noqa: S603  # the arguments are our own
+                arguments, stdin=subprocess.DEVNULL, pass_fds=(reading,), process_group=0
+            )
+        except OSError as error:
+            self._tell(f"cannot start {command.name}: {error}")
+            self._step(NotSpawned(command.name, str(error)))
+            return
+        self._processes[command.name] = process
+        self._started_wall_us[command.name] = self._clock.wall_us()
+        self._tell(f"started {command.name} as process {process.pid}")
+        self._step(Spawned(command.name, process.pid))
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        """Through Popen, which never signals a pid that it has reaped and the kernel may have given away."""
+        for process in self._processes.values():
+            if process.pid == pid:
+                process.send_signal(number)
+
+    def _reap(self) -> None:
+        for name, process in list(self._processes.items()):
+            status = process.poll()
+            if status is not None:
+                del self._processes[name]
+                how = _how_it_ended(status)
+                self._tell(f"{name} (process {process.pid}) {how}")
+                self._step(Exited(name, process.pid, how))
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    named = [known.name for known in signal.Signals if known == -status]
+    return f"was ended by {named[0] if named else f'signal {-status}'}"

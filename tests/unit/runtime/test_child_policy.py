@@ -1,0 +1,166 @@
+"""The supervisor's decisions, event by event. Times are milliseconds."""
+
+from ebla.runtime.child_policy import (
+    Ask,
+    Asked,
+    ChildLimits,
+    ChildPolicy,
+    ChildState,
+    Effect,
+    Exited,
+    Gone,
+    Heard,
+    Kill,
+    Killed,
+    NotSpawned,
+    Running,
+    Spawn,
+    Spawned,
+    Starting,
+    StopAsked,
+    Tick,
+    Waiting,
+)
+
+LIMITS = ChildLimits(
+    start_ms=30_000, silence_ms=10_000, exits_max=5, exits_window_ms=60_000, restart_pause_ms=200, ask_ms=3_000
+)
+
+
+def policy(*names: str) -> ChildPolicy:
+    return ChildPolicy(names or ("shard-0",), LIMITS, now_ms=0)
+
+
+def state(given: ChildPolicy, name: str = "shard-0") -> ChildState:
+    return given.children[name].state
+
+
+def finished(given: ChildPolicy) -> bool:
+    return given.finished
+
+
+def running(*names: str) -> ChildPolicy:
+    """Every child started and heard at time 0; pids 100, 101, …"""
+    given = policy(*names)
+    for number, name in enumerate(given.children):
+        given.step(Spawned(name, 100 + number), 0)
+        given.step(Heard(name, 100 + number), 0)
+    return given
+
+
+def ticks(given: ChildPolicy, start: int, end: int, step: int = 500) -> list[tuple[int, Effect]]:
+    """What ticks from `start` to `end` bring, with their times."""
+    return [(now, effect) for now in range(start, end + 1, step) for effect in given.step(Tick(), now)]
+
+
+def test_a_child_is_started_once_and_runs_when_heard() -> None:
+    given = policy()
+    assert given.step(Tick(), 0) == [Spawn("shard-0")]
+    given.step(Spawned("shard-0", 100), 5)
+    assert given.step(Tick(), 100) == []
+    assert state(given) == Starting(100, 5)
+    given.step(Heard("shard-0", 100), 300)
+    assert state(given) == Running(100, 5, 300)
+
+
+def test_a_silent_child_is_killed_at_the_bound_and_not_gone_before_it_is_reaped() -> None:
+    given = running()
+    assert ticks(given, 500, 60_000) == [(10_000, Kill(100))]
+    assert isinstance(state(given), Killed)
+    assert given.step(Exited("shard-0", 100, "was ended by SIGKILL"), 61_000) == []
+    assert state(given) == Waiting(61_200)
+    assert given.children["shard-0"].last_exit == "was silent for 10000 ms and was killed"
+
+
+def test_a_child_that_is_heard_is_never_killed() -> None:
+    given = running()
+    for now in range(0, 100_000, 9_500):
+        assert ticks(given, now, now + 9_000) == []
+        given.step(Heard("shard-0", 100), now + 9_500)
+
+
+def test_a_child_never_heard_is_killed_after_the_start_bound() -> None:
+    given = policy()
+    given.step(Spawned("shard-0", 100), 0)
+    assert ticks(given, 500, 40_000) == [(30_000, Kill(100))]
+
+
+def test_last_words_of_a_predecessor_do_not_count_for_its_successor() -> None:
+    given = running()
+    given.step(Exited("shard-0", 100, "ended with status 1"), 1_000)
+    given.step(Spawned("shard-0", 200), 1_200)
+    given.step(Heard("shard-0", 100), 1_300)
+    given.step(Heard("nobody", 100), 1_300)
+    assert state(given) == Starting(200, 1_200)
+
+
+def test_a_child_that_ends_is_started_again_after_the_pause() -> None:
+    given = running()
+    given.step(Exited("shard-0", 100, "ended with status 1"), 1_000)
+    assert given.step(Tick(), 1_199) == []
+    assert given.step(Tick(), 1_200) == [Spawn("shard-0")]
+
+
+def test_the_fifth_exit_within_the_window_stops_the_node_with_the_reason() -> None:
+    given = running("shard-0", "shard-1")
+    for number in range(5):
+        assert given.gave_up is None
+        now = 1_000 + number * 14_000
+        effects = given.step(Exited("shard-0", 100 + number * 10, "ended with status 7"), now)
+        if number < 4:
+            given.step(Spawned("shard-0", 110 + number * 10), now + 200)
+    assert effects == [Ask(101)]
+    assert given.gave_up == ("shard-0 ended 5 times within 60000 ms; the last time it ended with status 7")
+    assert state(given) == Gone()
+    assert not finished(given)
+    given.step(Exited("shard-1", 101, "ended with status 0"), 60_000)
+    assert finished(given)
+
+
+def test_exits_older_than_the_window_do_not_count() -> None:
+    given = running()
+    pid = 100
+    for number in range(20):
+        now = 1_000 + number * 15_000
+        given.step(Exited("shard-0", pid, "ended with status 7"), now)
+        pid += 1
+        given.step(Spawned("shard-0", pid), now + 200)
+    assert given.gave_up is None
+    assert given.children["shard-0"].exits_total == 20
+
+
+def test_a_child_that_cannot_be_started_counts_as_an_exit() -> None:
+    given = policy()
+    for _ in range(5):
+        given.step(NotSpawned("shard-0", "no such file"), 0)
+    assert given.gave_up is not None
+    assert "could not be started: no such file" in given.gave_up
+    assert finished(given)
+
+
+def test_stop_asks_then_kills_and_finishes_only_when_all_are_reaped() -> None:
+    given = running("shard-0", "shard-1", "shard-2")
+    given.step(Exited("shard-2", 102, "ended with status 1"), 900)
+    assert given.step(StopAsked(), 1_000) == [Ask(100), Ask(101)]
+    assert state(given) == Asked(100, 1_000)
+    given.step(Exited("shard-0", 100, "ended with status 0"), 1_500)
+    assert ticks(given, 1_500, 8_000) == [(4_000, Kill(101))]
+    assert not finished(given)
+    given.step(Exited("shard-1", 101, "was ended by SIGKILL"), 8_000)
+    assert finished(given)
+    assert given.gave_up is None
+    assert ticks(given, 8_000, 20_000) == []
+
+
+def test_asking_twice_changes_nothing() -> None:
+    given = running()
+    given.step(StopAsked(), 1_000)
+    assert given.step(StopAsked(), 2_000) == []
+    assert state(given) == Asked(100, 1_000)
+
+
+def test_a_pause_of_the_supervisor_itself_is_nobodys_silence() -> None:
+    given = running()
+    assert ticks(given, 500, 5_000) == []
+    assert given.step(Tick(), 65_000) == []
+    assert ticks(given, 65_500, 72_000) == [(70_000, Kill(100))]

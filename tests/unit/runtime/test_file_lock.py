@@ -1,0 +1,69 @@
+"""File locks: exclusive, told with the holder's pid, freed by any death, and not disturbed by those who look."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ebla.runtime import file_lock
+from ebla.runtime.file_lock import LockHeld
+
+HOLD = (
+    "import sys, pathlib\nfrom ebla.runtime import file_lock\n"
+    "lock = file_lock.acquire(pathlib.Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.read()\n"
+)
+
+
+def holder(path: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def test_a_held_lock_is_refused_with_the_holders_pid_and_free_once_it_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "shard-0.lock"
+    with holder(path) as process:
+        with pytest.raises(LockHeld, match=f"process {process.pid} holds .*shard-0.lock"):
+            file_lock.acquire(path)
+        held = file_lock.held_in(tmp_path)
+        assert held is not None
+        assert held.holder == process.pid
+        process.kill()
+        process.wait(10)
+    assert file_lock.held_in(tmp_path) is None
+    file_lock.acquire(path).release()
+
+
+def test_a_released_or_missing_lock_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "a.lock"
+    assert file_lock.held_by_another(path) is None
+    assert not path.exists()
+    lock = file_lock.acquire(path)
+    assert path.read_text() == f"{os.getpid()}\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert file_lock.held_by_another(path) is not None
+    lock.release()
+    assert file_lock.held_by_another(path) is None
+
+
+def test_those_who_look_do_not_make_an_acquire_fail(tmp_path: Path) -> None:
+    path = tmp_path / "a.lock"
+    file_lock.acquire(path).release()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            file_lock.held_by_another(path)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(300):
+            file_lock.acquire(path).release()
+    finally:
+        done.set()
+        watcher.join(10)
