@@ -1,0 +1,131 @@
+"""Tokens: where a partition key stands on the ring, and ranges of the ring.
+
+Drivers and Spark connectors compute the same tokens; one different bit would send a row to the wrong replicas. Whole
+columns of keys: `token_columns.py`.
+"""
+
+import itertools
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final, NewType
+
+import msgspec
+
+from ebla.model import murmur3
+from ebla.model.errors import InvalidRequest, TooLarge
+
+try:
+    from cassandra.cmurmur3 import murmur3 as driver_hash
+except ImportError:  # a platform for which the driver has no compiled module
+    driver_hash = murmur3.hash_key
+
+Token = NewType("Token", int)
+
+TOKEN_MIN: Final = Token(-(2**63))
+"""Before every key: none hashes to it but the empty one, which CQL refuses. So a range may start after it and miss
+nothing."""
+TOKEN_MAX: Final = Token(2**63 - 1)
+
+RING_TOKENS: Final = 2**64
+
+COMPONENT_BYTES_MAX: Final = 2**16 - 1
+"""CQL writes the length of a part of a composite key in two bytes."""
+
+hash_key: Final[Callable[[bytes], int]] = driver_hash
+
+
+def token_of(key: bytes) -> Token:
+    """The token of a serialised partition key.
+
+    The empty key gets `TOKEN_MIN`, as on Cassandra's servers (drivers hash it to 0, and never send it).
+    """
+    if not key:
+        return TOKEN_MIN
+    hashed = hash_key(key)
+    return TOKEN_MAX if hashed == TOKEN_MIN else Token(hashed)
+
+
+def composite_key(parts: Sequence[bytes]) -> bytes:
+    """A partition key of several columns, as its token is computed: each part with its length before and a zero after.
+    A key of one column is that column's bytes alone."""
+    if not parts:
+        raise InvalidRequest("a partition key has at least one column")
+    if len(parts) == 1:
+        return parts[0]
+    too_large = next((len(part) for part in parts if len(part) > COMPONENT_BYTES_MAX), 0)
+    if too_large:
+        raise TooLarge(
+            f"a partition key column has {too_large} bytes, at most {COMPONENT_BYTES_MAX} fit a composite key"
+        )
+    return b"".join(struct.pack(">H", len(part)) + part + b"\0" for part in parts)
+
+
+def distance(start: Token, end: Token) -> int:
+    """Steps from `start` up to `end`, over the top of the ring where need be."""
+    return (end - start) % RING_TOKENS
+
+
+def advance(token: Token, steps: int) -> Token:
+    """`steps` further up the ring (or down, if negative), around it where need be."""
+    return Token((token - TOKEN_MIN + steps) % RING_TOKENS + TOKEN_MIN)
+
+
+class TokenRange(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """After `start`, up to and including `end`, over the top of the ring where `end` is below `start`.
+
+    Equal ends mean the whole ring, once around.
+    """
+
+    start: Token
+    end: Token
+
+    def __contains__(self, token: Token) -> bool:
+        if self.start < self.end:
+            return self.start < token <= self.end
+        return token > self.start or token <= self.end
+
+    @property
+    def width(self) -> int:
+        """How many tokens."""
+        return distance(self.start, self.end) or RING_TOKENS
+
+    @property
+    def wraps(self) -> bool:
+        """Whether it has tokens on both sides of the top of the ring."""
+        return self.start >= self.end and self.end != TOKEN_MIN
+
+    def unwrapped(self) -> tuple["TokenRange", ...]:
+        """The same keys in one or two ranges that do not go over the top, lowest first.
+
+        `TOKEN_MIN` itself, which has no keys, is in neither.
+        """
+        if self.start < self.end:
+            return (self,)
+        above = (TokenRange(self.start, TOKEN_MAX),) if self.start != TOKEN_MAX else ()
+        below = (TokenRange(TOKEN_MIN, self.end),) if self.end != TOKEN_MIN else ()
+        return below + above
+
+    def overlaps(self, other: "TokenRange") -> bool:
+        """Whether some token is in both."""
+        return self.end in other or other.end in self
+
+    def covers(self, other: "TokenRange") -> bool:
+        """Whether every token of `other` is in this one."""
+        if self.width == RING_TOKENS:
+            return True
+        return distance(self.start, other.start) + other.width <= self.width
+
+    def split(self, count: int) -> tuple["TokenRange", ...]:
+        """`count` neighbours in ring order, whose widths differ by at most one token.
+
+        Splitting the whole ring into 2^n, or each of its 2^n parts in two, gives the same bounds: those of the top n
+        bits of the token, which is how drivers number tablets.
+        """
+        assert 1 <= count <= self.width
+        width = self.width
+        bounds = [advance(self.start, width * part // count) for part in range(count + 1)]
+        return tuple(TokenRange(start, end) for start, end in itertools.pairwise(bounds))
+
+
+WHOLE_RING: Final = TokenRange(TOKEN_MIN, TOKEN_MAX)
+"""Every token a key can have, from the bottom to the top."""

@@ -1,0 +1,126 @@
+"""What a mutation is, and how to write one.
+
+A mutation is a named, deliberate bug: a piece of source text of one module under `src/`, what to put in its place, and
+the check that must then fail. The bug is put in from outside, while a fresh process imports the module; the product
+has no switch for it. A mutation that no check notices means that the tests would not notice the bug either.
+
+To add some, write `tests/mutations/<area>.py`:
+
+    from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
+
+    MUTATIONS = (
+        Mutation(
+            name="register-answer-before-sync",
+            module="ebla.sim.register",
+            find="await self._log.sync()\n        self._answer(request)",
+            replace="self._answer(request)\n        await self._log.sync()",
+            check=SimSeeds("register", "1-200"),
+            why="a crash between the answer and the sync loses an acknowledged write",
+        ),
+    )
+
+- `find` must occur exactly once, indentation and all, and the changed text must still compile; a tidy test checks
+  both in every `make check`, so a refactoring cannot quietly disarm a mutation. Take enough lines to be unique.
+- Break behaviour, not the program: a module that fails to import is an error of the mutation, not a catch.
+- `check` is the narrowest thing that ought to notice. `PytestCheck` takes test ids (a file is one too); the tests
+  should pass unmutated and never depend on luck. `SimSeeds` runs the seeds of a scenario in order up to the first
+  that fails.
+- A hang is not a catch: a check must report the failure within `limit_s`.
+- `why` says what a user would suffer, in one line.
+
+Run: `python -m tests.mutations` (all, on every core), `… NAME…` (those whose name starts with NAME), `--list`,
+`--baseline` (each check once without its bug: all must pass), `--jobs N`. Exit code 1 if one escapes or errs.
+"""
+
+import ast
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import tests.mutations
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FRAMEWORK_MODULES = ("__main__", "framework", "hook", "run", "sim_seeds")
+"""Every other module of this package is an area and must have `MUTATIONS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PytestCheck:
+    """Tests, of which at least one must fail."""
+
+    test_ids: tuple[str, ...]
+
+    def __init__(self, *test_ids: str) -> None:
+        assert test_ids, "a check without tests notices nothing"
+        object.__setattr__(self, "test_ids", test_ids)
+
+    def __str__(self) -> str:
+        return " ".join(self.test_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SimSeeds:
+    """Seeds of a simulated scenario (`"1-200"`, both ends included), of which at least one must fail."""
+
+    scenario: str
+    seeds: str
+
+    def __str__(self) -> str:
+        return f"scenario {self.scenario}, seeds {self.seeds}"
+
+
+Check = PytestCheck | SimSeeds
+
+
+class UnfitMutation(Exception):
+    """The mutation cannot be applied to the source as it is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    name: str
+    module: str
+    find: str
+    replace: str
+    check: Check
+    why: str
+    limit_s: int = 120
+
+    def source_path(self) -> Path:
+        stem = ROOT / "src" / self.module.replace(".", "/")
+        package = stem / "__init__.py"
+        return package if package.exists() else stem.with_suffix(".py")
+
+    def mutated_source(self) -> str:
+        """The module's text with the bug in it. Raises `UnfitMutation`."""
+        path = self.source_path()
+        if not path.exists():
+            raise UnfitMutation(f"{self.name}: no module {self.module}")
+        source = path.read_text()
+        count = source.count(self.find)
+        if count != 1:
+            raise UnfitMutation(f"{self.name}: the text to break occurs {count} times in {self.module}, not once")
+        mutated = source.replace(self.find, self.replace)
+        try:
+            tree = ast.parse(mutated)
+        except SyntaxError as error:
+            raise UnfitMutation(f"{self.name}: the broken text does not compile: {error}") from error
+        if ast.dump(tree) == ast.dump(ast.parse(source)):
+            raise UnfitMutation(f"{self.name}: changes nothing that runs")
+        return mutated
+
+
+def all_mutations() -> tuple[Mutation, ...]:
+    """Those of every area, by name."""
+    found: dict[str, Mutation] = {}
+    for info in pkgutil.iter_modules(tests.mutations.__path__):
+        if info.name in FRAMEWORK_MODULES:
+            continue
+        area = importlib.import_module(f"{tests.mutations.__name__}.{info.name}")
+        for mutation in area.MUTATIONS:
+            if mutation.name in found:
+                raise UnfitMutation(f"two mutations are called {mutation.name}")
+            found[mutation.name] = mutation
+    return tuple(found[name] for name in sorted(found))
