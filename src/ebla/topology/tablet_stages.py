@@ -1,0 +1,302 @@
+"""The stages of a tablet's transition, as a table.
+
+A row says what holds for requests (whom they read from and write to), what the coordinator does, and where it goes
+next. Within a stage the order is fixed: the barrier, if there is one, then the action, then one commit that leaves the
+stage. That commit closes the session of the stage it leaves and opens the one of the stage it enters.
+
+`tests/properties/test_quorums_meet.py` walks this table and shows that no acknowledged write is missed by a reader:
+every selector and every barrier before `end_migration` and `revert_migration` is needed for that.
+"""
+
+import enum
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from ebla.model.identity import HostId
+from ebla.topology.states import TabletStage, TransitionKind
+from ebla.topology.tablet_map import ReplicaSet, TabletTransition
+
+FIRST_STAGE = TabletStage.ALLOW_WRITE_BOTH_READ_OLD
+"""Where every transition of every kind begins."""
+
+
+class Selector(enum.StrEnum):
+    """Which replicas a request uses: those from before the change, those from after it, or both."""
+
+    PREVIOUS = "previous"
+    BOTH = "both"
+    NEXT = "next"
+
+
+class StageAction(enum.StrEnum):
+    """What is to be done after the barrier and before the stage may be left."""
+
+    NONE = "none"
+    COPY_FILES = "copy_files"
+    """From the leaving replica to the pending one: exactly what the leaving one has."""
+    LINK_FILES = "link_files"
+    """The same inside a node, from one shard's folder into another's."""
+    MERGE_ROWS = "merge_rows"
+    """From every remaining replica to the pending one: whatever any of them has."""
+    CLEAN_LEAVING = "clean_leaving"
+    CLEAN_PENDING = "clean_pending"
+
+
+class Ending(enum.StrEnum):
+    """What the commit that leaves the last stage does to the tablet besides ending its transition."""
+
+    REPLICAS_BECOME_NEXT = "replicas_become_next"
+    REPLICAS_STAY = "replicas_stay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    stage: TabletStage
+    reads: Selector
+    writes: Selector
+    barrier: bool = False
+    """Every node that is not ignored must acknowledge this stage before it is acted on or left."""
+    action: StageAction = StageAction.NONE
+    session: bool = False
+    """Runs under a session of its own, opened by the commit that enters it and closed by the one that leaves it."""
+    next: TabletStage | None = None
+    """None: the transition ends, as `ending` says."""
+    back: TabletStage | None = None
+    """Where a failure leads once a replica it needs is given up; None: repeated until it succeeds."""
+    back_if_next_lost_more: bool = False
+    """A choice: back where more replicas of the next set than of the previous one are given up; else on to `next`,
+    which then still needs the barrier of the nodes that remain."""
+    ending: Ending | None = None
+    promise: str
+    """What is true of the whole cluster as soon as this stage is committed."""
+
+
+_MIGRATION = (
+    StageRow(
+        stage=TabletStage.ALLOW_WRITE_BOTH_READ_OLD,
+        reads=Selector.PREVIOUS,
+        writes=Selector.PREVIOUS,
+        barrier=True,
+        next=TabletStage.WRITE_BOTH_READ_OLD,
+        back=TabletStage.CLEANUP_TARGET,
+        promise="the transition is recorded; the pending replica may be opened, and nobody uses it yet",
+    ),
+    StageRow(
+        stage=TabletStage.WRITE_BOTH_READ_OLD,
+        reads=Selector.PREVIOUS,
+        writes=Selector.BOTH,
+        barrier=True,
+        next=TabletStage.STREAMING,
+        back=TabletStage.CLEANUP_TARGET,
+        promise="every node knows the transition, and the pending replica is open for writes",
+    ),
+    StageRow(
+        stage=TabletStage.STREAMING,
+        reads=Selector.PREVIOUS,
+        writes=Selector.BOTH,
+        action=StageAction.COPY_FILES,
+        session=True,
+        next=TabletStage.WRITE_BOTH_READ_NEW,
+        back=TabletStage.CLEANUP_TARGET,
+        promise="a write that succeeds from now on reaches its consistency level in both sets, "
+        "so what streaming may miss the pending replica has been sent",
+    ),
+    StageRow(
+        stage=TabletStage.WRITE_BOTH_READ_NEW,
+        reads=Selector.NEXT,
+        writes=Selector.BOTH,
+        barrier=True,
+        next=TabletStage.USE_NEW,
+        back=TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
+        back_if_next_lost_more=True,
+        promise="the pending replica has every write its source had, and nothing streams any more",
+    ),
+    StageRow(
+        stage=TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
+        reads=Selector.PREVIOUS,
+        writes=Selector.BOTH,
+        barrier=True,
+        next=TabletStage.CLEANUP_TARGET,
+        promise="the change is given up; both sets still have every acknowledged write, whichever of them is read",
+    ),
+    StageRow(
+        stage=TabletStage.USE_NEW,
+        reads=Selector.NEXT,
+        writes=Selector.NEXT,
+        barrier=True,
+        next=TabletStage.CLEANUP,
+        promise="a read that starts from now on and succeeds uses the next set",
+    ),
+    StageRow(
+        stage=TabletStage.CLEANUP,
+        reads=Selector.NEXT,
+        writes=Selector.NEXT,
+        action=StageAction.CLEAN_LEAVING,
+        session=True,
+        next=TabletStage.END_MIGRATION,
+        promise="no request reaches the leaving replica any more, so what it holds may go",
+    ),
+    StageRow(
+        stage=TabletStage.END_MIGRATION,
+        reads=Selector.NEXT,
+        writes=Selector.NEXT,
+        barrier=True,
+        ending=Ending.REPLICAS_BECOME_NEXT,
+        promise="the leaving replica is empty (INV-TABL-1); once its barrier is passed no late clean-up can run",
+    ),
+    StageRow(
+        stage=TabletStage.CLEANUP_TARGET,
+        reads=Selector.PREVIOUS,
+        writes=Selector.PREVIOUS,
+        barrier=True,
+        action=StageAction.CLEAN_PENDING,
+        session=True,
+        next=TabletStage.REVERT_MIGRATION,
+        promise="the change is given up and no reader uses the pending replica; "
+        "once the barrier is passed no writer does either",
+    ),
+    StageRow(
+        stage=TabletStage.REVERT_MIGRATION,
+        reads=Selector.PREVIOUS,
+        writes=Selector.PREVIOUS,
+        barrier=True,
+        ending=Ending.REPLICAS_STAY,
+        promise="the pending replica is empty (INV-TABL-1); once its barrier is passed no late clean-up can run",
+    ),
+)
+
+
+def _streaming_by(action: StageAction) -> tuple[StageRow, ...]:
+    return tuple(replace(row, action=action) if row.stage is TabletStage.STREAMING else row for row in _MIGRATION)
+
+
+def _without_way_back(rows: tuple[StageRow, ...]) -> tuple[StageRow, ...]:
+    """Inside one node both replicas are given up together, so the choice can never fall on going back."""
+    there = replace(_find(rows, TabletStage.WRITE_BOTH_READ_NEW), back=None, back_if_next_lost_more=False)
+    return tuple(
+        there if row.stage is there.stage else row
+        for row in rows
+        if row.stage is not TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP
+    )
+
+
+def _find(rows: tuple[StageRow, ...], stage: TabletStage) -> StageRow:
+    return next(row for row in rows if row.stage is stage)
+
+
+_ROWS_OF_KIND = {
+    TransitionKind.MIGRATION: _MIGRATION,
+    TransitionKind.INTRANODE_MIGRATION: _without_way_back(_streaming_by(StageAction.LINK_FILES)),
+    TransitionKind.REBUILD: _streaming_by(StageAction.MERGE_ROWS),
+}
+
+STAGES: Mapping[tuple[TransitionKind, TabletStage], StageRow] = MappingProxyType(
+    {(kind, row.stage): row for kind, rows in _ROWS_OF_KIND.items() for row in rows}
+)
+
+UNUSED_STAGES: Mapping[tuple[TransitionKind, TabletStage], str] = MappingProxyType(
+    {
+        (TransitionKind.INTRANODE_MIGRATION, TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP): (
+            "the leaving and the pending replica are on one node and are given up together"
+        ),
+    }
+)
+"""Pairs without a row, and why."""
+
+
+class EdgeCause(enum.StrEnum):
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"
+    CHOSE_FORWARD = "chose_forward"
+    CHOSE_BACK = "chose_back"
+
+
+@dataclass(frozen=True, slots=True)
+class StageEdge:
+    """One commit. `source` None: the tablet was at rest; `target` None: it is again."""
+
+    source: TabletStage | None
+    target: TabletStage | None
+    cause: EdgeCause
+    after_barrier: bool
+    """The barrier of `source` was acknowledged before this commit."""
+
+
+def stage_row(transition: TabletTransition) -> StageRow:
+    return STAGES[transition.kind, transition.stage]
+
+
+def stage_edges(kind: TransitionKind) -> Iterator[StageEdge]:
+    """Every commit the table allows, in the order of the rows."""
+    yield StageEdge(None, FIRST_STAGE, EdgeCause.STARTED, after_barrier=False)
+    for row in _ROWS_OF_KIND[kind]:
+        yield StageEdge(row.stage, row.next, EdgeCause.DONE, after_barrier=row.barrier)
+        if row.back is None:
+            continue
+        if row.back_if_next_lost_more:
+            yield StageEdge(row.stage, row.next, EdgeCause.CHOSE_FORWARD, after_barrier=row.barrier)
+            yield StageEdge(row.stage, row.back, EdgeCause.CHOSE_BACK, after_barrier=False)
+        else:
+            yield StageEdge(row.stage, row.back, EdgeCause.FAILED, after_barrier=False)
+
+
+def pending_replicas(replicas: ReplicaSet, new_replicas: ReplicaSet) -> ReplicaSet:
+    """Those that are being made."""
+    return tuple(replica for replica in new_replicas if replica not in replicas)
+
+
+def leaving_replicas(replicas: ReplicaSet, new_replicas: ReplicaSet) -> ReplicaSet:
+    """Those that will go."""
+    return tuple(replica for replica in replicas if replica not in new_replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class TabletStream:
+    """What the `streaming` stage moves: each destination gets whatever any of the sources has."""
+
+    sources: ReplicaSet
+    destinations: ReplicaSet
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to move: no replica is added, or all that had the data were given up, and the data with them."""
+        return not self.sources or not self.destinations
+
+
+def tablet_stream(replicas: ReplicaSet, transition: TabletTransition, given_up: Collection[HostId]) -> TabletStream:
+    """A migrated replica is copied from the very one it stands in for: with any other source, a write that reached the
+    leaving replica and one more would be on one of three afterwards. A rebuilt one has no such source, so it merges
+    every replica that remains."""
+    pending = pending_replicas(replicas, transition.new_replicas)
+    if transition.kind is TransitionKind.REBUILD:
+        staying = (replica for replica in replicas if replica in transition.new_replicas)
+        return TabletStream(tuple(replica for replica in staying if replica.host not in given_up), pending)
+    return TabletStream(leaving_replicas(replicas, transition.new_replicas), pending)
+
+
+def stage_after_failure(
+    replicas: ReplicaSet, transition: TabletTransition, given_up: Collection[HostId], *, hopeless: bool = False
+) -> TabletStage | None:
+    """Where a failed step of this stage leads; None: the step is repeated.
+
+    A node that is merely silent changes nothing: it may come back with what it was sent. `given_up` are the nodes an
+    operator ignores and those that left. `hopeless` is the coordinator's word that streaming cannot succeed (no room at
+    the target, the leave it serves was cancelled); only streaming may be given up for that.
+    """
+    row = stage_row(transition)
+    if row.back is None:
+        return None
+    if row.back_if_next_lost_more:
+        lost_before = _count_on(replicas, given_up)
+        lost_after = _count_on(transition.new_replicas, given_up)
+        return row.back if lost_after > lost_before else None
+    if hopeless and row.action is not StageAction.NONE:
+        return row.back
+    stream = tablet_stream(replicas, transition, given_up)
+    return row.back if _count_on((*stream.sources, *stream.destinations), given_up) else None
+
+
+def _count_on(replicas: ReplicaSet, hosts: Collection[HostId]) -> int:
+    return sum(replica.host in hosts for replica in replicas)
