@@ -1,0 +1,158 @@
+"""A node's folder: whose it is, which format it has, and whether a node may start in it.
+
+Every check runs before anything is started, and every refusal says what is wrong and how to mend it.
+"""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import msgspec
+
+from ebla.model.errors import Corruption, DiskFull, Refused
+from ebla.model.identity import ClusterId, HostId
+
+FORMAT_NEWEST = 1
+SOCKET_PATH_BYTES_MAX = 100
+"""The kernel takes 107; the rest is room for the names of temporary sockets."""
+
+
+class FolderRefused(Refused):
+    """The folder cannot be used as it is; nothing in it was changed."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who the node is, for ever. Kept as JSON for people to read."""
+
+    host: HostId
+    cluster: ClusterId
+    cluster_name: str
+
+
+class DataFolder:
+    """The names in `<data>`. Making one touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.format = path / "FORMAT"
+        self.identity = path / "identity"
+        self.tls = path / "tls"
+        self.run = path / "run"
+        self.control_socket = self.run / "control.sock"
+        self.control_lock = self.run / "control.lock"
+        self.log = self.run / "node.log"
+
+    def shard_lock(self, number: int) -> Path:
+        return self.run / f"shard-{number}.lock"
+
+    def read_identity(self) -> Identity | None:
+        """None for a folder in which no node has started yet."""
+        self._check_format()
+        if not self.identity.exists():
+            return None
+        try:
+            return msgspec.json.decode(self.identity.read_bytes(), type=Identity)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            # Never taken for a fresh folder: a second identity over old data would split a node in two.
+            raise Corruption(
+                f"{self.identity} cannot be read: {error}", advice="restore it from a backup of the folder"
+            ) from error
+
+    def create(self, identity: Identity) -> None:
+        """Makes the folder, or completes one whose making was interrupted. FORMAT comes first, identity last: a
+        folder with an identity is complete."""
+        for folder in (self.path, self.tls, self.run):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.format.exists():
+            write_durably(self.format, f"{FORMAT_NEWEST}\n".encode())
+        write_durably(self.identity, msgspec.json.format(msgspec.json.encode(identity)) + b"\n")
+
+    def check(self, free_bytes_min: int) -> Identity | None:
+        """Everything that can be seen to be wrong without starting anything. Returns `read_identity`."""
+        if self.path.exists():
+            self._check_access()
+        identity = self.read_identity()
+        if identity is None:
+            self._check_empty()
+        self._check_space(free_bytes_min)
+        if len(os.fsencode(self.control_socket)) > SOCKET_PATH_BYTES_MAX:
+            raise FolderRefused(
+                f"the path {self.control_socket} is too long for a Unix socket",
+                advice=f"choose a data folder whose path leaves it at most {SOCKET_PATH_BYTES_MAX} bytes",
+            )
+        return identity
+
+    def _check_access(self) -> None:
+        if not self.path.is_dir():
+            raise FolderRefused(f"{self.path} is no folder", advice="name another with --data or the key `data`")
+        for path in (self.path, self.identity, self.tls, self.run):
+            if path.exists():
+                _check_private(path)
+        if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
+            raise FolderRefused(f"{self.path} is not writable for this user", advice="run as the user who owns it")
+
+    def _check_format(self) -> None:
+        try:
+            text = self.format.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            raise Corruption(f"{self.format} cannot be read: {error}") from error
+        if not text.isdigit():
+            raise Corruption(f"{self.format} holds {text[:40]!r} instead of a number")
+        if int(text) > FORMAT_NEWEST:
+            raise FolderRefused(
+                f"{self.path} has format {text}; this version of Ebla knows formats up to {FORMAT_NEWEST}",
+                advice="start it with the newer version that wrote it",
+            )
+
+    def _check_empty(self) -> None:
+        if self.format.exists() or not self.path.is_dir():
+            return
+        foreign = sorted(set(os.listdir(self.path)) - {"options.toml"})
+        if foreign:
+            raise FolderRefused(
+                f"{self.path} holds {foreign[0]!r} and no FORMAT: it is not a folder of Ebla",
+                advice="name an empty or new folder",
+            )
+
+    def _check_space(self, free_bytes_min: int) -> None:
+        there = next(path for path in (self.path, *self.path.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        if free < free_bytes_min:
+            raise DiskFull(
+                f"{self.path} has {free >> 20} MiB free and needs {free_bytes_min >> 20} MiB",
+                advice="free some space, or lower limits.free_disk_bytes_min",
+            )
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Whole or not at all, whatever happens to the machine: new file, sync, rename, sync of the folder."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _check_private(path: Path) -> None:
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        raise FolderRefused(
+            f"{path} belongs to user {status.st_uid} and this process runs as user {os.geteuid()}",
+            advice="run as the user who owns it",
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise FolderRefused(
+            f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o}); it holds keys",
+            advice=f"chmod {'700' if path.is_dir() else '600'} {path}",
+        )
