@@ -1,0 +1,85 @@
+"""Errors as codes of CQL and REST. This is the one place that chooses them.
+
+A code is a promise to whoever tries again: drivers repeat a request on `UNAVAILABLE` without asking whether it is
+idempotent, so such a code must never stand for an error whose outcome is unknown.
+"""
+
+import enum
+from typing import Final
+
+import msgspec
+
+from ebla.model import errors
+from ebla.model.errors import EblaError, Fault, Outcome
+
+
+class CqlCode(enum.IntEnum):
+    """Error codes of the CQL native protocol, version 4."""
+
+    SERVER_ERROR = 0x0000
+    UNAVAILABLE = 0x1000
+    OVERLOADED = 0x1001
+    IS_BOOTSTRAPPING = 0x1002
+    WRITE_TIMEOUT = 0x1100
+    READ_TIMEOUT = 0x1200
+    READ_FAILURE = 0x1300
+    WRITE_FAILURE = 0x1500
+    INVALID = 0x2200
+
+
+class Codes(msgspec.Struct, frozen=True):
+    """One error to each kind of client. CQL has a code of its own for reads and for writes that went wrong."""
+
+    cql_read: CqlCode
+    cql_write: CqlCode
+    rest: int
+
+
+NOT_EXECUTED: Final = (CqlCode.UNAVAILABLE, CqlCode.OVERLOADED, CqlCode.IS_BOOTSTRAPPING, CqlCode.INVALID)
+"""What drivers take to mean that nothing happened."""
+
+_INVALID: Final = Codes(CqlCode.INVALID, CqlCode.INVALID, 400)
+_UNAVAILABLE: Final = Codes(CqlCode.UNAVAILABLE, CqlCode.UNAVAILABLE, 503)
+_OVERLOADED: Final = Codes(CqlCode.OVERLOADED, CqlCode.OVERLOADED, 503)
+_TIMEOUT: Final = Codes(CqlCode.READ_TIMEOUT, CqlCode.WRITE_TIMEOUT, 504)
+_SERVER_ERROR: Final = Codes(CqlCode.SERVER_ERROR, CqlCode.SERVER_ERROR, 500)
+_WITHDRAWN_STATUS: Final = 499
+"""Not of a standard, but what proxies log for a client that went away; nobody is left to read it anyhow."""
+
+CODES: Final[dict[type[EblaError], Codes]] = {
+    EblaError: _SERVER_ERROR,
+    errors.InvalidRequest: _INVALID,
+    errors.TooLarge: Codes(CqlCode.INVALID, CqlCode.INVALID, 413),
+    errors.Refused: Codes(CqlCode.INVALID, CqlCode.INVALID, 409),
+    # Drivers answer this one by trying another node, whose view may be newer.
+    errors.Stale: Codes(CqlCode.IS_BOOTSTRAPPING, CqlCode.IS_BOOTSTRAPPING, 409),
+    errors.Overloaded: _OVERLOADED,
+    errors.Unavailable: _UNAVAILABLE,
+    errors.Unreachable: _UNAVAILABLE,
+    errors.ConnectionLost: _TIMEOUT,
+    errors.DeadlineExceeded: _TIMEOUT,
+    errors.Cancelled: Codes(CqlCode.READ_TIMEOUT, CqlCode.WRITE_TIMEOUT, _WITHDRAWN_STATUS),
+    errors.Corruption: Codes(CqlCode.READ_FAILURE, CqlCode.WRITE_FAILURE, 500),
+    errors.DiskFull: Codes(CqlCode.READ_FAILURE, CqlCode.WRITE_FAILURE, 507),
+    errors.InternalError: _SERVER_ERROR,
+}
+
+CODES_BY_OUTCOME: Final[dict[tuple[Outcome, Fault], Codes]] = {
+    (Outcome.NOT_APPLIED, Fault.CALLER): _INVALID,
+    (Outcome.NOT_APPLIED, Fault.PEER): _UNAVAILABLE,
+    (Outcome.NOT_APPLIED, Fault.US): _SERVER_ERROR,
+    (Outcome.UNKNOWN, Fault.CALLER): _TIMEOUT,
+    (Outcome.UNKNOWN, Fault.PEER): _TIMEOUT,
+    (Outcome.UNKNOWN, Fault.US): _SERVER_ERROR,
+}
+
+
+def codes_of(kind: type[EblaError]) -> Codes:
+    """The codes of an error class: its own, else those of the nearest ancestor that has the same outcome and fault.
+
+    A class that changes its ancestor's outcome or fault must not inherit its code, which may promise the opposite.
+    """
+    for ancestor in kind.__mro__:
+        if ancestor in CODES and (ancestor.outcome, ancestor.fault) == (kind.outcome, kind.fault):
+            return CODES[ancestor]
+    return CODES_BY_OUTCOME[kind.outcome, kind.fault]

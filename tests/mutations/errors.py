@@ -1,0 +1,22 @@
+"""Bugs of the error codes: a client that is told the wrong thing repeats what must not be repeated."""
+
+from tests.mutations.framework import Mutation, PytestCheck
+
+MUTATIONS = (
+    Mutation(
+        name="error-code-inherited-against-outcome",
+        module="ebla.model.error_codes",
+        find="(ancestor.outcome, ancestor.fault) == (kind.outcome, kind.fault)",
+        replace="ancestor.fault == kind.fault",
+        check=PytestCheck("tests/unit/model/test_error_codes.py"),
+        why="drivers repeat a write that may already have happened",
+    ),
+    Mutation(
+        name="error-code-lost-connection-unavailable",
+        module="ebla.model.error_codes",
+        find="errors.ConnectionLost: _TIMEOUT",
+        replace="errors.ConnectionLost: _UNAVAILABLE",
+        check=PytestCheck("tests/unit/model/test_error_codes.py"),
+        why="drivers repeat a write that may already have happened",
+    ),
+)

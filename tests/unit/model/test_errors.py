@@ -1,0 +1,13 @@
+"""What an error says of itself."""
+
+from ebla.model.errors import DeadlineExceeded, Fault, Outcome, Unreachable
+
+
+def test_the_text_has_the_advice_where_there_is_one() -> None:
+    assert str(Unreachable("no route to 127.0.0.3:7000")) == "no route to 127.0.0.3:7000"
+    assert str(Unreachable("no route", advice="start the node")) == "no route; start the node"
+
+
+def test_an_error_tells_its_outcome_and_fault() -> None:
+    assert (Unreachable.outcome, Unreachable.fault) == (Outcome.NOT_APPLIED, Fault.PEER)
+    assert (DeadlineExceeded.outcome, DeadlineExceeded.fault) == (Outcome.UNKNOWN, Fault.PEER)
