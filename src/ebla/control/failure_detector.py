@@ -1,0 +1,104 @@
+"""Which peers are held to be up, as data. Pure: answers and time in, opinions out.
+
+Only a completed round trip counts as hearing from a peer. A peer whose words arrive but whom ours do not reach is
+down for both sides, so a link that is cut in one direction splits no two nodes' opinions of each other.
+
+What it promises, with `silence_ms` as its one limit:
+
+- INV-LIVE-1: a peer that answered nothing for `silence_ms` is not held to be up at the next look;
+- INV-LIVE-2: a peer that answered within the last `silence_ms` is not held to be down.
+
+Nothing here is proof: a silent peer may be alive and serving. Whoever needs it to be gone uses a lease or a fence.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ebla.model.identity import Address, HostId
+
+
+class Standing(enum.StrEnum):
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One completed round trip."""
+
+    peer: Address
+    host: HostId
+    incarnation: int
+    round_trip_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What this node holds of one peer. Times are of this node's boot clock."""
+
+    peer: Address
+    standing: Standing
+    since_ms: int
+    """When the standing last changed, or the peer last started anew."""
+    host: HostId | None = None
+    """Who answered there last; None until somebody did."""
+    incarnation: int = 0
+    heard_ms: int | None = None
+    round_trip_us: int | None = None
+    """Smoothed: an eighth of each new measurement."""
+    deviation_us: int = 0
+    """Mean deviation of the measurements, smoothed by a quarter."""
+
+
+class FailureDetector:
+    def __init__(self, silence_ms: int) -> None:
+        assert silence_ms > 0
+        self.silence_ms = silence_ms
+        self._opinions: dict[Address, Opinion] = {}
+
+    def opinions(self) -> tuple[Opinion, ...]:
+        """One for each peer, in the order of their addresses."""
+        return tuple(self._opinions[peer] for peer in sorted(self._opinions))
+
+    def watch(self, peers: Sequence[Address], now_ms: int) -> None:
+        """From now on these peers and no others. A new one is down until it answers."""
+        self._opinions = {peer: self._opinions.get(peer, Opinion(peer, Standing.DOWN, now_ms)) for peer in peers}
+
+    def answered(self, answer: Answered, now_ms: int) -> Opinion | None:
+        """Returns the new opinion where the peer came up or came back as another."""
+        before = self._opinions.get(answer.peer)
+        if before is None:
+            return None
+        same = before.host == answer.host and before.incarnation == answer.incarnation
+        if same and before.standing is Standing.UP:
+            self._opinions[answer.peer] = _measured(replace(before, heard_ms=now_ms), answer.round_trip_us)
+            return None
+        fresh = Opinion(answer.peer, Standing.UP, now_ms, answer.host, answer.incarnation, now_ms)
+        self._opinions[answer.peer] = _measured(fresh, answer.round_trip_us)
+        return self._opinions[answer.peer]
+
+    def look(self, now_ms: int) -> list[Opinion]:
+        """Returns the opinions that turned to down."""
+        turned: list[Opinion] = []
+        for peer, opinion in self._opinions.items():
+            if opinion.standing is Standing.UP and self._silent(opinion, now_ms):
+                turned.append(replace(opinion, standing=Standing.DOWN, since_ms=now_ms))
+                self._opinions[peer] = turned[-1]
+        return turned
+
+    def _silent(self, opinion: Opinion, now_ms: int) -> bool:
+        assert opinion.heard_ms is not None
+        return now_ms - opinion.heard_ms >= self.silence_ms
+
+
+def _measured(opinion: Opinion, sample_us: int) -> Opinion:
+    """The estimator of TCP's retransmission timer (RFC 6298): slow enough for one late answer not to show as news."""
+    if opinion.round_trip_us is None:
+        return replace(opinion, round_trip_us=sample_us, deviation_us=sample_us // 2)
+    away = abs(sample_us - opinion.round_trip_us)
+    return replace(
+        opinion,
+        round_trip_us=opinion.round_trip_us + (sample_us - opinion.round_trip_us) // 8,
+        deviation_us=opinion.deviation_us + (away - opinion.deviation_us) // 4,
+    )

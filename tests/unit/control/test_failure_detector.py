@@ -1,0 +1,105 @@
+"""The failure detector's opinions, answer by answer. Times are milliseconds."""
+
+import uuid
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebla.control.failure_detector import Answered, FailureDetector, Opinion, Standing
+from ebla.model.identity import Address, HostId
+
+SILENCE_MS = 3_000
+PEER = Address("127.0.0.2", 7000)
+OTHER = Address("127.0.0.3", 7000)
+HOST = HostId(uuid.UUID(int=2))
+
+
+def watching(*peers: Address) -> FailureDetector:
+    detector = FailureDetector(SILENCE_MS)
+    detector.watch(peers or (PEER,), 0)
+    return detector
+
+
+def answer(round_trip_us: int = 800, incarnation: int = 1, host: HostId = HOST) -> Answered:
+    return Answered(PEER, host, incarnation, round_trip_us)
+
+
+def only(detector: FailureDetector) -> Opinion:
+    (opinion,) = detector.opinions()
+    return opinion
+
+
+def test_a_peer_is_down_until_it_answers() -> None:
+    detector = watching()
+    assert only(detector) == Opinion(PEER, Standing.DOWN, 0)
+    assert detector.look(10_000) == []
+    came_up = detector.answered(answer(), 10_100)
+    assert came_up == only(detector)
+    assert came_up == Opinion(PEER, Standing.UP, 10_100, HOST, 1, 10_100, 800, 400)
+
+
+def test_silence_turns_a_peer_down_once_exactly_at_the_bound() -> None:
+    detector = watching()
+    detector.answered(answer(), 1_000)
+    assert detector.look(3_999) == []
+    (turned,) = detector.look(4_000)
+    assert (turned.standing, turned.since_ms, turned.heard_ms) == (Standing.DOWN, 4_000, 1_000)
+    assert detector.look(9_000) == []
+    assert only(detector).since_ms == 4_000
+
+
+def test_a_peer_that_returns_is_up_at_once_and_news() -> None:
+    detector = watching()
+    detector.answered(answer(), 1_000)
+    detector.look(5_000)
+    assert detector.answered(answer(), 6_000) is not None
+    assert (only(detector).standing, only(detector).since_ms) == (Standing.UP, 6_000)
+
+
+def test_a_restart_between_two_beats_shows_as_news_with_a_new_since() -> None:
+    detector = watching()
+    detector.answered(answer(incarnation=1), 1_000)
+    assert detector.answered(answer(incarnation=1), 1_500) is None
+    assert detector.answered(answer(incarnation=2), 2_000) is not None
+    assert only(detector).since_ms == 2_000
+    replaced = detector.answered(answer(incarnation=2, host=HostId(uuid.UUID(int=9))), 2_500)
+    assert replaced is not None
+    assert replaced.host == uuid.UUID(int=9)
+
+
+def test_peers_that_leave_are_forgotten_and_those_that_stay_keep_their_opinion() -> None:
+    detector = watching(PEER, OTHER)
+    detector.answered(answer(), 1_000)
+    detector.watch([PEER], 2_000)
+    assert only(detector).heard_ms == 1_000
+    detector.watch([OTHER], 3_000)
+    assert only(detector) == Opinion(OTHER, Standing.DOWN, 3_000)
+    assert detector.answered(answer(), 4_000) is None
+    assert only(detector).peer == OTHER
+
+
+def test_round_trips_are_smoothed_and_converge() -> None:
+    detector = watching()
+    detector.answered(answer(800), 0)
+    detector.answered(answer(8_800), 100)
+    assert only(detector).round_trip_us == 1_800
+    for now in range(200, 10_000, 100):
+        detector.answered(answer(8_800), now)
+    last = only(detector)
+    assert last.round_trip_us is not None
+    assert 8_700 <= last.round_trip_us <= 8_800
+    assert last.deviation_us < 400
+
+
+@given(st.lists(st.tuples(st.integers(0, 2_000), st.booleans()), max_size=60))
+def test_the_standing_is_exactly_whether_an_answer_came_within_the_bound(steps: list[tuple[int, bool]]) -> None:
+    """INV-LIVE-1, INV-LIVE-2 at every look, whatever the answers' times."""
+    detector, now, heard = watching(), 0, None
+    for pause, answers in steps:
+        now += pause
+        if answers:
+            detector.answered(answer(), now)
+            heard = now
+        detector.look(now)
+        expected = heard is not None and now - heard < SILENCE_MS
+        assert (only(detector).standing is Standing.UP) == expected
