@@ -1,0 +1,136 @@
+"""Whole files, replaced at once: after a crash a reader finds the old content or the new, checked, and nothing else.
+
+The order is: write beside the place, sync the content, rename over it, sync the folder. Without the first sync a power
+cut may keep the name and lose the bytes; without the second it may bring the old file back after the caller was told.
+
+The content is cut into pieces with a checksum each, so that a large file is written and read in short steps off the
+loop, and a damaged one is noticed before its end is reached. The last piece is empty and carries the number of
+those before it: a file that ends early is told from one that is complete.
+"""
+
+import struct
+import zlib
+from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
+
+from ebla.model.errors import Corruption, Refused
+from ebla.ports.disk import Disk, File
+
+FILE_FORMAT = 1
+PIECE_BYTES = 1 << 20
+TEMPORARY_SUFFIX = ".new"
+
+_MAGIC = b"EBLAFILE"
+_HEADER = struct.Struct("<8sHxxI")  # magic, format, spare, checksum of what stands before it
+_HEADER_CHECKED_BYTES = 12
+_PIECE = struct.Struct("<III")  # length, number of the piece, checksum of both and of the content
+_PIECE_CHECKED = struct.Struct("<II")
+
+
+async def replace_file(disk: Disk, path: str, content: bytes | Iterable[bytes]) -> None:
+    """Durable on return. One replacement of a path at a time. Raises `DiskFull`, and the old content stands."""
+    temporary = path + TEMPORARY_SUFFIX
+    discard_temporary(disk, path)
+    file = disk.create(temporary)
+    try:
+        try:
+            await _write_pieces(disk, file, content)
+            await file.sync()
+        finally:
+            file.close()
+        disk.rename(temporary, path)
+    except BaseException:
+        discard_temporary(disk, path)
+        raise
+    await disk.sync_folder(parent_folder(path))
+
+
+async def read_checked_file(disk: Disk, path: str) -> bytes:
+    """The whole content. Raises `FileNotFoundError`, `Corruption`, or `Refused` for a newer format."""
+    return b"".join([piece async for piece in read_checked_pieces(disk, path)])
+
+
+async def read_checked_pieces(disk: Disk, path: str) -> AsyncIterator[bytes]:
+    """The content piece by piece, each checked before it is given out; only the end proves that none is missing."""
+    file = disk.open(path)
+    try:
+        await disk.run(partial(_check_header, file))
+        offset = _HEADER.size
+        number = 0
+        while True:
+            piece = await disk.run(partial(_read_piece, file, offset, number))
+            if not piece:
+                break
+            yield piece
+            offset += _PIECE.size + len(piece)
+            number += 1
+        if file.size() != offset + _PIECE.size:
+            raise _damaged(path, offset + _PIECE.size, "bytes follow the end of the content")
+    finally:
+        file.close()
+
+
+def discard_temporary(disk: Disk, path: str) -> None:
+    """What a replacement that died left beside the path."""
+    if disk.exists(path + TEMPORARY_SUFFIX):
+        disk.unlink(path + TEMPORARY_SUFFIX)
+
+
+def parent_folder(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+async def _write_pieces(disk: Disk, file: File, content: bytes | Iterable[bytes]) -> None:
+    start = _HEADER.pack(_MAGIC, FILE_FORMAT, 0)[:_HEADER_CHECKED_BYTES]
+    file.append(start + struct.pack("<I", zlib.crc32(start)))
+    number = 0
+    for piece in _cut(content):
+        await disk.run(partial(_append_piece, file, number, piece))
+        number += 1
+    _append_piece(file, number, b"")
+
+
+def _cut(content: bytes | Iterable[bytes]) -> Iterator[bytes]:
+    for chunk in (content,) if isinstance(content, bytes) else content:
+        for start in range(0, len(chunk), PIECE_BYTES):
+            yield chunk[start : start + PIECE_BYTES]
+
+
+def _append_piece(file: File, number: int, piece: bytes) -> None:
+    checksum = zlib.crc32(piece, zlib.crc32(_PIECE_CHECKED.pack(len(piece), number)))
+    file.append(_PIECE.pack(len(piece), number, checksum) + piece)
+
+
+def _check_header(file: File) -> None:
+    header = file.read(0, _HEADER.size)
+    if len(header) < _HEADER.size:
+        raise _damaged(file.path, 0, "it ends inside its header")
+    magic, file_format, checksum = _HEADER.unpack(header)
+    if magic != _MAGIC or checksum != zlib.crc32(header[:_HEADER_CHECKED_BYTES]):
+        raise _damaged(file.path, 0, "its header is not one of ours")
+    if file_format > FILE_FORMAT:
+        raise Refused(
+            f"{file.path} has format {file_format}, this program knows formats up to {FILE_FORMAT}",
+            advice="run the version that wrote it, or a newer one",
+        )
+
+
+def _read_piece(file: File, offset: int, number: int) -> bytes:
+    header = file.read(offset, _PIECE.size)
+    if len(header) < _PIECE.size:
+        raise _damaged(file.path, offset, f"it ends before its piece {number}")
+    length, found_number, checksum = _PIECE.unpack(header)
+    piece = file.read(offset + _PIECE.size, min(length, PIECE_BYTES))
+    if checksum != zlib.crc32(piece, zlib.crc32(_PIECE_CHECKED.pack(length, found_number))) or len(piece) != length:
+        raise _damaged(file.path, offset, f"piece {number} fails its checksum")
+    if found_number != number:
+        raise _damaged(file.path, offset, f"piece {found_number} stands where piece {number} belongs")
+    return piece
+
+
+def _damaged(path: str, offset: int, what: str) -> Corruption:
+    return Corruption(
+        f"{path} is damaged at offset {offset}: {what}",
+        advice="it is never written in place, so the device or somebody else changed it: check the device, keep a copy "
+        "of the file, and restore it from a backup or replace this node",
+    )

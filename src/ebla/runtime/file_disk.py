@@ -1,0 +1,265 @@
+"""The disk port on the real file system (POSIX; Linux for reserving blocks)."""
+
+import asyncio
+import ctypes
+import errno
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ebla.model.errors import DiskFull
+
+T = TypeVar("T")
+
+_FULL_CODES = (errno.ENOSPC, errno.EDQUOT)
+_NOT_SUPPORTED_CODES = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_FALLOC_FL_KEEP_SIZE = 1
+_FILE_MODE = 0o600
+_FOLDER_MODE = 0o700
+
+
+@contextmanager
+def _full_disk_told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno in _FULL_CODES:
+            raise DiskFull(
+                f"no space left for {path} ({failure.strerror})",
+                advice="free space on its file system or raise its quota",
+            ) from failure
+        raise
+
+
+class FileOnDisk:
+    """One open file, used from the loop and, inside `FileDisk.run`, from worker threads.
+
+    A descriptor is a number that the system gives out again: closing it under a thread that still writes or syncs
+    would send that thread's bytes into another file. So uses are counted, and the last one out closes.
+    """
+
+    def __init__(self, path: str, descriptor: int, sync_pool: ThreadPoolExecutor) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._sync_pool = sync_pool
+        self._guard = threading.Lock()
+        self._users = 0
+        self._closing = False
+        self._sync_failure: BaseException | None = None
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        descriptor = self._enter()
+        try:
+            return os.fstat(descriptor).st_size
+        finally:
+            self._leave()
+
+    def read(self, offset: int, length: int) -> bytes:
+        descriptor = self._enter()
+        try:
+            return _read_fully(descriptor, offset, length)
+        finally:
+            self._leave()
+
+    def append(self, data: bytes) -> None:
+        self.write(self.size(), data)
+
+    def write(self, offset: int, data: bytes) -> None:
+        descriptor = self._enter_to_change()
+        try:
+            with _full_disk_told(self._path):
+                _write_fully(descriptor, offset, data)
+        finally:
+            self._leave()
+
+    def truncate(self, size: int) -> None:
+        descriptor = self._enter_to_change()
+        try:
+            with _full_disk_told(self._path):
+                os.ftruncate(descriptor, size)
+        finally:
+            self._leave()
+
+    def preallocate(self, size: int) -> None:
+        """Where the file system cannot reserve blocks nothing is reserved: appends then pay for their own."""
+        descriptor = self._enter_to_change()
+        try:
+            code = _reserve_blocks(descriptor, size)
+        finally:
+            self._leave()
+        if code == 0 or code in _NOT_SUPPORTED_CODES:
+            return
+        with _full_disk_told(self._path):
+            raise OSError(code, os.strerror(code), self._path)
+
+    async def sync(self) -> None:
+        descriptor = self._enter_to_change()
+        future = self._sync_pool.submit(_sync_content, descriptor)
+        # Not in the lines after the await: the caller may be cancelled while the thread still syncs, and a failure
+        # must poison the file all the same.
+        future.add_done_callback(self._note_sync_ended)
+        with _full_disk_told(self._path):
+            await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        with self._guard:
+            if self._closing:
+                return
+            self._closing = True
+            in_use = self._users > 0
+        if not in_use:
+            os.close(self._descriptor)
+
+    def _note_sync_ended(self, future: Future[None]) -> None:
+        if not future.cancelled():
+            # The kernel reports lost pages once and then calls them clean, so the first failure stays.
+            self._sync_failure = self._sync_failure or future.exception()
+        self._leave()
+
+    def _enter(self) -> int:
+        with self._guard:
+            if self._closing:
+                raise ValueError(f"{self._path} is closed")
+            self._users += 1
+        return self._descriptor
+
+    def _enter_to_change(self) -> int:
+        if self._sync_failure is not None:
+            raise OSError(
+                errno.EIO, f"an earlier sync failed ({self._sync_failure}), so its content is unknown", self._path
+            )
+        return self._enter()
+
+    def _leave(self) -> None:
+        with self._guard:
+            self._users -= 1
+            last_one_out = self._closing and self._users == 0
+        if last_one_out:
+            os.close(self._descriptor)
+
+
+class FileDisk:
+    """Syncs and other blocking work have a pool each, so that a long copy does not delay a commit."""
+
+    def __init__(self, *, sync_threads: int = 2, work_threads: int = 2) -> None:
+        self._sync_pool = ThreadPoolExecutor(sync_threads, thread_name_prefix="disk-sync")
+        self._work_pool = ThreadPoolExecutor(work_threads, thread_name_prefix="disk-work")
+
+    def open(self, path: str) -> FileOnDisk:
+        return FileOnDisk(path, os.open(path, os.O_RDWR), self._sync_pool)
+
+    def create(self, path: str) -> FileOnDisk:
+        with _full_disk_told(path):
+            return FileOnDisk(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE), self._sync_pool)
+
+    def rename(self, old: str, new: str) -> None:
+        with _full_disk_told(new):
+            os.replace(old, new)
+
+    def link(self, existing: str, new: str) -> None:
+        with _full_disk_told(new):
+            os.link(existing, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_folder(self, path: str) -> None:
+        with _full_disk_told(path):
+            os.makedirs(path, _FOLDER_MODE, exist_ok=True)
+
+    def remove_folder(self, path: str) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            if os.path.lexists(path):
+                raise
+
+    def list_folder(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def free_bytes(self, path: str) -> int:
+        figures = os.statvfs(path)
+        return figures.f_bavail * figures.f_frsize
+
+    async def sync_folder(self, path: str) -> None:
+        with _full_disk_told(path):
+            await asyncio.wrap_future(self._sync_pool.submit(_sync_folder, path))
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._work_pool.submit(work))
+
+    def close(self) -> None:
+        """Waits for what is running; what has not begun is dropped."""
+        self._sync_pool.shutdown(wait=True, cancel_futures=True)
+        self._work_pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
+    pieces: list[bytes] = []
+    while length > 0 and (piece := os.pread(descriptor, length, offset)):
+        pieces.append(piece)
+        offset += len(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _write_fully(descriptor: int, offset: int, data: bytes) -> None:
+    written = os.pwrite(descriptor, data, offset)
+    # A short write is how the kernel reports a device that fills up, or a signal, in the middle of one: only the next
+    # call tells which.
+    while written < len(data):
+        written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
+
+
+def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """The C library's own: Python's `posix_fallocate` would change the visible size."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+
+    def call(descriptor: int, mode: int, offset: int, length: int) -> int:
+        return 0 if function(descriptor, mode, offset, length) == 0 else ctypes.get_errno()
+
+    return call
+
+
+_fallocate = _load_fallocate()
+
+
+def _reserve_blocks(descriptor: int, size: int) -> int:
+    """The error code, 0 for success."""
+    if _fallocate is None or size <= 0:
+        return 0
+    while (code := _fallocate(descriptor, _FALLOC_FL_KEEP_SIZE, 0, size)) == errno.EINTR:
+        pass
+    return code
+
+
+def _sync_content(descriptor: int) -> None:
+    # fdatasync also writes the size, which is all of the metadata that reading the bytes back needs.
+    if sys.platform == "darwin":
+        os.fsync(descriptor)
+    else:
+        os.fdatasync(descriptor)
+
+
+def _sync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
