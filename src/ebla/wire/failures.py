@@ -1,0 +1,66 @@
+"""Errors across the wire: the same class with the same outcome on the caller's side.
+
+An error that this version does not know, or whose outcome it would understate, becomes an `InternalError` that keeps
+the text: a caller must never believe "not applied" of something that may have happened.
+"""
+
+from ebla.model.errors import (
+    Cancelled,
+    ConnectionLost,
+    Corruption,
+    DeadlineExceeded,
+    DiskFull,
+    EblaError,
+    InternalError,
+    InvalidRequest,
+    Outcome,
+    Overloaded,
+    Refused,
+    Stale,
+    TooLarge,
+    Unavailable,
+    Unreachable,
+)
+from ebla.wire.frames import Failure
+
+
+class UnknownRefusal(InternalError):
+    """A newer peer's error that this version has no class for; the peer says that nothing was applied."""
+
+    outcome = Outcome.NOT_APPLIED
+
+
+ERROR_TAGS: dict[str, type[EblaError]] = {
+    "invalid_request": InvalidRequest,
+    "too_large": TooLarge,
+    "refused": Refused,
+    "stale": Stale,
+    "overloaded": Overloaded,
+    "unavailable": Unavailable,
+    "unreachable": Unreachable,
+    "connection_lost": ConnectionLost,
+    "deadline_exceeded": DeadlineExceeded,
+    "cancelled": Cancelled,
+    "corruption": Corruption,
+    "disk_full": DiskFull,
+    "internal": InternalError,
+}
+"""Tags are never reused, as verbs' numbers are not."""
+
+_TAG_OF: dict[type[EblaError], str] = {kind: tag for tag, kind in ERROR_TAGS.items()}
+
+
+def failure_of(request_id: int, error: EblaError) -> Failure:
+    """An error of a class that has no tag travels as its nearest ancestor that has one."""
+    tag = next((_TAG_OF[kind] for kind in type(error).__mro__ if kind in _TAG_OF), "internal")
+    return Failure(request_id, tag, error.outcome, error.message, error.advice)
+
+
+def error_of(failure: Failure) -> EblaError:
+    kind = ERROR_TAGS.get(failure.error)
+    if kind is not None and kind.outcome is failure.outcome:
+        return kind(failure.message, advice=failure.advice)
+    text = f"{failure.error}: {failure.message}"
+    if failure.outcome is Outcome.NOT_APPLIED:
+        return UnknownRefusal(text, advice=failure.advice)
+    return InternalError(text, advice=failure.advice)

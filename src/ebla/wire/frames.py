@@ -1,0 +1,124 @@
+"""The frames of a connection between two processes, and their one codec.
+
+Every frame is one msgpack array that begins with its tag. Fields are only appended, with defaults, and tags are never
+reused, so that either side may be one version ahead. The transport adds the length; a frame here is whole.
+
+A body is the verb's own struct. It is encoded in the same pass as its frame and decoded in a second one, by whoever
+knows the verb: until then it stays the bytes it arrived as.
+"""
+
+import enum
+
+import msgspec
+
+from ebla.model.errors import InvalidRequest, Outcome
+from ebla.model.identity import ClusterId, HostId
+
+PROTOCOL_OLDEST = 1
+PROTOCOL_NEWEST = 1
+
+
+class Lane(enum.IntEnum):
+    """Kinds of traffic with a connection of their own: a large answer must not delay a heartbeat or a vote."""
+
+    RAFT = 1
+    CONTROL = 2
+    DATA = 3
+    JOIN = 4
+    """A node that has no certificate yet. Nothing but the hand-over of the authority is served here."""
+
+
+class RefusalReason(enum.IntEnum):
+    VERSION = 1
+    CLUSTER = 2
+    HOST = 3
+    LANE = 4
+    BUSY = 5
+
+
+class Introduction(msgspec.Struct, frozen=True, array_like=True):
+    """What a process says of itself. `cluster` is None until the node belongs to one."""
+
+    host: HostId
+    cluster: ClusterId | None
+    cluster_name: str
+    process: str = "control"
+    features: tuple[str, ...] = ()
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The first frame of whoever connected. `expected_host` is who it believes to have reached."""
+
+    oldest: int
+    newest: int
+    lane: Lane
+    frame_bytes_max: int
+    introduction: Introduction
+    expected_host: HostId | None = None
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    version: int
+    frame_bytes_max: int
+    introduction: Introduction
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    reason: int
+    """A `RefusalReason`, or one that only a newer peer knows."""
+    message: str
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """`id` counts up by one on each connection, from 1: a repeated frame is recognised by it."""
+
+    id: int
+    verb: int
+    remaining_ms: int
+    body: msgspec.Raw
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
+    id: int
+    body: msgspec.Raw
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    id: int
+    error: str
+    outcome: Outcome
+    message: str
+    advice: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    id: int
+
+
+class OneWay(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """A notice: no answer, no deadline, may be lost."""
+
+    notice: int
+    body: msgspec.Raw
+
+
+Frame = Hello | Welcome | Refusal | Request | Answer | Failure | Cancel | OneWay
+
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
+_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+
+encode = _encoder.encode
+"""Any frame or body to bytes."""
+
+
+def with_body(body: object) -> msgspec.Raw:
+    """A struct in the place of a body: the encoder writes it there in the same pass. Only the type is bent."""
+    return body  # type: ignore[return-value]  # the encoder takes any struct where Raw stands; see above
+
+
+def decode(data: bytes) -> Frame:
+    """Raises `InvalidRequest` for bytes that are no frame."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"not a frame: {error}") from None

@@ -1,0 +1,236 @@
+"""Connections to other nodes: one per host and lane, made on first use, kept, and made again after they end.
+
+After a failure the next attempt waits, twice as long each time up to a bound, and by chance a little less, so that
+nodes that lost the same peer do not all come back at once. A call that comes in the meantime waits for that attempt
+if its deadline allows and is told `Unreachable` otherwise: nothing was sent.
+"""
+
+import asyncio
+import enum
+from dataclasses import dataclass
+
+from ebla.model.errors import EblaError, Unreachable
+from ebla.model.identity import Address, HostId
+from ebla.ports.chance import Chance
+from ebla.ports.transport import Transport
+from ebla.wire.calls import Caller, Target
+from ebla.wire.frames import Introduction, Lane, Welcome
+from ebla.wire.limits import WireLimits
+from ebla.wire.report import Report
+from ebla.wire.verbs import A, Notice, Q, Verb
+
+
+class RouteState(enum.StrEnum):
+    CONNECTING = "connecting"
+    READY = "ready"
+    WAITING = "waiting"
+    """For the next attempt."""
+    ENDED = "ended"
+
+
+class _Route:
+    """The way to one host on one lane. `changed` is replaced at every change of state, so a waiter misses none."""
+
+    def __init__(self, host: HostId, lane: Lane, address: Address) -> None:
+        self.host = host
+        self.lane = lane
+        self.address = address
+        self.state = RouteState.CONNECTING
+        self.caller: Caller | None = None
+        self.error = ""
+        self.failures = 0
+        self.next_attempt_at = 0.0
+        self.changed = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    def move(self, state: RouteState) -> None:
+        self.state = state
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class RouteReport:
+    """A route as people see it."""
+
+    host: HostId
+    lane: Lane
+    address: Address
+    state: RouteState
+    failures: int
+    error: str
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeersContext:
+    transport: Transport
+    chance: Chance
+    introduction: Introduction
+    limits: WireLimits
+    report: Report
+
+
+class Peers:
+    """Its connections live in the task group given here and end with it."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, context: PeersContext) -> None:
+        self._tasks = tasks
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._addresses: dict[HostId, Address] = {}
+        self._routes: dict[tuple[HostId, Lane], _Route] = {}
+
+    # ---- who is where
+
+    def set_address(self, host: HostId, address: Address) -> None:
+        """Where the host listens. A change ends connections to the old place."""
+        if self._addresses.get(host) == address:
+            return
+        self._addresses[host] = address
+        self._drop_routes(host, f"host {host} moved to {address}")
+
+    def forget(self, host: HostId) -> None:
+        self._addresses.pop(host, None)
+        self._drop_routes(host, f"host {host} is no longer a peer")
+
+    def close(self, cause: str) -> None:
+        for host in list(self._addresses):
+            self._drop_routes(host, cause)
+
+    def hosts(self) -> tuple[HostId, ...]:
+        return tuple(self._addresses)
+
+    def routes(self) -> tuple[RouteReport, ...]:
+        return tuple(
+            RouteReport(
+                route.host,
+                route.lane,
+                route.address,
+                route.state,
+                route.failures,
+                route.error,
+                0 if route.caller is None else route.caller.in_flight,
+            )
+            for route in self._routes.values()
+        )
+
+    # ---- messages
+
+    async def call(self, host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+        """As `Caller.call`, over the connection of the verb's lane."""
+        route = self._route(host, verb.lane)
+        caller = route.caller
+        if caller is None:
+            began = self._loop.time()
+            caller = await self._wait_connected(route, began + deadline_ms / 1000)
+            deadline_ms -= int((self._loop.time() - began) * 1000)
+        return await caller.call(verb, request, deadline_ms)
+
+    def send(self, host: HostId, notice: Notice[Q], message: Q) -> bool:
+        """Sends without an answer. False: dropped, because there is no connection now or its queue is full."""
+        caller = self._route(host, notice.lane).caller
+        return caller is not None and caller.send(notice, message)
+
+    # ---- connections
+
+    def _route(self, host: HostId, lane: Lane) -> _Route:
+        route = self._routes.get((host, lane))
+        if route is None:
+            address = self._addresses.get(host)
+            if address is None:
+                raise Unreachable(f"no address is known for host {host}")
+            route = self._routes[(host, lane)] = _Route(host, lane, address)
+            route.task = self._tasks.create_task(self._keep(route))
+        return route
+
+    def _drop_routes(self, host: HostId, cause: str) -> None:
+        for lane in Lane:
+            route = self._routes.pop((host, lane), None)
+            if route is None:
+                continue
+            route.error = cause
+            caller, route.caller = route.caller, None
+            route.move(RouteState.ENDED)
+            if caller is not None:
+                caller.close(cause)
+            if route.task is not None:
+                route.task.cancel(cause)
+
+    async def _wait_connected(self, route: _Route, expires_at: float) -> Caller:
+        seen_failures = route.failures
+        try:
+            async with asyncio.timeout_at(expires_at):
+                while route.caller is None:
+                    hopeless = route.state is RouteState.WAITING and route.next_attempt_at >= expires_at
+                    if hopeless or route.failures > seen_failures or route.state is RouteState.ENDED:
+                        raise _unreachable(route)
+                    await route.changed.wait()
+        except TimeoutError:
+            raise _unreachable(route) from None
+        return route.caller
+
+    async def _keep(self, route: _Route) -> None:
+        limits = self._context.limits
+        while True:
+            route.move(RouteState.CONNECTING)
+            try:
+                caller, _ = await connect(self._context, route.address, Target(route.lane, route.host))
+            except EblaError as error:
+                self._failed(route, error.message)
+            else:
+                ready_at = self._loop.time()
+                await self._use(route, caller)
+                if self._loop.time() - ready_at >= limits.backoff_max_ms / 1000:
+                    route.failures = 0
+            wait_ms = backoff_ms(route.failures, limits, self._context.chance)
+            route.next_attempt_at = self._loop.time() + wait_ms / 1000
+            route.move(RouteState.WAITING)
+            await asyncio.sleep(wait_ms / 1000)
+
+    async def _use(self, route: _Route, caller: Caller) -> None:
+        """Holds the connection until it ends. The count of failures goes back only once it has lasted a while: a
+        peer that accepts and hangs up at once must meet a growing back-off too."""
+        route.caller, route.error = caller, ""
+        route.move(RouteState.READY)
+        details = {"host": str(route.host), "lane": route.lane.name, "address": str(route.address)}
+        self._context.report("wire.peer_connected", details)
+        try:
+            cause = await caller.wait_closed()
+        finally:
+            route.caller = None
+            caller.close("no longer needed")
+        self._failed(route, cause)
+
+    def _failed(self, route: _Route, cause: str) -> None:
+        route.failures += 1
+        changed = cause != route.error
+        route.error = cause
+        if changed:  # the same failure is told once, not once a second
+            details = {"host": str(route.host), "lane": route.lane.name, "address": str(route.address), "cause": cause}
+            self._context.report("wire.peer_unreachable", details)
+
+
+def _unreachable(route: _Route) -> Unreachable:
+    return Unreachable(f"host {route.host} at {route.address}: {route.error or 'no connection in time'}")
+
+
+def backoff_ms(failures: int, limits: WireLimits, chance: Chance) -> int:
+    """Between half and the whole of a step that doubles with each failure, up to the bound."""
+    step = min(limits.backoff_max_ms, limits.backoff_first_ms * 2 ** min(max(0, failures - 1), 20))
+    return chance.randrange(step // 2, step + 1)
+
+
+async def connect(context: PeersContext, address: Address, target: Target) -> tuple[Caller, Welcome]:
+    """One connection, greeted and ready, or `Unreachable` within the bound. The caller closes it."""
+    caller = Caller(context.introduction, target, context.limits)
+    try:
+        async with asyncio.timeout(context.limits.connect_ms / 1000):
+            await context.transport.connect(address, caller.open)
+            return caller, await caller.wait_ready()
+    except TimeoutError:
+        caller.close("not ready in time")
+        raise Unreachable(f"{address}: not connected and greeted within {context.limits.connect_ms} ms") from None
+    except BaseException:
+        caller.close("given up")
+        raise

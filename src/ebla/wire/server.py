@@ -1,0 +1,405 @@
+"""The answering side: greeting of whoever connects, dispatch by verb, deadlines, cancels, limits.
+
+A verb is served by a plain function, whose answer leaves in the same step, or by a coroutine function, which runs as
+a task that ends with its deadline, its cancel, or its connection. Whatever a peer sends, only its own connection
+suffers: an unknown verb or an unreadable request is answered with a failure, and bytes that are no frame end the
+connection with the cause in the event log.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ebla.model.errors import EblaError, InternalError, InvalidRequest, Overloaded
+from ebla.ports.transport import Link
+from ebla.wire.deadlines import Deadlines
+from ebla.wire.failures import failure_of
+from ebla.wire.frames import (
+    PROTOCOL_NEWEST,
+    PROTOCOL_OLDEST,
+    Answer,
+    Cancel,
+    Hello,
+    Introduction,
+    Lane,
+    OneWay,
+    Refusal,
+    RefusalReason,
+    Request,
+    Welcome,
+    decode,
+    encode,
+    with_body,
+)
+from ebla.wire.limits import WireLimits
+from ebla.wire.report import Report
+from ebla.wire.verbs import A, Notice, Q, Verb
+
+_MISSING_IDS_MAX = 4096
+
+
+class IncomingCall:
+    """What a served function learns besides the request."""
+
+    __slots__ = ("_loop", "expires_at", "lane", "peer")
+
+    def __init__(self, peer: Introduction, lane: Lane, expires_at: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.peer = peer
+        self.lane = lane
+        self.expires_at = expires_at
+        self._loop = loop
+
+    def remaining_ms(self) -> int:
+        """What is left for calls made on behalf of this one. Infinite deadlines (of notices) give a day."""
+        return max(0, math.floor(min(self.expires_at - self._loop.time(), 86_400.0) * 1000))
+
+
+Serve = Callable[[Q, IncomingCall], A] | Callable[[Q, IncomingCall], Awaitable[A]]
+ServeNotice = Callable[[Q, IncomingCall], None] | Callable[[Q, IncomingCall], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    name: str
+    lane: Lane
+    decoder: msgspec.msgpack.Decoder[Any]
+    inline: Callable[[Any, IncomingCall], Any] | None
+    task: Callable[[Any, IncomingCall], Awaitable[Any]] | None
+
+
+class _Running:
+    __slots__ = ("expires_at", "task")
+
+    def __init__(self, task: "asyncio.Task[None]", expires_at: float) -> None:
+        self.task = task
+        self.expires_at = expires_at
+
+
+class Server:
+    """Give `accept` to a transport's `listen`. Requests run as tasks of the group given here."""
+
+    def __init__(
+        self, tasks: asyncio.TaskGroup, introduction: Introduction, limits: WireLimits, report: Report
+    ) -> None:
+        self.tasks = tasks
+        self.introduction = introduction
+        self.limits = limits
+        self.report = report
+        self.loop = asyncio.get_running_loop()
+        self.verbs: dict[int, _Served] = {}
+        self.notices: dict[int, _Served] = {}
+        self._links: dict[int, ServedLink] = {}
+        self._links_accepted = 0
+        self._unintroduced = 0
+
+    def serve(self, verb: Verb[Q, A], work: Serve[Q, A]) -> None:
+        assert verb.number not in self.verbs, f"{verb.name} is served already"
+        self.verbs[verb.number] = _served(verb.name, verb.lane, verb.request, work)
+
+    def serve_notice(self, notice: Notice[Q], work: ServeNotice[Q]) -> None:
+        assert notice.number not in self.notices, f"{notice.name} is served already"
+        self.notices[notice.number] = _served(notice.name, notice.lane, notice.message, work)
+
+    def accept(self, link: Link) -> "ServedLink":
+        self._links_accepted += 1
+        served = ServedLink(self, link, self._links_accepted)
+        self._links[served.serial] = served
+        self._unintroduced += 1
+        if len(self._links) > self.limits.served_links_max:
+            served.refuse(RefusalReason.BUSY, f"{self.limits.served_links_max} connections are open already")
+        elif self._unintroduced > self.limits.unintroduced_links_max:
+            served.refuse(RefusalReason.BUSY, f"{self.limits.unintroduced_links_max} connections have not greeted yet")
+        return served
+
+    def close(self, cause: str) -> None:
+        for served in list(self._links.values()):
+            served.link.close(cause)
+
+    @property
+    def links_open(self) -> int:
+        return len(self._links)
+
+    def introduced(self) -> None:
+        self._unintroduced -= 1
+
+    def forget(self, served: "ServedLink") -> None:
+        del self._links[served.serial]
+        if served.peer is None:
+            self._unintroduced -= 1
+
+
+def _served(name: str, lane: Lane, request: type, work: Callable[..., Any]) -> _Served:
+    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(request)
+    if inspect.iscoroutinefunction(work):
+        return _Served(name, lane, decoder, None, work)
+    return _Served(name, lane, decoder, work, None)
+
+
+class ServedLink:
+    """One connection that a peer opened."""
+
+    def __init__(self, server: Server, link: Link, serial: int) -> None:
+        self.serial = serial
+        self.link = link
+        self.peer: Introduction | None = None
+        self._server = server
+        self._lane = Lane.CONTROL
+        self._frame_bytes_max = server.limits.frame_bytes_max
+        self._next_id = 1
+        self._missing_ids: dict[int, None] = {}
+        self._running: dict[int, _Running] = {}
+        self._notices_running = 0
+        self._closing = False
+        self._deadlines = Deadlines(server.loop, server.limits.deadline_slack_ms, self._expire)
+        self._hello_timer: asyncio.TimerHandle | None = server.loop.call_later(
+            server.limits.hello_ms / 1000, self._hello_missing
+        )
+
+    # ---- the life of the connection
+
+    def link_closed(self, cause: str) -> None:
+        self._closing = True
+        self._deadlines.close()
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+        # The caller knows that the outcome is unknown; nobody waits for what still runs.
+        for request_id in list(self._running):
+            self._stop_running(request_id, cause)
+        self._server.forget(self)
+
+    def frame_received(self, frame: bytes) -> None:
+        if self._closing:
+            return
+        try:
+            message = decode(frame)
+        except InvalidRequest as error:
+            self._end(error.message)
+            return
+        if type(message) is Request and self.peer is not None:
+            self._request(message, self.peer)
+        elif type(message) is OneWay and self.peer is not None:
+            self._one_way(message, self.peer)
+        elif type(message) is Cancel:
+            self._stop_running(message.id, "withdrawn by the caller")
+        elif type(message) is Hello:
+            self._hello(message)
+        else:
+            self._end(f"a {type(message).__name__} frame has no place here")
+
+    def refuse(self, reason: RefusalReason, message: str) -> None:
+        self.link.send(encode(Refusal(reason, message)))
+        self._end(message)
+
+    def _end(self, cause: str) -> None:
+        self._closing = True
+        who = None if self.peer is None else str(self.peer.host)
+        self._server.report("wire.link_ended", {"peer": str(self.link.peer_address), "host": who, "cause": cause})
+        self.link.close(cause)
+
+    def _hello_missing(self) -> None:
+        self._hello_timer = None
+        self._end(f"no greeting within {self._server.limits.hello_ms} ms")
+
+    def _hello(self, hello: Hello) -> None:
+        if self.peer is not None:
+            return  # the network repeated it
+        refusal = self._objection(hello)
+        if refusal is not None:
+            self.refuse(*refusal)
+            return
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+        self.peer = hello.introduction
+        self._lane = hello.lane
+        self._frame_bytes_max = min(hello.frame_bytes_max, self._server.limits.frame_bytes_max)
+        self._server.introduced()
+        version = min(hello.newest, PROTOCOL_NEWEST)
+        self.link.send(encode(Welcome(version, self._server.limits.frame_bytes_max, self._server.introduction)))
+
+    def _objection(self, hello: Hello) -> tuple[RefusalReason, str] | None:
+        ours, theirs = self._server.introduction, hello.introduction
+        if hello.newest < PROTOCOL_OLDEST or hello.oldest > PROTOCOL_NEWEST:
+            return RefusalReason.VERSION, (
+                f"protocol versions {hello.oldest} to {hello.newest} are offered, "
+                f"{PROTOCOL_OLDEST} to {PROTOCOL_NEWEST} are spoken here"
+            )
+        if theirs.cluster_name != ours.cluster_name:
+            return RefusalReason.CLUSTER, (
+                f"this is cluster {ours.cluster_name!r}, the peer belongs to {theirs.cluster_name!r}"
+            )
+        if ours.cluster is not None and theirs.cluster not in (None, ours.cluster):
+            return RefusalReason.CLUSTER, f"this is cluster {ours.cluster}, the peer belongs to {theirs.cluster}"
+        if self.link.peer_host is not None and self.link.peer_host != theirs.host:
+            return RefusalReason.HOST, (
+                f"the certificate is for host {self.link.peer_host}, the greeting says {theirs.host}"
+            )
+        if hello.expected_host is not None and hello.expected_host != ours.host:
+            return RefusalReason.HOST, f"this is host {ours.host}, the peer looks for {hello.expected_host}"
+        return None
+
+    # ---- requests
+
+    def _request(self, message: Request, peer: Introduction) -> None:
+        if not self._is_first_sight(message.id):
+            return
+        served = self._server.verbs.get(message.verb)
+        if served is None or served.lane is not self._lane:
+            self._fail(message.id, _unserved(message.verb, served, self._lane))
+            return
+        if message.remaining_ms <= 0:
+            return  # nobody waits any more
+        try:
+            request = served.decoder.decode(message.body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._fail(message.id, InvalidRequest(f"a request of {served.name} is unreadable: {error}"))
+            return
+        loop = self._server.loop
+        call = IncomingCall(peer, self._lane, loop.time() + message.remaining_ms / 1000, loop)
+        if served.inline is not None:
+            try:
+                answer = served.inline(request, call)
+            except Exception as error:  # every error of a verb is its caller's to hear
+                self._fail(message.id, self._as_ours(served.name, error))
+                return
+            self._answer(message.id, served.name, answer)
+        elif len(self._running) >= self._server.limits.running_requests_max:
+            self._fail(message.id, Overloaded(f"{len(self._running)} requests of this connection are under way"))
+        else:
+            task = self._start(self._run(message.id, served, request, call))
+            if task is not None:
+                self._running[message.id] = _Running(task, call.expires_at)
+                self._deadlines.note(call.expires_at)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
+        try:
+            return self._server.tasks.create_task(work)
+        except RuntimeError:  # the group takes no more tasks
+            work.close()
+            self._end("this process is stopping")
+            return None
+
+    async def _run(self, request_id: int, served: _Served, request: Any, call: IncomingCall) -> None:
+        assert served.task is not None
+        try:
+            answer = await served.task(request, call)
+        except Exception as error:  # every error of a verb is its caller's to hear
+            if not self._closing:
+                self._fail(request_id, self._as_ours(served.name, error))
+            return
+        finally:
+            self._running.pop(request_id, None)
+        if not self._closing:
+            self._answer(request_id, served.name, answer)
+
+    def _one_way(self, message: OneWay, peer: Introduction) -> None:
+        served = self._server.notices.get(message.notice)
+        if served is None or served.lane is not self._lane:
+            self._server.report("wire.notice_refused", {"notice": message.notice, "host": str(peer.host)})
+            return
+        try:
+            notice = served.decoder.decode(message.body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._end(f"a notice {served.name} is unreadable: {error}")
+            return
+        call = IncomingCall(peer, self._lane, math.inf, self._server.loop)
+        if served.inline is not None:
+            try:
+                served.inline(notice, call)
+            except Exception as error:  # a notice has no caller to tell; the connection must live on
+                self._as_ours(served.name, error)
+        elif self._notices_running >= self._server.limits.running_requests_max:
+            self._server.report("wire.notice_dropped", {"notice": served.name, "host": str(peer.host)})
+        else:
+            self._start(self._run_notice(served, notice, call))
+
+    async def _run_notice(self, served: _Served, notice: Any, call: IncomingCall) -> None:
+        assert served.task is not None
+        self._notices_running += 1
+        try:
+            await served.task(notice, call)
+        except Exception as error:  # a notice has no caller to tell; the connection must live on
+            self._as_ours(served.name, error)
+        finally:
+            self._notices_running -= 1
+
+    def _is_first_sight(self, request_id: int) -> bool:
+        """Ids count up by one, so what is below the next one has been seen, unless it was overtaken and is still
+        missing. That memory is bounded: an id that stays away for thousands of others counts as seen, which costs
+        its caller a deadline, while running a request twice could cost data."""
+        if request_id == self._next_id:
+            self._next_id += 1
+            return True
+        if request_id < self._next_id:
+            if request_id not in self._missing_ids:
+                return False
+            del self._missing_ids[request_id]
+            return True
+        if request_id - self._next_id > _MISSING_IDS_MAX:
+            self._end(f"request {request_id} came where {self._next_id} was next")
+            return False
+        for overtaken in range(self._next_id, request_id):
+            self._missing_ids[overtaken] = None
+        while len(self._missing_ids) > _MISSING_IDS_MAX:
+            del self._missing_ids[next(iter(self._missing_ids))]
+        self._next_id = request_id + 1
+        return True
+
+    def _stop_running(self, request_id: int, cause: str) -> None:
+        """Off the table here, not in the task's `finally`: a task cancelled before its first step never gets there."""
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            running.task.cancel(cause)
+
+    def _expire(self, now: float) -> float:
+        earliest = math.inf
+        for request_id, running in list(self._running.items()):
+            if running.expires_at <= now:
+                self._stop_running(request_id, "its deadline has passed")
+            elif running.expires_at < earliest:
+                earliest = running.expires_at
+        return earliest
+
+    # ---- answers
+
+    def _answer(self, request_id: int, name: str, answer: Any) -> None:
+        try:
+            frame = encode(Answer(request_id, with_body(answer)))
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            self._fail(request_id, self._as_ours(name, error))
+            return
+        if len(frame) > self._frame_bytes_max:
+            # Not `TooLarge`, which would say that nothing was done.
+            cause = f"the answer of {name} has {len(frame)} bytes, over the limit of {self._frame_bytes_max}"
+            self._fail(request_id, InternalError(cause, advice="ask for less at once"))
+            return
+        self._send(frame)
+
+    def _fail(self, request_id: int, error: EblaError) -> None:
+        self._send(encode(failure_of(request_id, error)))
+
+    def _send(self, frame: bytes) -> None:
+        link = self.link
+        if link.queued_bytes > self._server.limits.answer_queue_bytes_max:
+            self._end(f"the peer leaves {link.queued_bytes} bytes of answers unread")
+            return
+        link.send(frame)
+
+    def _as_ours(self, name: str, error: Exception) -> EblaError:
+        if isinstance(error, EblaError):
+            return error
+        peer = None if self.peer is None else str(self.peer.host)
+        self._server.report("wire.verb_broke", {"verb": name, "host": peer, "error": repr(error)})
+        return InternalError(f"{name} broke: {error!r}")
+
+
+def _unserved(number: int, served: _Served | None, lane: Lane) -> EblaError:
+    if served is None:
+        return InvalidRequest(f"verb {number} is not known here", advice="the peer may run an older version")
+    return InvalidRequest(f"{served.name} belongs to the {served.lane.name} lane, not to {lane.name}")

@@ -1,0 +1,131 @@
+"""Every verb of the wire. A number is given once and never again; `tests/unit/wire/verbs.golden` pins them.
+
+A `Verb` is asked and answered; a `Notice` is sent and forgotten. Requests and answers are array-like structs whose
+fields are only appended, with defaults.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ebla.model.identity import ClusterId, HostId
+from ebla.wire.frames import Lane
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+A = TypeVar("A", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb(Generic[Q, A]):
+    number: int
+    name: str
+    lane: Lane
+    request: type[Q]
+    answer: type[A]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Generic[Q]):
+    number: int
+    name: str
+    lane: Lane
+    message: type[Q]
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    """The answer of a verb that has nothing to tell."""
+
+
+class IdentityRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Who is there?"""
+
+
+class IdentityAnswer(msgspec.Struct, frozen=True, array_like=True):
+    host: HostId
+    cluster: ClusterId | None
+    cluster_name: str
+    process: str
+    pid: int
+
+
+class HeartbeatRequest(msgspec.Struct, frozen=True, array_like=True):
+    """`incarnation` grows with each start of the sender, so that a restart shows even between two beats."""
+
+    serial: int
+    incarnation: int = 0
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True, array_like=True):
+    serial: int
+    incarnation: int = 0
+
+
+class StatusRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What does this node see, from its own state alone?"""
+
+
+class ProcessStatus(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    pid: int
+    started_wall_us: int
+    restarts: int = 0
+
+
+class PeerStatus(msgspec.Struct, frozen=True, array_like=True):
+    """One node as another sees it. Never heard: `heard_ms_ago` is None."""
+
+    host: HostId
+    address: str
+    up: bool
+    heard_ms_ago: int | None = None
+    round_trip_us: int | None = None
+    since_ms_ago: int = 0
+
+
+class StatusAnswer(msgspec.Struct, frozen=True, array_like=True):
+    host: HostId
+    cluster: ClusterId | None
+    cluster_name: str
+    address: str
+    started_wall_us: int
+    processes: tuple[ProcessStatus, ...] = ()
+    peers: tuple[PeerStatus, ...] = ()
+
+
+class StopRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Stop in order; the answer comes before the stop."""
+
+    reason: str
+
+
+class AuthorityRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The certificate of the cluster's authority: public, and believed only if the join token names it."""
+
+
+class AuthorityAnswer(msgspec.Struct, frozen=True, array_like=True):
+    certificate_pem: bytes
+
+
+class HandOverRequest(msgspec.Struct, frozen=True, array_like=True):
+    token: str
+
+
+class HandOverAnswer(msgspec.Struct, frozen=True, array_like=True):
+    cluster: ClusterId
+    cluster_name: str
+    certificate_pem: bytes
+    key_pem: bytes
+
+    def __repr__(self) -> str:
+        return f"HandOverAnswer(cluster={self.cluster}, key_pem=<{len(self.key_pem)} bytes>)"
+
+
+IDENTITY = Verb(1, "identity", Lane.CONTROL, IdentityRequest, IdentityAnswer)
+HEARTBEAT = Verb(2, "heartbeat", Lane.CONTROL, HeartbeatRequest, HeartbeatAnswer)
+STATUS = Verb(3, "status", Lane.CONTROL, StatusRequest, StatusAnswer)
+STOP = Verb(4, "stop", Lane.CONTROL, StopRequest, Done)
+AUTHORITY = Verb(5, "authority", Lane.JOIN, AuthorityRequest, AuthorityAnswer)
+HAND_OVER = Verb(6, "hand_over", Lane.JOIN, HandOverRequest, HandOverAnswer)
+
+VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (IDENTITY, HEARTBEAT, STATUS, STOP, AUTHORITY, HAND_OVER)
