@@ -66,16 +66,20 @@ class StatusRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, array_like=True):
+    """One process of a node. `pid` is 0 while there is none; `state` is a word for people."""
+
     name: str
     pid: int
     started_wall_us: int
     restarts: int = 0
+    state: str = ""
+    last_exit: str = ""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, array_like=True):
-    """One node as another sees it. Never heard: `heard_ms_ago` is None."""
+    """One node as another sees it. Never heard: `host` and `heard_ms_ago` are None."""
 
-    host: HostId
+    host: HostId | None
     address: str
     up: bool
     heard_ms_ago: int | None = None
@@ -91,12 +95,28 @@ class StatusAnswer(msgspec.Struct, frozen=True, array_like=True):
     started_wall_us: int
     processes: tuple[ProcessStatus, ...] = ()
     peers: tuple[PeerStatus, ...] = ()
+    uptime_ms: int = 0
+    release: str = ""
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True):
     """Stop in order; the answer comes before the stop."""
 
     reason: str
+
+
+class ChildBeatRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A child of a node tells its control that it lives. The pid tells it from a predecessor."""
+
+    name: str
+    pid: int
+    serving: bool
+
+
+class ChildBeatAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What control says back; a child that misses it for too long stops serving."""
+
+    serving: bool
 
 
 class AuthorityRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -127,5 +147,14 @@ STATUS = Verb(3, "status", Lane.CONTROL, StatusRequest, StatusAnswer)
 STOP = Verb(4, "stop", Lane.CONTROL, StopRequest, Done)
 AUTHORITY = Verb(5, "authority", Lane.JOIN, AuthorityRequest, AuthorityAnswer)
 HAND_OVER = Verb(6, "hand_over", Lane.JOIN, HandOverRequest, HandOverAnswer)
+CHILD_BEAT = Verb(7, "child_beat", Lane.CONTROL, ChildBeatRequest, ChildBeatAnswer)
 
-VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (IDENTITY, HEARTBEAT, STATUS, STOP, AUTHORITY, HAND_OVER)
+VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
+    IDENTITY,
+    HEARTBEAT,
+    STATUS,
+    STOP,
+    AUTHORITY,
+    HAND_OVER,
+    CHILD_BEAT,
+)
