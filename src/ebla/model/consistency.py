@@ -1,0 +1,127 @@
+"""Consistency levels as data, and how many acknowledgements each needs.
+
+A write also goes to *pending* replicas, which are being filled and are not read yet. Each of them adds one to what the
+level needs. So of natural and pending replicas together at most as many stay silent as of the natural ones alone,
+whichever they are, and the level is reached in the set from before a change as well as in the one from after it.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+class ConsistencyLevel(enum.IntEnum):
+    """The numbers are those of the CQL protocol."""
+
+    ONE = 1
+    TWO = 2
+    THREE = 3
+    QUORUM = 4
+    ALL = 5
+    LOCAL_QUORUM = 6
+    EACH_QUORUM = 7
+    LOCAL_ONE = 10
+
+
+class Scope(enum.StrEnum):
+    """Whose replicas count."""
+
+    CLUSTER = "cluster"
+    LOCAL_DATACENTER = "local_datacenter"
+    EACH_DATACENTER = "each_datacenter"
+
+
+class Share(enum.StrEnum):
+    """How many of them."""
+
+    FIXED = "fixed"
+    QUORUM = "quorum"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRule:
+    scope: Scope
+    share: Share
+    count: int = 0
+    """Of a fixed share."""
+
+
+LEVELS: Mapping[ConsistencyLevel, LevelRule] = MappingProxyType(
+    {
+        ConsistencyLevel.ONE: LevelRule(Scope.CLUSTER, Share.FIXED, 1),
+        ConsistencyLevel.TWO: LevelRule(Scope.CLUSTER, Share.FIXED, 2),
+        ConsistencyLevel.THREE: LevelRule(Scope.CLUSTER, Share.FIXED, 3),
+        ConsistencyLevel.QUORUM: LevelRule(Scope.CLUSTER, Share.QUORUM),
+        ConsistencyLevel.ALL: LevelRule(Scope.CLUSTER, Share.ALL),
+        ConsistencyLevel.LOCAL_ONE: LevelRule(Scope.LOCAL_DATACENTER, Share.FIXED, 1),
+        ConsistencyLevel.LOCAL_QUORUM: LevelRule(Scope.LOCAL_DATACENTER, Share.QUORUM),
+        ConsistencyLevel.EACH_QUORUM: LevelRule(Scope.EACH_DATACENTER, Share.QUORUM),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """This many answers from replicas of this datacenter; None: from anywhere."""
+
+    datacenter: str | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """How many replicas quorums are counted of.
+
+    `total` is given apart from the datacenters' numbers because SimpleStrategy has a factor for the cluster alone.
+    """
+
+    total: int
+    by_datacenter: Mapping[str, int]
+
+
+def quorum_of(replicas: int) -> int:
+    """The least number of which any two choices share one."""
+    return replicas // 2 + 1
+
+
+def answers_needed(
+    level: ConsistencyLevel, counts: ReplicaCounts, local_datacenter: str, pending: Mapping[str, int] | None = None
+) -> tuple[Needed, ...]:
+    """All of these must be met. Reads have no pending replicas; for a write, `pending` counts them by datacenter."""
+    rule = LEVELS[level]
+    added = pending or {}
+    match rule.scope:
+        case Scope.CLUSTER:
+            return (Needed(None, _share(rule, counts.total) + sum(added.values())),)
+        case Scope.LOCAL_DATACENTER:
+            here = _share(rule, counts.by_datacenter.get(local_datacenter, 0))
+            return (Needed(local_datacenter, here + added.get(local_datacenter, 0)),)
+        case Scope.EACH_DATACENTER:
+            names = sorted(counts.by_datacenter.keys() | added.keys())
+            return tuple(Needed(name, _each(rule, counts, name) + added.get(name, 0)) for name in names)
+
+
+def _each(rule: LevelRule, counts: ReplicaCounts, datacenter: str) -> int:
+    """A datacenter that gets its first replica has none to ask yet."""
+    replicas = counts.by_datacenter.get(datacenter, 0)
+    return _share(rule, replicas) if replicas else 0
+
+
+def _share(rule: LevelRule, replicas: int) -> int:
+    match rule.share:
+        case Share.FIXED:
+            return rule.count
+        case Share.QUORUM:
+            return quorum_of(replicas)
+        case Share.ALL:
+            return replicas
+
+
+def is_met(needed: Sequence[Needed], answered_datacenters: Iterable[str]) -> bool:
+    """Whether answers from replicas in these datacenters (one entry each) are enough."""
+    answered = list(answered_datacenters)
+    return all(
+        (len(answered) if each.datacenter is None else answered.count(each.datacenter)) >= each.count for each in needed
+    )
