@@ -30,7 +30,8 @@ class Answered:
     peer: Address
     host: HostId
     incarnation: int
-    round_trip_us: int
+    round_trip_us: int | None
+    """None where the time would include the making of a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,10 @@ class FailureDetector:
         return now_ms - opinion.heard_ms >= self.silence_ms
 
 
-def _measured(opinion: Opinion, sample_us: int) -> Opinion:
+def _measured(opinion: Opinion, sample_us: int | None) -> Opinion:
     """The estimator of TCP's retransmission timer (RFC 6298): slow enough for one late answer not to show as news."""
+    if sample_us is None:
+        return opinion
     if opinion.round_trip_us is None:
         return replace(opinion, round_trip_us=sample_us, deviation_us=sample_us // 2)
     away = abs(sample_us - opinion.round_trip_us)

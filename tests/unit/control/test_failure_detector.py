@@ -20,7 +20,7 @@ def watching(*peers: Address) -> FailureDetector:
     return detector
 
 
-def answer(round_trip_us: int = 800, incarnation: int = 1, host: HostId = HOST) -> Answered:
+def answer(round_trip_us: int | None = 800, incarnation: int = 1, host: HostId = HOST) -> Answered:
     return Answered(PEER, host, incarnation, round_trip_us)
 
 
@@ -89,6 +89,15 @@ def test_round_trips_are_smoothed_and_converge() -> None:
     assert last.round_trip_us is not None
     assert 8_700 <= last.round_trip_us <= 8_800
     assert last.deviation_us < 400
+
+
+def test_an_answer_without_a_measurement_counts_as_hearing_and_keeps_the_estimate() -> None:
+    detector = watching()
+    detector.answered(answer(None), 100)
+    assert (only(detector).standing, only(detector).round_trip_us) == (Standing.UP, None)
+    detector.answered(answer(700), 200)
+    detector.answered(answer(None), 300)
+    assert (only(detector).heard_ms, only(detector).round_trip_us) == (300, 700)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2_000), st.booleans()), max_size=60))

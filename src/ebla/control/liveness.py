@@ -1,0 +1,146 @@
+"""Heartbeats to every other member and the opinion that follows from their answers.
+
+What an answer or its absence means is decided in `failure_detector.py`. Beats overlap: the next one does not wait for
+the answer to the last, so that neither one lost frame nor a long round trip is mistaken for silence.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from ebla.control.failure_detector import Answered, FailureDetector, Opinion, Standing
+from ebla.control.members import Members
+from ebla.model.errors import EblaError
+from ebla.model.identity import Address, HostId
+from ebla.ports.clock import Clock
+from ebla.wire.calls import Target
+from ebla.wire.frames import Lane
+from ebla.wire.peers import Peers, PeersContext, RouteState, connect
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import HEARTBEAT, HeartbeatAnswer, HeartbeatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessLimits:
+    heartbeat_ms: int = 500
+    silence_ms: int = 3_000
+    in_flight_max: int = 16
+    """Beats to one peer that are under way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessSetup:
+    clock: Clock
+    members: Members
+    limits: LivenessLimits
+    incarnation: int
+    """Grows with each start of this process."""
+
+
+class Liveness:
+    def __init__(self, peers: Peers, context: PeersContext, setup: LivenessSetup) -> None:
+        self._peers = peers
+        self._context = context
+        self._clock = setup.clock
+        self._members = setup.members
+        self._limits = setup.limits
+        self._incarnation = setup.incarnation
+        self._detector = FailureDetector(setup.limits.silence_ms)
+        self._loop = asyncio.get_running_loop()
+        self._hosts: dict[Address, HostId] = {}
+        self._in_flight: dict[Address, int] = {}
+        self._serial = 0
+
+    def opinions(self) -> tuple[Opinion, ...]:
+        """What this node holds of each peer now: a reader never sees an `up` that has run out."""
+        self._look()
+        return self._detector.opinions()
+
+    def serve_on(self, server: Server) -> None:
+        server.serve(HEARTBEAT, self._answer)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        watchers: dict[Address, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                members = self._members.peers()
+                self._detector.watch(members, self._clock.boot_ms())
+                for peer in [peer for peer in watchers if peer not in members]:
+                    watchers.pop(peer).cancel("no longer a member")
+                    self._forget(peer)
+                for peer in members:
+                    if peer not in watchers:
+                        watchers[peer] = tasks.create_task(self._watch(peer, tasks))
+                self._look()
+                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+
+    def _answer(self, request: HeartbeatRequest, _call: IncomingCall) -> HeartbeatAnswer:
+        return HeartbeatAnswer(request.serial, self._incarnation)
+
+    def _look(self) -> None:
+        for opinion in self._detector.look(self._clock.boot_ms()):
+            self._tell(opinion)
+
+    async def _watch(self, peer: Address, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            host = await self._meet(peer)
+            started_ms = self._clock.boot_ms()
+            while not self._given_up(peer, started_ms):
+                if self._in_flight.get(peer, 0) < self._limits.in_flight_max:
+                    tasks.create_task(self._beat(peer, host))
+                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+
+    async def _meet(self, peer: Address) -> HostId:
+        """Asks who is there, until somebody answers. Also before each return of a peer that was down: another host
+        may have taken its address, and beats to the old one would be refused there for ever."""
+        while True:
+            try:
+                caller, welcome = await connect(self._context, peer, Target(Lane.CONTROL))
+            except EblaError:
+                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+                continue
+            caller.close("introduced")
+            host = welcome.introduction.host
+            if self._hosts.get(peer) != host:
+                self._forget(peer)
+                self._hosts[peer] = host
+            self._peers.set_address(host, peer)
+            return host
+
+    async def _beat(self, peer: Address, host: HostId) -> None:
+        self._serial += 1
+        self._in_flight[peer] = self._in_flight.get(peer, 0) + 1
+        connected = self._connected(host)
+        began = self._loop.time()
+        try:
+            request = HeartbeatRequest(self._serial, self._incarnation)
+            answer = await self._peers.call(host, HEARTBEAT, request, self._limits.silence_ms)
+        except EblaError:
+            return  # an error is silence, and how long that lasts is all that counts
+        finally:
+            self._in_flight[peer] -= 1
+        round_trip_us = int((self._loop.time() - began) * 1_000_000) if connected else None
+        answered = Answered(peer, host, answer.incarnation, round_trip_us)
+        changed = self._detector.answered(answered, self._clock.boot_ms())
+        if changed is not None:
+            self._tell(changed)
+
+    def _given_up(self, peer: Address, started_ms: int) -> bool:
+        now_ms = self._clock.boot_ms()
+        standing = {opinion.peer: opinion.standing for opinion in self._detector.opinions()}
+        return standing.get(peer) is not Standing.UP and now_ms - started_ms >= self._limits.silence_ms
+
+    def _connected(self, host: HostId) -> bool:
+        return any(
+            route.host == host and route.lane is Lane.CONTROL and route.state is RouteState.READY
+            for route in self._peers.routes()
+        )
+
+    def _forget(self, peer: Address) -> None:
+        host = self._hosts.pop(peer, None)
+        if host is not None and host not in self._hosts.values():
+            self._peers.forget(host)
+
+    def _tell(self, opinion: Opinion) -> None:
+        details = {"peer": str(opinion.peer), "host": str(opinion.host), "round_trip_us": opinion.round_trip_us}
+        self._context.report(f"liveness.peer_{opinion.standing.value}", details)
