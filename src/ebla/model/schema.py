@@ -1,0 +1,174 @@
+"""A table's shape: its columns, keys, order and options. What CQL declares, storage follows and Spark sees."""
+
+import enum
+from functools import cached_property
+
+import msgspec
+
+from ebla.model.cql_types import CqlType, Scalar, contains, is_multi_cell
+from ebla.model.errors import InvalidRequest
+from ebla.model.identity import TableId
+
+COLUMNS_MAX = 1_000
+NAME_CHARACTERS_MAX = 48
+
+
+class ColumnKind(enum.StrEnum):
+    PARTITION_KEY = "partition_key"
+    CLUSTERING = "clustering"
+    STATIC = "static"
+    REGULAR = "regular"
+
+
+class TombstoneGc(enum.StrEnum):
+    """When a fold may drop a tombstone."""
+
+    TIMEOUT = "timeout"
+    REPAIR = "repair"
+    IMMEDIATE = "immediate"
+    DISABLED = "disabled"
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    type: CqlType
+    kind: ColumnKind
+    position: int = 0
+    """Its place within the partition key or the clustering key; 0 elsewhere."""
+    descending: bool = False
+    number: int = 0
+    """What stored cells call it: given once, never reused, so that a dropped and re-created name is another column."""
+
+
+class TableOptions(msgspec.Struct, frozen=True, array_like=True):
+    comment: str = ""
+    default_ttl_s: int = 0
+    gc_grace_s: int = 864_000
+    tombstone_gc: TombstoneGc = TombstoneGc.TIMEOUT
+    others: tuple[tuple[str, str], ...] = ()
+    """Options that are accepted and shown, as CQL text, and decide nothing here."""
+
+
+class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """Columns in this order: partition key, clustering, static, regular, the last two by name."""
+
+    id: TableId
+    keyspace: str
+    name: str
+    columns: tuple[Column, ...]
+    options: TableOptions = TableOptions()
+    version: int = 1
+    """Grows with every change; stored rows name the one they were written by."""
+    next_number: int = 0
+
+    @cached_property
+    def partition_key(self) -> tuple[Column, ...]:
+        return self._of(ColumnKind.PARTITION_KEY)
+
+    @cached_property
+    def clustering(self) -> tuple[Column, ...]:
+        return self._of(ColumnKind.CLUSTERING)
+
+    @cached_property
+    def static(self) -> tuple[Column, ...]:
+        return self._of(ColumnKind.STATIC)
+
+    @cached_property
+    def regular(self) -> tuple[Column, ...]:
+        return self._of(ColumnKind.REGULAR)
+
+    @cached_property
+    def by_name(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    @cached_property
+    def by_number(self) -> dict[int, Column]:
+        return {column.number: column for column in self.columns}
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.keyspace}.{self.name}"
+
+    def column(self, name: str) -> Column:
+        found = self.by_name.get(name)
+        if found is None:
+            raise InvalidRequest(f"table {self.full_name} has no column {name!r}")
+        return found
+
+    def _of(self, kind: ColumnKind) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.kind is kind)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(TableSchema)
+
+
+def encode_schema(schema: TableSchema) -> bytes:
+    return _encoder.encode(schema)
+
+
+def decode_schema(data: bytes) -> TableSchema:
+    return _decoder.decode(data)
+
+
+_PLACE = {kind: place for place, kind in enumerate(ColumnKind)}
+
+
+def in_order(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    return tuple(sorted(columns, key=lambda one: (_PLACE[one.kind], one.position, one.name)))
+
+
+def new_schema(
+    identity: tuple[TableId, str, str], columns: tuple[Column, ...], options: TableOptions | None = None
+) -> TableSchema:
+    """A new table `(id, keyspace, name)`, its columns numbered. Raises `InvalidRequest` where it cannot be one."""
+    table_id, keyspace, name = identity
+    ordered = in_order(columns)
+    numbered = tuple(msgspec.structs.replace(column, number=number) for number, column in enumerate(ordered))
+    schema = TableSchema(table_id, keyspace, name, numbered, options or TableOptions(), 1, len(numbered))
+    check_schema(schema)
+    return schema
+
+
+def with_column(schema: TableSchema, column: Column) -> TableSchema:
+    """One more static or regular column, under a number that no earlier column had."""
+    if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+        raise InvalidRequest(f"{column.name!r} cannot become part of the key of a table that exists")
+    added = msgspec.structs.replace(column, number=schema.next_number)
+    changed = msgspec.structs.replace(
+        schema,
+        columns=in_order((*schema.columns, added)),
+        version=schema.version + 1,
+        next_number=schema.next_number + 1,
+    )
+    check_schema(changed)
+    return changed
+
+
+def without_column(schema: TableSchema, name: str) -> TableSchema:
+    column = schema.column(name)
+    if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+        raise InvalidRequest(f"{name!r} is part of the key of {schema.full_name} and cannot be dropped")
+    kept = tuple(one for one in schema.columns if one.name != name)
+    return msgspec.structs.replace(schema, columns=kept, version=schema.version + 1)
+
+
+def check_schema(schema: TableSchema) -> None:
+    names = [column.name for column in schema.columns]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidRequest(f"column {twice!r} is declared twice in {schema.full_name}")
+    if len(names) > COLUMNS_MAX:
+        raise InvalidRequest(f"{schema.full_name} has {len(names)} columns; at most {COLUMNS_MAX} are allowed")
+    if not schema.partition_key:
+        raise InvalidRequest(f"table {schema.full_name} needs a primary key")
+    if schema.static and not schema.clustering:
+        raise InvalidRequest(f"static columns of {schema.full_name} need a clustering key to be static for")
+    for column in (*schema.partition_key, *schema.clustering):
+        _check_key_column(column)
+
+
+def _check_key_column(column: Column) -> None:
+    if is_multi_cell(column.type):
+        raise InvalidRequest(f"key column {column.name!r} must be frozen: frozen<{column.type}>")
+    if contains(column.type, Scalar.DURATION):
+        raise InvalidRequest(f"key column {column.name!r} cannot be a duration: durations have no order")
