@@ -3,16 +3,22 @@
 import asyncio
 import random
 import uuid
-from collections.abc import MutableSequence, Sequence
+from collections.abc import AsyncIterator, Mapping, MutableSequence, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import pytest
+import msgspec
 
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address, ClusterId, HostId
 from ebla.ports.transport import LinkEvents, OpenLink
-from ebla.wire.frames import Introduction
+from ebla.wire.calls import Caller, Target
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import Notice, Verb
 
 T = TypeVar("T")
 
@@ -82,8 +88,7 @@ class MemoryLink:
                 self.other.events.frame_received(frame)
 
     async def wait_drained(self) -> None:
-        while self.queue and self.open:
-            await asyncio.sleep(0)
+        assert not self.held
 
     def close(self, cause: str) -> None:
         asyncio.get_running_loop().call_soon(self._end, cause)
@@ -135,25 +140,101 @@ class MemoryTransport:
         return MemoryListening(self, address)
 
 
-@pytest.fixture
-def transport() -> MemoryTransport:
-    return MemoryTransport()
+def introduction(number: int, cluster: ClusterId | None = CLUSTER, name: str = "palace") -> Introduction:
+    return Introduction(HostId(uuid.UUID(int=number)), cluster, name)
 
 
-@pytest.fixture
-def introduce() -> "type[_Introduce]":
-    return _Introduce
+class EchoRequest(msgspec.Struct, frozen=True, array_like=True):
+    text: str
+    number: int = 0
 
 
-class _Introduce:
-    """`introduce.host(2)` is what host 2 says of itself."""
+class EchoAnswer(msgspec.Struct, frozen=True, array_like=True):
+    text: str
 
-    @staticmethod
-    def host(number: int, **changes: object) -> Introduction:
-        fields: dict[str, object] = {
-            "host": HostId(uuid.UUID(int=number)),
-            "cluster": CLUSTER,
-            "cluster_name": "palace",
-            **changes,
-        }
-        return Introduction(**fields)  # type: ignore[arg-type]  # fields are checked by the tests that name them
+
+class Rumour(msgspec.Struct, frozen=True, array_like=True):
+    text: str
+
+
+ECHO = Verb(9001, "echo", Lane.CONTROL, EchoRequest, EchoAnswer)
+SLOW = Verb(9002, "slow", Lane.CONTROL, EchoRequest, EchoAnswer)
+DATA_ECHO = Verb(9003, "data_echo", Lane.DATA, EchoRequest, EchoAnswer)
+RUMOUR = Notice(9004, "rumour", Lane.RAFT, Rumour)
+SERVER_ADDRESS = Address("memory", 7000)
+
+
+class Rig:
+    """A server and one caller on an in-memory network. `release` lets the slow verb go on."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, limits: WireLimits) -> None:
+        self.tasks = tasks
+        self.limits = limits
+        self.transport = MemoryTransport()
+        self.events: list[tuple[str, Mapping[str, object]]] = []
+        self.server = Server(tasks, introduction(1), limits, self.report)
+        self.release = asyncio.Event()
+        self.slow_stopped = asyncio.Event()
+        self.slow_started: list[str] = []
+        self.slow_cancelled: list[str] = []
+        self.rumours: list[str] = []
+        self.server.serve(ECHO, self.echo)
+        self.server.serve(SLOW, self.slow)
+        self.server.serve_notice(RUMOUR, self.rumour)
+
+    def report(self, event: str, details: Mapping[str, object]) -> None:
+        self.events.append((event, details))
+
+    def causes(self, event: str) -> list[str]:
+        return [str(details["cause"]) for name, details in self.events if name == event]
+
+    def echo(self, request: EchoRequest, call: IncomingCall) -> EchoAnswer:
+        return EchoAnswer(request.text)
+
+    async def slow(self, request: EchoRequest, call: IncomingCall) -> EchoAnswer:
+        self.slow_started.append(request.text)
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.slow_cancelled.append(request.text)
+            self.slow_stopped.set()
+            raise
+        return EchoAnswer(request.text)
+
+    def rumour(self, message: Rumour, call: IncomingCall) -> None:
+        self.rumours.append(message.text)
+
+    async def listen(self) -> None:
+        await self.transport.listen(SERVER_ADDRESS, self.server.accept)
+
+    def context(self, who: Introduction) -> PeersContext:
+        return PeersContext(self.transport, SeededChance(), who, self.limits, self.report)
+
+    async def connect(self, lane: Lane = Lane.CONTROL, number: int = 2) -> Caller:
+        caller, _ = await connect(self.context(introduction(number)), SERVER_ADDRESS, Target(lane))
+        return caller
+
+    @property
+    def client_link(self) -> MemoryLink:
+        return self.transport.links[-2]
+
+    @property
+    def server_link(self) -> MemoryLink:
+        return self.transport.links[-1]
+
+
+@asynccontextmanager
+async def running_rig(limits: WireLimits | None = None) -> AsyncIterator[Rig]:
+    async with asyncio.timeout(30):
+        async with asyncio.TaskGroup() as tasks:
+            rig = Rig(tasks, limits or WireLimits())
+            await rig.listen()
+            yield rig
+            rig.release.set()
+            rig.server.close("the test is over")
+
+
+async def turns(count: int = 10) -> None:
+    """Lets everything that is ready run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
