@@ -1,0 +1,38 @@
+"""The one object by which a process tells what happens in it. Made at the root and passed down; there is no global."""
+
+from collections.abc import Sequence
+
+from ebla.observe.events import Event, Severity, Sink, plain_fields
+from ebla.observe.metrics import Metrics
+from ebla.observe.story import Stories, Story
+from ebla.ports.clock import Clock
+
+
+class Observer:
+    """Events go to the sinks and into the story of their subject; metrics are counted beside them.
+
+    On the loop only: nothing here locks.
+    """
+
+    def __init__(self, clock: Clock, sinks: Sequence[Sink] = ()) -> None:
+        self._clock = clock
+        self._sinks = tuple(sinks)
+        self._stories = Stories()
+        self.metrics = Metrics()
+        self._lost = self.metrics.counter("events_lost_total", "Events a sink could not write down.").series()
+        self._counted = self.metrics.counter("events_total", "Events told.", labels=("severity",))
+
+    def emit(self, name: str, subject: str = "", /, *, severity: Severity = Severity.NOTE, **fields: object) -> None:
+        event = Event(self._clock.wall_us(), severity, name, subject, plain_fields(fields))
+        self._counted.series(severity.value).add()
+        if subject:
+            self._stories.record(event)
+        for sink in self._sinks:
+            # A log that cannot be written (a full disk, a closed pipe) must not fail the work it tells about.
+            try:
+                sink(event)
+            except (OSError, ValueError):
+                self._lost.add()
+
+    def story_of(self, subject: str) -> Story:
+        return self._stories.of(subject)

@@ -1,0 +1,80 @@
+"""Events written down: JSON lines for machines, aligned lines for people."""
+
+import datetime
+import json
+from typing import TextIO
+
+import msgspec
+
+from ebla.observe.events import Event, Field, Severity
+
+NAME_COLUMNS = 28
+SUBJECT_COLUMNS = 16
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_COLOURS = {Severity.NOTE: "", Severity.WARNING: "\x1b[33m", Severity.ERROR: "\x1b[31m"}
+_FAINT, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class JsonLines:
+    """One JSON object a line: `time`, `severity`, `event`, `subject`, and the fields under their own names, where one
+    that is called like these four gets a `_` after it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, event: Event) -> None:
+        line: dict[str, Field] = {
+            "time": timestamp(event.wall_us),
+            "severity": event.severity.value,
+            "event": event.name,
+            "subject": event.subject,
+        }
+        line |= {f"{name}_" if name in line else name: value for name, value in event.fields.items()}
+        self._stream.write(msgspec.json.encode(line).decode() + "\n")
+        self._stream.flush()
+
+
+class ForPeople:
+    """One aligned line an event, in colour where asked for (a terminal)."""
+
+    def __init__(self, stream: TextIO, *, colour: bool) -> None:
+        self._stream = stream
+        self._colour = colour
+
+    def __call__(self, event: Event) -> None:
+        time = timestamp(event.wall_us)[11:-1]
+        line = f"{event.name:<{NAME_COLUMNS}} {one_line(event.subject):<{SUBJECT_COLUMNS}} {field_text(event)}".rstrip()
+        if self._colour:
+            line = f"{_FAINT}{time}{_PLAIN} {_COLOURS[event.severity]}{line}{_PLAIN}"
+        else:
+            mark = {Severity.NOTE: " ", Severity.WARNING: "!", Severity.ERROR: "E"}[event.severity]
+            line = f"{time} {mark} {line}"
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def phrase(event: Event) -> str:
+    """The event without its time and subject, for a page that shows those itself."""
+    return f"{event.name} {field_text(event)}".rstrip()
+
+
+def field_text(event: Event) -> str:
+    return " ".join(f"{name}={_value_text(value)}" for name, value in event.fields.items())
+
+
+def timestamp(wall_us: int) -> str:
+    """ISO 8601 in UTC, with microseconds."""
+    return f"{(_EPOCH + datetime.timedelta(microseconds=wall_us)).isoformat(timespec='microseconds')[:-6]}Z"
+
+
+def one_line(text: str) -> str:
+    """Without line ends and control characters, so that what a peer sent cannot forge a line or drive a terminal."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+
+
+def _value_text(value: Field) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    shown = one_line(value)
+    return f'"{shown}"' if " " in shown or not shown else shown

@@ -1,0 +1,72 @@
+"""The story of a subject: what happened to it, in order, the last of it kept in memory.
+
+An error that carries the story of its subject explains itself where it is read, far from the log.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from ebla.observe.events import Event
+from ebla.observe.sinks import phrase, timestamp
+
+STORY_EVENTS_MAX = 64
+STORIES_MAX = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    subject: str
+    events: tuple[Event, ...]
+    """The last ones, oldest first."""
+    forgotten: int
+    """How many came before those."""
+
+    def __str__(self) -> str:
+        lines = [f"the story of {self.subject}:"]
+        if self.forgotten:
+            lines.append(f"  … {self.forgotten} earlier events")
+        lines += [f"  {timestamp(event.wall_us)} {phrase(event)}" for event in self.events]
+        return "\n".join(lines)
+
+    def attach(self, error: BaseException) -> None:
+        """As a note, which a traceback prints below the error."""
+        if self.events:
+            error.add_note(str(self))
+
+
+class Stories:
+    """Those of many subjects; when there are too many, the one that was silent longest goes."""
+
+    def __init__(self, *, events_max: int = STORY_EVENTS_MAX, stories_max: int = STORIES_MAX) -> None:
+        assert events_max > 0
+        assert stories_max > 0
+        self._events_max = events_max
+        self._stories_max = stories_max
+        self._events: OrderedDict[str, deque[Event]] = OrderedDict()
+        self._forgotten: dict[str, int] = {}
+
+    def record(self, event: Event) -> None:
+        events = self._events.get(event.subject)
+        if events is None:
+            events = self._begin(event.subject)
+        self._events.move_to_end(event.subject)
+        if len(events) == self._events_max:
+            self._forgotten[event.subject] += 1
+        events.append(event)
+
+    def of(self, subject: str) -> Story:
+        """Empty where nothing is known."""
+        return Story(subject, tuple(self._events.get(subject, ())), self._forgotten.get(subject, 0))
+
+    def subjects(self) -> tuple[str, ...]:
+        """The longest silent first."""
+        return tuple(self._events)
+
+    def _begin(self, subject: str) -> deque[Event]:
+        if len(self._events) == self._stories_max:
+            silent, _ = self._events.popitem(last=False)
+            del self._forgotten[silent]
+        events: deque[Event] = deque(maxlen=self._events_max)
+        self._events[subject] = events
+        self._forgotten[subject] = 0
+        return events

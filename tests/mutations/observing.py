@@ -1,0 +1,40 @@
+"""Bugs of what an operator sees."""
+
+from tests.mutations.framework import Mutation, PytestCheck
+
+OBSERVE = PytestCheck("tests/unit/observe")
+
+MUTATIONS = (
+    Mutation(
+        name="observe-full-log-fails-work",
+        module="ebla.observe.observer",
+        find="except (OSError, ValueError):",
+        replace="except KeyError:",
+        check=OBSERVE,
+        why="a full log disk would fail the writes it tells about",
+    ),
+    Mutation(
+        name="observe-labels-unbounded",
+        module="ebla.observe.metrics",
+        find="if len(self._series) >= SERIES_MAX - 1:",
+        replace="if False:",
+        check=OBSERVE,
+        why="a label per client fills the memory",
+    ),
+    Mutation(
+        name="observe-forged-line",
+        module="ebla.observe.sinks",
+        find="shown = one_line(value)",
+        replace="shown = value",
+        check=OBSERVE,
+        why="a peer could write lines of its own into the log",
+    ),
+    Mutation(
+        name="observe-story-unbounded",
+        module="ebla.observe.story",
+        find="if len(self._events) == self._stories_max:",
+        replace="if False:",
+        check=OBSERVE,
+        why="a story per session ever seen fills the memory",
+    ),
+)
