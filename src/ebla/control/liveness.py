@@ -33,7 +33,7 @@ class LivenessSetup:
     members: Members
     limits: LivenessLimits
     incarnation: int
-    """Grows with each start of this process."""
+    """Another number with each start of this process, so that a restart shows even between two beats."""
 
 
 class Liveness:

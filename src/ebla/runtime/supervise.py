@@ -8,28 +8,36 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from ebla.ports.clock import Clock
 from ebla.runtime.child_policy import (
     Ask,
+    Asked,
     ChildLimits,
     ChildPolicy,
     ChildState,
     Effect,
     Event,
     Exited,
+    Gone,
     Heard,
     Kill,
+    Killed,
     NotSpawned,
+    Running,
     Spawn,
     Spawned,
+    Starting,
     StopAsked,
     Tick,
+    Waiting,
     pid_of,
 )
+from ebla.wire.report import Report
+from ebla.wire.verbs import ProcessStatus
 
 TICK_MS = 100
 PARENT_FLAG = "--parent"
@@ -44,33 +52,25 @@ class ChildCommand:
     arguments: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChildReport:
-    """One child as people want to see it."""
-
-    name: str
-    state: ChildState
-    started_wall_us: int
-    exits_total: int
-    last_exit: str
-
-    @property
-    def pid(self) -> int | None:
-        return pid_of(self.state)
-
-
-Tell = Callable[[str], None]
+STATE_WORDS: dict[type[ChildState], str] = {
+    Waiting: "waiting",
+    Starting: "starting",
+    Running: "running",
+    Asked: "stopping",
+    Killed: "killed",
+    Gone: "gone",
+}
 
 
 class Supervisor:
     """To be made and run on the main thread: the death signal of a child is tied to the thread that spawned it, and
     the main thread lives as long as the process."""
 
-    def __init__(self, commands: Sequence[ChildCommand], limits: ChildLimits, clock: Clock, tell: Tell) -> None:
+    def __init__(self, commands: Sequence[ChildCommand], limits: ChildLimits, clock: Clock, report: Report) -> None:
         self._commands = {command.name: command for command in commands}
         self._policy = ChildPolicy(tuple(self._commands), limits, clock.boot_ms())
         self._clock = clock
-        self._tell = tell
+        self._report = report
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started_wall_us: dict[str, int] = {}
         self._pipe: tuple[int, int] | None = None
@@ -85,13 +85,14 @@ class Supervisor:
         """A heartbeat of a child. One of a child that is not ours, or is dead, changes nothing."""
         self._step(Heard(name, pid))
 
-    def reports(self) -> tuple[ChildReport, ...]:
+    def statuses(self) -> tuple[ProcessStatus, ...]:
         return tuple(
-            ChildReport(
+            ProcessStatus(
                 child.name,
-                child.state,
+                pid_of(child.state) or 0,
                 self._started_wall_us.get(child.name, 0),
                 child.exits_total,
+                STATE_WORDS[type(child.state)],
                 child.last_exit,
             )
             for child in self._policy.children.values()
@@ -134,10 +135,10 @@ class Supervisor:
             case Spawn(name):
                 self._spawn(self._commands[name])
             case Ask(pid):
-                self._tell(f"asking process {pid} to end")
+                self._report("child.asked", {"pid": pid})
                 self._signal(pid, signal.SIGTERM)
             case Kill(pid):
-                self._tell(f"killing process {pid}")
+                self._report("child.killed", {"pid": pid})
                 self._signal(pid, signal.SIGKILL)
             case _:
                 assert_never(effect)
@@ -153,12 +154,12 @@ class Supervisor:
                 arguments, stdin=subprocess.DEVNULL, pass_fds=(reading,), process_group=0
             )
         except OSError as error:
-            self._tell(f"cannot start {command.name}: {error}")
+            self._report("child.not_started", {"child": command.name, "error": str(error)})
             self._step(NotSpawned(command.name, str(error)))
             return
         self._processes[command.name] = process
         self._started_wall_us[command.name] = self._clock.wall_us()
-        self._tell(f"started {command.name} as process {process.pid}")
+        self._report("child.started", {"child": command.name, "pid": process.pid})
         self._step(Spawned(command.name, process.pid))
 
     def _signal(self, pid: int, number: signal.Signals) -> None:
@@ -173,7 +174,7 @@ class Supervisor:
             if status is not None:
                 del self._processes[name]
                 how = _how_it_ended(status)
-                self._tell(f"{name} (process {process.pid}) {how}")
+                self._report("child.ended", {"child": name, "pid": process.pid, "how": how})
                 self._step(Exited(name, process.pid, how))
 
 

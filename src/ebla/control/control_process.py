@@ -1,0 +1,147 @@
+"""The control process of a node: answers its peers and its children, and holds an opinion of the former.
+
+What it is made of comes from outside: the same function runs on real and on simulated surroundings.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from ebla.control.failure_detector import Opinion, Standing
+from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
+from ebla.control.members import Members
+from ebla.model.identity import Address
+from ebla.ports.surroundings import Surroundings
+from ebla.wire.frames import Introduction
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.report import Report
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import (
+    CHILD_BEAT,
+    IDENTITY,
+    STATUS,
+    STOP,
+    ChildBeatAnswer,
+    ChildBeatRequest,
+    Done,
+    IdentityAnswer,
+    IdentityRequest,
+    PeerStatus,
+    ProcessStatus,
+    StatusAnswer,
+    StatusRequest,
+    StopRequest,
+)
+
+
+class Children(Protocol):
+    """The node's other processes, as control speaks of them."""
+
+    def heard(self, name: str, pid: int) -> None: ...
+
+    def statuses(self) -> tuple[ProcessStatus, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSetup:
+    introduction: Introduction
+    address: Address
+    """For peers."""
+    local_address: Address
+    """For the node's own children and its operator: a Unix socket that only their user can open."""
+    members: Members
+    liveness: LivenessLimits
+    wire: WireLimits
+    report: Report
+    pid: int
+    release: str
+
+
+class ControlProcess:
+    """`stop_asked` is set once somebody asked the node to stop; `ready` once it listens."""
+
+    def __init__(self, surroundings: Surroundings, setup: ControlSetup, children: Children) -> None:
+        self._surroundings = surroundings
+        self._setup = setup
+        self._children = children
+        self._started_boot_ms = surroundings.clock.boot_ms()
+        self._started_wall_us = surroundings.clock.wall_us()
+        self._liveness: Liveness | None = None
+        self.stop_asked = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serves until cancelled. Raises where an address is taken."""
+        setup, surroundings = self._setup, self._surroundings
+        async with asyncio.TaskGroup() as tasks:
+            context = PeersContext(
+                surroundings.transport, surroundings.chance, setup.introduction, setup.wire, setup.report
+            )
+            peers = Peers(tasks, context)
+            # The wall clock may step back between two starts; then a restart shows only as a different number, which
+            # is all that is asked of it.
+            liveness = LivenessSetup(surroundings.clock, setup.members, setup.liveness, self._started_wall_us)
+            self._liveness = Liveness(peers, context, liveness)
+            for_peers = Server(tasks, setup.introduction, setup.wire, setup.report)
+            for_own = Server(tasks, setup.introduction, setup.wire, setup.report)
+            self._liveness.serve_on(for_peers)
+            for server in (for_peers, for_own):
+                server.serve(IDENTITY, self._identity)
+                server.serve(STATUS, self._status)
+            for_own.serve(STOP, self._stop)
+            for_own.serve(CHILD_BEAT, self._child_beat)
+            listening = [
+                await surroundings.transport.listen(setup.address, for_peers.accept),
+                await surroundings.transport.listen(setup.local_address, for_own.accept),
+            ]
+            self.ready.set()
+            try:
+                await self._liveness.run()
+            finally:
+                for door in listening:
+                    await door.close()
+                for server in (for_peers, for_own):
+                    server.close("the node stops")
+
+    def opinions(self) -> tuple[Opinion, ...]:
+        return () if self._liveness is None else self._liveness.opinions()
+
+    def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
+        ours = self._setup.introduction
+        return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self._setup.pid)
+
+    def _stop(self, request: StopRequest, call: IncomingCall) -> Done:
+        self._setup.report("node.stop_asked", {"by": call.peer.process, "reason": request.reason})
+        self.stop_asked.set()
+        return Done()
+
+    def _child_beat(self, request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
+        self._children.heard(request.name, request.pid)
+        return ChildBeatAnswer(serving=not self.stop_asked.is_set())
+
+    def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:
+        setup, now_ms = self._setup, self._surroundings.clock.boot_ms()
+        own = ProcessStatus("control", setup.pid, self._started_wall_us, state="running")
+        return StatusAnswer(
+            setup.introduction.host,
+            setup.introduction.cluster,
+            setup.introduction.cluster_name,
+            str(setup.address),
+            self._started_wall_us,
+            (own, *self._children.statuses()),
+            tuple(_as_status(opinion, now_ms) for opinion in self.opinions()),
+            now_ms - self._started_boot_ms,
+            setup.release,
+        )
+
+
+def _as_status(opinion: Opinion, now_ms: int) -> PeerStatus:
+    return PeerStatus(
+        opinion.host,
+        str(opinion.peer),
+        opinion.standing is Standing.UP,
+        None if opinion.heard_ms is None else now_ms - opinion.heard_ms,
+        opinion.round_trip_us,
+        now_ms - opinion.since_ms,
+    )

@@ -1,0 +1,1 @@
+"""The data processes of a node, its shards."""
