@@ -177,6 +177,8 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     version: TopologyVersion = TopologyVersion(1)
     fence: TopologyVersion = TopologyVersion(1)
     transition: TransitionState | None = None
+    transition_since: TopologyVersion = TopologyVersion(1)
+    """The version that entered it. A state with a barrier is left only once the fence has reached it."""
     session: SessionId | None = None
     """The one session of a vnode operation."""
     ignored_nodes: tuple[HostId, ...] = ()
@@ -248,6 +250,10 @@ class Snapshot:
 
     def on_tablets(self, table: TableId) -> bool:
         return self.keyspaces[self.tables[table].keyspace].on_tablets
+
+    def has_tablets(self, host: HostId) -> bool:
+        """Whether a current or coming replica of any tablet is on this host."""
+        return any(True for tablets in self.tablets.values() for _ in tablets.tablets_on(host))
 
     @property
     def any_tablet_transition(self) -> bool:

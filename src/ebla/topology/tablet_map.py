@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from ebla.model.identity import Replica, SessionId, TableId
+from ebla.model.identity import HostId, Replica, SessionId, TableId, TopologyVersion
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import ResizeType, TabletStage, TransitionKind
 
@@ -34,6 +34,8 @@ class TabletTransition(msgspec.Struct, frozen=True, tag="tablet_transition", arr
     new_replicas: ReplicaSet
     session: SessionId | None = None
     """Open only in the stages that have side effects of their own; each such stage gets an id of its own."""
+    since: TopologyVersion = TopologyVersion(1)
+    """The version that entered this stage. A stage with a barrier is left only once the fence has reached it."""
 
 
 class Resize(msgspec.Struct, frozen=True, tag="resize", array_like=True):
@@ -54,6 +56,12 @@ class TabletChunk:
     """Empty when no tablet of the chunk was ever repaired."""
     transitions: FrozenMap[int, TabletTransition] = field(default_factory=FrozenMap)
     """By tablet number (not offset), ordered by it."""
+    hosts: frozenset[HostId] = field(init=False, compare=False, repr=False)
+    """Who has a current replica here: asked for, never walked. Finding a host's tablets skips the other chunks."""
+
+    def __post_init__(self) -> None:
+        hosts = frozenset([replica.host for replicas in self.replicas for replica in replicas])
+        object.__setattr__(self, "hosts", hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,17 @@ class TabletMap:
             if chunk.transitions:
                 yield from chunk.transitions.items()
 
+    def tablets_on(self, host: HostId) -> Iterator[int]:
+        """Tablets with a current or coming replica on this host, by number."""
+        for index, chunk in enumerate(self.chunks):
+            coming = chunk.transitions and any(_on(each.new_replicas, host) for each in chunk.transitions.values())
+            if not coming and host not in chunk.hosts:
+                continue
+            for number, replicas in enumerate(chunk.replicas, index << CHUNK_BITS):
+                moving = chunk.transitions.get(number)
+                if _on(replicas, host) or (moving is not None and _on(moving.new_replicas, host)):
+                    yield number
+
     @property
     def any_transition(self) -> bool:
         return any(chunk.transitions for chunk in self.chunks)
@@ -159,6 +178,10 @@ class TabletMap:
         assert 0 <= number < self.tablet_count
         index = number >> CHUNK_BITS
         return replace(self, chunks=(*self.chunks[:index], change(self.chunks[index]), *self.chunks[index + 1 :]))
+
+
+def _on(replicas: ReplicaSet, host: HostId) -> bool:
+    return any(replica.host == host for replica in replicas)
 
 
 def _by_number(item: tuple[int, TabletTransition]) -> int:

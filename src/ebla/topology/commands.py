@@ -1,0 +1,365 @@
+"""Everything that may be committed to the topology, as tagged structs.
+
+A command says what is meant and what its sender saw (`leaving`: the state or stage it acts on), never which keys to
+write. `apply` checks it against the snapshot, so a command repeated by a new leader is refused, not applied twice.
+Times are wall milliseconds of the proposer; ids are drawn by the proposer. Tags are stored: never reuse one.
+"""
+
+import msgspec
+
+from ebla.model.identity import HostId, Replica, RequestId, SessionId, TableId, TopologyVersion
+from ebla.topology.snapshot import (
+    CdcGenerationPart,
+    GenerationId,
+    GlobalRequest,
+    Keyspace,
+    Node,
+    NodeRequest,
+    Session,
+    Table,
+)
+from ebla.topology.states import ResizeType, TabletStage, TransitionKind, TransitionState
+
+
+class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster", array_like=True):
+    """The first node: normal at once, with its tokens. The topology is born upgraded."""
+
+    node: Node
+    tokens: tuple[int, ...]
+
+
+class SubmitJoin(msgspec.Struct, frozen=True, tag="submit_join", array_like=True):
+    """A new node asks to join, or to take a dead one's place (request kinds join and replace)."""
+
+    node: Node
+    request: NodeRequest
+
+
+class SubmitNodeRequest(msgspec.Struct, frozen=True, tag="submit_node_request", array_like=True):
+    """Leave, remove or rebuild, for a node that is in the cluster."""
+
+    request: NodeRequest
+
+
+class SubmitGlobalRequest(msgspec.Struct, frozen=True, tag="submit_global_request", array_like=True):
+    request: GlobalRequest
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort_request", array_like=True):
+    """Withdraw a request: a pending one ends at once, a leave or remove that is still draining is rolled back."""
+
+    request: RequestId
+    reason: str
+    now_ms: int
+
+
+class StartNodeRequest(msgspec.Struct, frozen=True, tag="start_node_request", array_like=True):
+    """The coordinator takes up a pending request. `session` is used by a rebuild only."""
+
+    request: RequestId
+    session: SessionId
+
+
+class RejectNode(msgspec.Struct, frozen=True, tag="reject_node", array_like=True):
+    """A node that may not join (or was not accepted while in `join_group0`) becomes left without having been in."""
+
+    host: HostId
+    reason: str
+    now_ms: int
+
+
+class ChooseTokens(msgspec.Struct, frozen=True, tag="choose_tokens", array_like=True):
+    """Ends `join_group0`: the node is in group 0. A replacing node inherits its tokens and names no generation."""
+
+    host: HostId
+    tokens: tuple[int, ...]
+    generation: GenerationId | None
+
+
+class CommitCdcGeneration(msgspec.Struct, frozen=True, tag="commit_cdc_generation", array_like=True):
+    """Ends `commit_cdc_generation`. `session` opens with `write_both_read_old` when a node is joining."""
+
+    timestamp_ms: int
+    session: SessionId
+    now_ms: int
+    fence: TopologyVersion = TopologyVersion(0)
+
+
+class AdvanceNode(msgspec.Struct, frozen=True, tag="advance_node", array_like=True):
+    """What (node state, transition state) asked for is done: on to the next, as the node table says."""
+
+    host: HostId
+    leaving: TransitionState | None
+    session: SessionId
+    now_ms: int
+    fence: TopologyVersion = TopologyVersion(0)
+    """The version whose barrier went through; the fence rises to it in the same commit. 0: none."""
+
+
+class RollBackNode(msgspec.Struct, frozen=True, tag="roll_back_node", array_like=True):
+    """It failed: the way the node table's failure column says. Refused where that column says to repeat."""
+
+    host: HostId
+    leaving: TransitionState | None
+    reason: str
+    now_ms: int
+
+
+class FailDraining(msgspec.Struct, frozen=True, tag="fail_draining", array_like=True):
+    """Draining cannot end well. Moves under way end first (INV-TABL-3); then the operation is rolled back.
+
+    Stored, so that a new leader does not begin to drain again.
+    """
+
+    host: HostId
+    reason: str
+
+
+class CompleteRequest(msgspec.Struct, frozen=True, tag="complete_request", array_like=True):
+    """In `left_token_ring`: the operator is answered before the node is told to shut down."""
+
+    host: HostId
+    now_ms: int
+
+
+class RaiseFence(msgspec.Struct, frozen=True, tag="raise_fence", array_like=True):
+    """A barrier for `version` went through everywhere: nothing older is accepted any more."""
+
+    version: TopologyVersion
+
+
+class SetIgnoredNodes(msgspec.Struct, frozen=True, tag="set_ignored_nodes", array_like=True):
+    """Which dead nodes the operator gives up, in place of those named before."""
+
+    hosts: tuple[HostId, ...]
+
+
+class RefreshNode(msgspec.Struct, frozen=True, tag="refresh_node", array_like=True):
+    """A node started again, perhaps with another release, address or number of shards."""
+
+    host: HostId
+    release_version: str
+    address: str
+    shard_count: int
+    ignore_msb: int
+    supported_features: tuple[str, ...]
+
+
+class EnableFeatures(msgspec.Struct, frozen=True, tag="enable_features", array_like=True):
+    features: tuple[str, ...]
+
+
+class SetBalancing(msgspec.Struct, frozen=True, tag="set_balancing", array_like=True):
+    enabled: bool
+
+
+class FinishGlobalRequest(msgspec.Struct, frozen=True, tag="finish_global_request", array_like=True):
+    """Done, or (with an error) given up. Ends `commit_cdc_generation` too when the request was in it."""
+
+    request: RequestId
+    error: str
+    now_ms: int
+
+
+class StartCdcCommit(msgspec.Struct, frozen=True, tag="start_cdc_commit", array_like=True):
+    """Takes up a request for a new CDC generation, whose data is complete in group 0."""
+
+    request: RequestId
+    generation: GenerationId
+
+
+class StartRfChange(msgspec.Struct, frozen=True, tag="start_rf_change", array_like=True):
+    """Takes up a change of replication: the keyspace's new factors and the moves that bring them about, at once."""
+
+    request: RequestId
+    moves: "tuple[TabletMove, ...]"
+
+
+class WriteCdcPart(msgspec.Struct, frozen=True, tag="write_cdc_part", array_like=True):
+    """A piece of a generation that nobody uses yet; bound by no step."""
+
+    generation: GenerationId
+    part_count: int
+    number: int
+    part: CdcGenerationPart
+
+
+class MarkCdcPublished(msgspec.Struct, frozen=True, tag="mark_cdc_published", array_like=True):
+    generation: GenerationId
+
+
+class DropCdcGenerations(msgspec.Struct, frozen=True, tag="drop_cdc_generations", array_like=True):
+    """Generations no write can need any more, or data of one that was never committed."""
+
+    generations: tuple[GenerationId, ...]
+
+
+class TabletMove(msgspec.Struct, frozen=True, tag="tablet_move", array_like=True):
+    table: TableId
+    tablet: int
+    kind: TransitionKind
+    new_replicas: tuple[Replica, ...]
+
+
+class StartMoves(msgspec.Struct, frozen=True, tag="start_moves", array_like=True):
+    """Tablets into transition; at rest this enters `tablet_migration` in the same step."""
+
+    moves: tuple[TabletMove, ...]
+
+
+class TabletAdvance(msgspec.Struct, frozen=True, tag="tablet_advance", array_like=True):
+    table: TableId
+    tablet: int
+    leaving: TabletStage
+    session: SessionId
+    """Used if the next stage opens one."""
+    failed: bool = False
+    """Take the error edge of the stage instead, if the stage table gives one for what was lost."""
+    hopeless: bool = False
+    """With `failed`: streaming cannot succeed (no room, or the leave it serves was cancelled)."""
+
+
+class AdvanceTablets(msgspec.Struct, frozen=True, tag="advance_tablets", array_like=True):
+    """One step of each of these tablets, in one version."""
+
+    steps: tuple[TabletAdvance, ...]
+    fence: TopologyVersion = TopologyVersion(0)
+    """The version whose barrier every node acknowledged; the fence rises to it in the same commit. 0: none."""
+
+
+class LeaveMigrationTrack(msgspec.Struct, frozen=True, tag="leave_migration_track", array_like=True):
+    """No tablet is in transition any more: on to a waiting resize, or to rest."""
+
+
+class RecordRepair(msgspec.Struct, frozen=True, tag="record_repair", array_like=True):
+    """Times up to which these tablets, none of them in transition, were repaired."""
+
+    table: TableId
+    tablets: tuple[tuple[int, int], ...]
+    """Tablet number and wall time."""
+
+
+class DecideResize(msgspec.Struct, frozen=True, tag="decide_resize", array_like=True):
+    """A new decision (`none` revokes the one before)."""
+
+    table: TableId
+    kind: ResizeType
+
+
+class ReportResizeReady(msgspec.Struct, frozen=True, tag="report_resize_ready", array_like=True):
+    """Every replica has mirrored this resize number."""
+
+    table: TableId
+    number: int
+
+
+class StartResizeFinalization(msgspec.Struct, frozen=True, tag="start_resize_finalization", array_like=True):
+    """Only at rest, so that no migration meets a changing tablet count."""
+
+
+class FinalizeResize(msgspec.Struct, frozen=True, tag="finalize_resize", array_like=True):
+    """After the barrier: every ready table gets its new map, and the topology is at rest."""
+
+    fence: TopologyVersion = TopologyVersion(0)
+
+
+class CreateKeyspace(msgspec.Struct, frozen=True, tag="create_keyspace", array_like=True):
+    keyspace: Keyspace
+
+
+class AlterKeyspace(msgspec.Struct, frozen=True, tag="alter_keyspace", array_like=True):
+    """New factors for a keyspace on vnodes; one on tablets asks by a global request."""
+
+    keyspace: Keyspace
+
+
+class DropKeyspace(msgspec.Struct, frozen=True, tag="drop_keyspace", array_like=True):
+    name: str
+
+
+class CreateTable(msgspec.Struct, frozen=True, tag="create_table", array_like=True):
+    """With the replicas of each tablet, for a keyspace on tablets; none for one on vnodes."""
+
+    table: Table
+    replica_sets: tuple[tuple[Replica, ...], ...] = ()
+
+
+class AlterTable(msgspec.Struct, frozen=True, tag="alter_table", array_like=True):
+    table: Table
+
+
+class DropTable(msgspec.Struct, frozen=True, tag="drop_table", array_like=True):
+    table: TableId
+
+
+class OpenBulkSession(msgspec.Struct, frozen=True, tag="open_bulk_session", array_like=True):
+    session: Session
+
+
+class CloseSessions(msgspec.Struct, frozen=True, tag="close_sessions", array_like=True):
+    """Bulk jobs that ended, ran out of time, or lost their table. Stages and requests close theirs themselves."""
+
+    sessions: tuple[SessionId, ...]
+
+
+class StartUpgrade(msgspec.Struct, frozen=True, tag="start_upgrade", array_like=True):
+    """The operator starts the upgrade from settings-based topology."""
+
+
+class BuildCoordinatorState(msgspec.Struct, frozen=True, tag="build_coordinator_state", array_like=True):
+    """The coordinator writes what the settings said into group 0, and the upgrade is done."""
+
+    nodes: tuple[Node, ...]
+    keyspaces: tuple[Keyspace, ...]
+    tables: tuple[Table, ...]
+    generation: GenerationId
+    timestamp_ms: int
+
+
+RequestCommand = SubmitJoin | SubmitNodeRequest | SubmitGlobalRequest | AbortRequest | FinishGlobalRequest
+NodeCommand = (
+    CreateCluster
+    | StartNodeRequest
+    | RejectNode
+    | ChooseTokens
+    | CommitCdcGeneration
+    | AdvanceNode
+    | RollBackNode
+    | FailDraining
+    | CompleteRequest
+)
+ClusterCommand = (
+    RaiseFence
+    | SetIgnoredNodes
+    | RefreshNode
+    | EnableFeatures
+    | SetBalancing
+    | StartCdcCommit
+    | WriteCdcPart
+    | MarkCdcPublished
+    | DropCdcGenerations
+    | StartUpgrade
+    | BuildCoordinatorState
+)
+TabletCommand = (
+    StartMoves
+    | AdvanceTablets
+    | LeaveMigrationTrack
+    | StartRfChange
+    | RecordRepair
+    | DecideResize
+    | ReportResizeReady
+    | StartResizeFinalization
+    | FinalizeResize
+)
+SchemaCommand = (
+    CreateKeyspace
+    | AlterKeyspace
+    | DropKeyspace
+    | CreateTable
+    | AlterTable
+    | DropTable
+    | OpenBulkSession
+    | CloseSessions
+)
+Command = RequestCommand | NodeCommand | ClusterCommand | TabletCommand | SchemaCommand

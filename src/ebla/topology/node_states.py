@@ -1,0 +1,237 @@
+"""The node table: (state of the node in transition, transition state of the topology) → what to do, next, on failure.
+
+`None` as a node state is the row for the topology on its own: at rest, moving tablets, or busy with a global request.
+A pair without a row cannot occur (INV-NODE-3). Leaving a row is one commit; the barrier of a row, if it has one, has
+gone through everywhere before that commit, and the fence says so.
+"""
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ebla.topology.states import NodeRequestKind, NodeState, TransitionState
+
+
+class NodeAction(enum.StrEnum):
+    """What the coordinator does in a row, after its barrier."""
+
+    NOTHING = "nothing"
+    ADMIT = "admit"
+    """Add the node to group 0, tell it, choose its tokens, write the data of its CDC generation."""
+    COMMIT_GENERATION = "commit_generation"
+    DRAIN_TABLETS = "drain_tablets"
+    """Move every tablet replica off the node; of a node being replaced they are rebuilt afterwards instead."""
+    STREAM = "stream"
+    """Vnode ranges: to the node (joining, replacing, rebuilding), from it (leaving), among the others (removing)."""
+    LEAVE_GROUP0 = "leave_group0"
+    """Answer the request, tell the node to shut down, remove it from group 0."""
+    MOVE_TABLETS = "move_tablets"
+    FINALIZE_RESIZE = "finalize_resize"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a commit leads: the state of the node concerned and the transition state of the topology."""
+
+    state: NodeState | None
+    transition: TransitionState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    here: Place
+    action: NodeAction
+    next: Place
+    on_failure: Place | None
+    """None: repeated until it succeeds, or until the nodes in its way are ignored or fenced."""
+    rejected: Place | None = None
+    """Where a node goes that is not accepted."""
+    barrier: bool = False
+    session: bool = False
+    """Runs under the topology's session: opened by the commit that enters the row, closed by the one that leaves it."""
+    label: str
+    promise: str
+    """What is true of the whole cluster as soon as this row is committed."""
+
+
+_S = NodeState
+_T = TransitionState
+
+_PROMISES: Mapping[TransitionState | None, tuple[str, str]] = MappingProxyType(
+    {
+        None: ("INV-NODE-10", "no replica set is changing"),
+        _T.JOIN_GROUP0: ("INV-NODE-11", "the node is accepted, owns no token, and nobody routes to it"),
+        _T.COMMIT_CDC_GENERATION: (
+            "INV-NODE-12",
+            "the new generation's data is complete in group 0; a joining node's tokens are chosen and nobody else's",
+        ),
+        _T.TABLET_DRAINING: ("INV-NODE-13", "vnode replica sets are unchanged; tablets move only off leaving nodes"),
+        _T.WRITE_BOTH_READ_OLD: (
+            "INV-NODE-14",
+            "no tablet moves, a leaving node has none; past the barrier every acknowledged write is in both rings",
+        ),
+        _T.WRITE_BOTH_READ_NEW: (
+            "INV-NODE-15",
+            "the new replicas have every acknowledged write and nothing streams any more; there is no way back",
+        ),
+        _T.LEFT_TOKEN_RING: ("INV-NODE-16", "the node owns no token; past the barrier nobody sends it anything"),
+        _T.ROLLBACK_TO_NORMAL: ("INV-NODE-17", "no read has used the new ring, so the old one has every write"),
+        _T.TABLET_MIGRATION: ("INV-NODE-18", "vnode replica sets are unchanged; tablets may be in transition"),
+        _T.TABLET_SPLIT_FINALIZATION: ("INV-NODE-19", "no tablet is in transition, and none can start one"),
+    }
+)
+
+
+class _Trait(enum.Flag):
+    PLAIN = 0
+    BARRIER = enum.auto()
+    SESSION = enum.auto()
+    REJECTS = enum.auto()
+
+
+def _row(
+    here: tuple[NodeState | None, TransitionState | None],
+    action: NodeAction,
+    then: tuple[NodeState | None, TransitionState | None],
+    failure: tuple[NodeState | None, TransitionState | None] | None,
+    traits: _Trait = _Trait.PLAIN,
+) -> NodeRow:
+    label, promise = _PROMISES[here[1]]
+    return NodeRow(
+        here=Place(*here),
+        action=action,
+        next=Place(*then),
+        on_failure=None if failure is None else Place(*failure),
+        rejected=Place(_S.LEFT, None) if _Trait.REJECTS in traits else None,
+        barrier=_Trait.BARRIER in traits,
+        session=_Trait.SESSION in traits,
+        label=label,
+        promise=promise,
+    )
+
+
+def _joining(state: NodeState, second: TransitionState) -> tuple[NodeRow, ...]:
+    """Join and replace: they differ in what stands between `join_group0` and `write_both_read_old`."""
+    out = (state, _T.LEFT_TOKEN_RING)
+    between = {
+        _T.COMMIT_CDC_GENERATION: (NodeAction.COMMIT_GENERATION, _Trait.BARRIER),
+        _T.TABLET_DRAINING: (NodeAction.DRAIN_TABLETS, _Trait.PLAIN),
+    }[second]
+    return (
+        _row((state, _T.JOIN_GROUP0), NodeAction.ADMIT, (state, second), out, _Trait.REJECTS),
+        _row((state, second), between[0], (state, _T.WRITE_BOTH_READ_OLD), out, between[1]),
+        _row(
+            (state, _T.WRITE_BOTH_READ_OLD),
+            NodeAction.STREAM,
+            (state, _T.WRITE_BOTH_READ_NEW),
+            out,
+            _Trait.BARRIER | _Trait.SESSION,
+        ),
+        _row((state, _T.WRITE_BOTH_READ_NEW), NodeAction.NOTHING, (_S.NORMAL, None), None, _Trait.BARRIER),
+        _row((state, _T.LEFT_TOKEN_RING), NodeAction.LEAVE_GROUP0, (_S.LEFT, None), None, _Trait.BARRIER),
+    )
+
+
+def _going(state: NodeState, after_switch: tuple[NodeState, TransitionState | None]) -> tuple[NodeRow, ...]:
+    """Leave and remove: a removed node is not there to be told, so only one that leaves passes `left_token_ring`."""
+    back = (state, _T.ROLLBACK_TO_NORMAL)
+    return (
+        _row((state, _T.TABLET_DRAINING), NodeAction.DRAIN_TABLETS, (state, _T.WRITE_BOTH_READ_OLD), back),
+        _row(
+            (state, _T.WRITE_BOTH_READ_OLD),
+            NodeAction.STREAM,
+            (state, _T.WRITE_BOTH_READ_NEW),
+            back,
+            _Trait.BARRIER | _Trait.SESSION,
+        ),
+        _row((state, _T.WRITE_BOTH_READ_NEW), NodeAction.NOTHING, after_switch, None, _Trait.BARRIER),
+        _row(back, NodeAction.NOTHING, (state, _T.TABLET_MIGRATION), None, _Trait.BARRIER),
+        _row((state, _T.TABLET_MIGRATION), NodeAction.MOVE_TABLETS, (_S.NORMAL, None), None),
+    )
+
+
+_ROWS: tuple[NodeRow, ...] = (
+    *_joining(_S.BOOTSTRAPPING, _T.COMMIT_CDC_GENERATION),
+    *_joining(_S.REPLACING, _T.TABLET_DRAINING),
+    *_going(_S.DECOMMISSIONING, (_S.DECOMMISSIONING, _T.LEFT_TOKEN_RING)),
+    _row((_S.DECOMMISSIONING, _T.LEFT_TOKEN_RING), NodeAction.LEAVE_GROUP0, (_S.LEFT, None), None, _Trait.BARRIER),
+    *_going(_S.REMOVING, (_S.LEFT, None)),
+    _row((_S.REBUILDING, None), NodeAction.STREAM, (_S.NORMAL, None), (_S.NORMAL, None), _Trait.SESSION),
+    _row((None, None), NodeAction.NOTHING, (None, None), None),
+    _row(
+        (None, _T.COMMIT_CDC_GENERATION),
+        NodeAction.COMMIT_GENERATION,
+        (None, None),
+        (None, None),
+        _Trait.BARRIER,
+    ),
+    _row((None, _T.TABLET_MIGRATION), NodeAction.MOVE_TABLETS, (None, None), None),
+    _row((None, _T.TABLET_SPLIT_FINALIZATION), NodeAction.FINALIZE_RESIZE, (None, None), None, _Trait.BARRIER),
+)
+
+NODE_TABLE: Mapping[tuple[NodeState | None, TransitionState | None], NodeRow] = MappingProxyType(
+    {(row.here.state, row.here.transition): row for row in _ROWS}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a request begins: which state its node must be in, and where it goes."""
+
+    source: NodeState
+    target: Place
+
+
+STARTS: Mapping[NodeRequestKind, Start] = MappingProxyType(
+    {
+        NodeRequestKind.JOIN: Start(_S.NONE, Place(_S.BOOTSTRAPPING, _T.JOIN_GROUP0)),
+        NodeRequestKind.REPLACE: Start(_S.NONE, Place(_S.REPLACING, _T.JOIN_GROUP0)),
+        NodeRequestKind.LEAVE: Start(_S.NORMAL, Place(_S.DECOMMISSIONING, _T.TABLET_DRAINING)),
+        NodeRequestKind.REMOVE: Start(_S.NORMAL, Place(_S.REMOVING, _T.TABLET_DRAINING)),
+        NodeRequestKind.REBUILD: Start(_S.NORMAL, Place(_S.REBUILDING, None)),
+    }
+)
+
+REFUSED_BEFORE_START = Place(NodeState.LEFT, None)
+"""Where a node in state `none` goes whose request to join is rejected or cancelled."""
+
+TRANSITIONS_WITH_TABLETS_MOVING = (TransitionState.TABLET_MIGRATION, TransitionState.TABLET_DRAINING)
+"""INV-TABL-3: in no other transition state, and not at rest, does a tablet have a transition."""
+
+
+def node_row(state: NodeState | None, transition: TransitionState | None) -> NodeRow | None:
+    """None: a pair that cannot occur."""
+    return NODE_TABLE.get((state, transition))
+
+
+class NodeEdgeCause(enum.StrEnum):
+    REQUESTED = "requested"
+    DONE = "done"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEdge:
+    """One commit that the table allows."""
+
+    source: Place
+    target: Place
+    cause: NodeEdgeCause
+    request: NodeRequestKind | None = None
+
+
+def node_edges() -> Iterator[NodeEdge]:
+    """Every commit of a node operation, in the order of the rows."""
+    for kind, start in STARTS.items():
+        yield NodeEdge(Place(start.source, None), start.target, NodeEdgeCause.REQUESTED, kind)
+    yield NodeEdge(Place(NodeState.NONE, None), REFUSED_BEFORE_START, NodeEdgeCause.REJECTED)
+    for row in _ROWS:
+        if row.here.state is None:
+            continue
+        yield NodeEdge(row.here, row.next, NodeEdgeCause.DONE)
+        if row.on_failure is not None:
+            yield NodeEdge(row.here, row.on_failure, NodeEdgeCause.FAILED)
+        if row.rejected is not None:
+            yield NodeEdge(row.here, row.rejected, NodeEdgeCause.REJECTED)

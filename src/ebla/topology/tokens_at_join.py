@@ -1,0 +1,98 @@
+"""Which tokens a new node takes: as many as it asks for, so that all end up owning alike, and nobody's twice.
+
+Ownership is counted within the node's datacenter, since replicas are placed per datacenter, and in proportion to
+`num_tokens`, which is how an operator says that a machine is larger. The choice depends on nothing but the snapshot and
+the node's id: a new leader that repeats the step chooses the same tokens.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+from ebla.model.identity import HostId
+from ebla.topology.snapshot import Node, Snapshot
+from ebla.topology.states import NodeState
+from ebla.topology.tablet_map import TOKEN_BIAS
+
+RING = 1 << 64
+NUM_TOKENS_MAX = 1024
+
+_OWNING = (
+    NodeState.NORMAL,
+    NodeState.REBUILDING,
+    NodeState.DECOMMISSIONING,
+    NodeState.REMOVING,
+    NodeState.BOOTSTRAPPING,
+    NodeState.REPLACING,
+)
+
+
+@dataclass(slots=True)
+class _Owner:
+    """A node of the datacenter while tokens are chosen: what it has too much, and its ranges, largest first."""
+
+    host: HostId
+    surplus: int
+    ranges: list[tuple[int, int]]
+    """A heap of (−length, place before the first), in places from 0 to 2^64 − 1."""
+
+
+def choose_tokens(snapshot: Snapshot, node: Node) -> tuple[int, ...]:
+    """Sorted tokens for a joining node; a replacing one inherits."""
+    if node.replaced is not None:
+        return snapshot.node(node.replaced).tokens
+    assert 1 <= node.num_tokens <= NUM_TOKENS_MAX
+    taken = {token + TOKEN_BIAS for other in snapshot.nodes_in(*_OWNING) for token in other.tokens}
+    neighbours = [each for each in snapshot.nodes_in(*_OWNING) if each.datacenter == node.datacenter and each.tokens]
+    places = _even(node) if not neighbours else _from_the_rich(node, neighbours)
+    chosen: list[int] = []
+    for place in places:
+        while place in taken:
+            place = (place + 1) % RING
+        taken.add(place)
+        chosen.append(place - TOKEN_BIAS)
+    return tuple(sorted(chosen))
+
+
+def _even(node: Node) -> list[int]:
+    """The first node of a datacenter: evenly around the ring, turned by its id so that datacenters do not collide."""
+    step = RING // node.num_tokens
+    offset = node.host.int % step
+    return [offset + number * step for number in range(node.num_tokens)]
+
+
+def _from_the_rich(node: Node, neighbours: list[Node]) -> list[int]:
+    """Each token takes one share, off the largest range of whoever owns most above its due."""
+    weight = node.num_tokens + sum(each.num_tokens for each in neighbours)
+    share = max(1, RING // weight)
+    owners = _owners(neighbours, share)
+    chosen: list[int] = []
+    for _ in range(node.num_tokens):
+        owner = max(owners, key=lambda each: (each.surplus, each.host))
+        length, before = heapq.heappop(owner.ranges)
+        take = max(1, min(share, -length - 1))
+        chosen.append((before + take) % RING)
+        owner.surplus -= take
+        heapq.heappush(owner.ranges, (length + take, (before + take) % RING))
+    return chosen
+
+
+def _owners(neighbours: list[Node], share: int) -> list[_Owner]:
+    ring = sorted((token + TOKEN_BIAS, node.host) for node in neighbours for token in node.tokens)
+    owners = {node.host: _Owner(node.host, -share * node.num_tokens, []) for node in neighbours}
+    previous = ring[-1][0]
+    for place, host in ring:
+        length = (place - previous) % RING or RING
+        owners[host].surplus += length
+        owners[host].ranges.append((-length, previous))
+        previous = place
+    for owner in owners.values():
+        heapq.heapify(owner.ranges)
+    return list(owners.values())
+
+
+def ownership(snapshot: Snapshot, datacenter: str) -> dict[HostId, float]:
+    """The part of the ring each token owner of a datacenter has, by host id."""
+    nodes = [each for each in snapshot.nodes_in(*_OWNING) if each.datacenter == datacenter and each.tokens]
+    if not nodes:
+        return {}
+    return {owner.host: owner.surplus / RING for owner in _owners(nodes, 0)}
