@@ -218,12 +218,12 @@ def _encode(kind: CqlType, value: Any) -> bytes:
             parts = [_encode(element, one) for one in value]
             return join_elements(parts, len(parts))
         case SetType(element=element):
-            parts = sorted({_encode(element, one) for one in value})
+            parts = list(dict.fromkeys(_encode(element, one) for one in value))
             return join_elements(parts, len(parts))
         case MapType(key=key, value=inner):
             pairs = value.items() if isinstance(value, Mapping) else value
-            encoded = sorted({_encode(key, left): _encode(inner, right) for left, right in pairs}.items())
-            return join_elements((part for pair in encoded for part in pair), len(encoded))
+            encoded = {_encode(key, left): _encode(inner, right) for left, right in pairs}
+            return join_elements((part for pair in encoded.items() for part in pair), len(encoded))
         case TupleType(elements=elements):
             if len(value) > len(elements):
                 raise ValueError(f"{len(value)} values for {len(elements)} elements")

@@ -35,7 +35,7 @@ CASES: list[tuple[str, Any, Any]] = [
     ("varint", -(1 << 127) - 1, -(1 << 127) - 1),
     ("varint", 128, 128),
     ("list<int>", [3, 1, 2], [3, 1, 2]),
-    ("frozen<map<text, int>>", {"b": 2, "a": 1}, {"a": 1, "b": 2}),
+    ("frozen<map<text, int>>", {"b": 2, "a": 1}, {"b": 2, "a": 1}),
     ("tuple<int, text>", (1, None), (1, None)),
 ]
 

@@ -1,0 +1,1 @@
+"""A tablet replica as a small stack of sorted layers: codecs, layers, commit log, manifest, folds."""
