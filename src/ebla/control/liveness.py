@@ -92,7 +92,11 @@ class Liveness:
 
     async def _meet(self, peer: Address) -> HostId:
         """Asks who is there, until somebody answers. Also before each return of a peer that was down: another host
-        may have taken its address, and beats to the old one would be refused there for ever."""
+        may have taken its address, and beats to the old one would be refused there for ever.
+
+        Connections from before are dropped. One whose end the peer has forgotten (it lost power, or closed while the
+        path was cut) swallows every beat without a word, and the peer would be held to be down for ever.
+        """
         while True:
             try:
                 caller, welcome = await connect(self._context, peer, Target(Lane.CONTROL))
@@ -100,10 +104,8 @@ class Liveness:
                 await asyncio.sleep(self._limits.heartbeat_ms / 1000)
                 continue
             caller.close("introduced")
-            host = welcome.introduction.host
-            if self._hosts.get(peer) != host:
-                self._forget(peer)
-                self._hosts[peer] = host
+            self._forget(peer)
+            host = self._hosts[peer] = welcome.introduction.host
             self._peers.set_address(host, peer)
             return host
 

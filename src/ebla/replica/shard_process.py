@@ -35,6 +35,9 @@ class ShardProcess:
         self._right = ServingRight(setup.feed_silence_ms)
         self._served = False
 
+    def serves(self) -> bool:
+        return self._right.holds(self._surroundings.clock.boot_ms())
+
     async def run(self) -> None:
         """Serves until cancelled. Raises where the address is taken."""
         setup, surroundings = self._setup, self._surroundings
@@ -63,20 +66,19 @@ class ShardProcess:
                 self._right.heard(asked_ms, allowed=answer.serving)
             except EblaError:
                 pass  # silence is counted, not its causes
-            self._tell_changes(clock.boot_ms())
+            self._tell_changes()
             await asyncio.sleep(setup.heartbeat_ms / 1000)
 
-    def _tell_changes(self, now_ms: int) -> None:
-        serves = self._right.holds(now_ms)
+    def _tell_changes(self) -> None:
+        serves = self.serves()
         if serves != self._served:
             self._served = serves
             name = "shard.serving" if serves else "shard.stopped_serving"
-            self._setup.report(name, {"control_silent_ms": self._right.silent_ms(now_ms)})
+            self._setup.report(name, {"control_silent_ms": self._right.silent_ms(self._surroundings.clock.boot_ms())})
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
-        now_ms = self._surroundings.clock.boot_ms()
-        if not self._right.holds(now_ms):
-            silent_ms = self._right.silent_ms(now_ms)
+        if not self.serves():
+            silent_ms = self._right.silent_ms(self._surroundings.clock.boot_ms())
             raise Unavailable(f"{self._setup.introduction.process} does not serve: control silent for {silent_ms} ms")
         ours = self._setup.introduction
         return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self._setup.pid)

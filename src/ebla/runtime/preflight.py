@@ -1,0 +1,58 @@
+"""What is checked before a node starts anything: folder, cluster, addresses, sockets."""
+
+import errno
+import socket
+
+from ebla.model.errors import Refused
+from ebla.model.identity import Address
+from ebla.options import NodeOptions
+from ebla.runtime import file_lock
+from ebla.runtime.data_folder import DataFolder, FolderRefused, Identity
+
+
+class AddressTaken(Refused):
+    """The node cannot listen where its options say."""
+
+
+def check_node(options: NodeOptions) -> Identity | None:
+    """Raises what is wrong in words for the operator. Returns the node's identity, None before its first start."""
+    folder = DataFolder(options.folder)
+    identity = folder.check(options.limits.free_disk_bytes_min)
+    if identity is not None and identity.cluster_name != options.cluster_name:
+        raise FolderRefused(
+            f"{folder.path} belongs to cluster {identity.cluster_name!r}, the options name {options.cluster_name!r}",
+            advice="name the folder's cluster, or another folder",
+        )
+    held = file_lock.held_by_another(folder.control_lock)
+    if held is not None:
+        raise FolderRefused(
+            f"a node already runs in {folder.path} (process {held.holder})",
+            advice="stop it first, or look at it with `ebla status`",
+        )
+    for address in (options.control_address, *(options.shard_address(number) for number in range(options.shards))):
+        check_address(address)
+    return identity
+
+
+def check_address(address: Address) -> None:
+    """Listens for a moment. Without SO_REUSEPORT, so that a listener who has it is seen as well."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+            probe.listen(1)
+        except OSError as error:
+            raise AddressTaken(
+                f"cannot listen on {address}: {error.strerror}", advice=_advice(error, address)
+            ) from error
+
+
+def _advice(error: OSError, address: Address) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another process listens there; stop it, or change `address` or [ports] in the options"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{address.host} is not an address of this machine (macOS: sudo ifconfig lo0 alias {address.host})"
+    if error.errno == errno.EACCES:
+        return "ports below 1024 need privileges; choose others in [ports]"
+    return "choose another `address` in the options"
