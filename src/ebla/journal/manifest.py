@@ -1,0 +1,69 @@
+"""Which segments a log has. The commit point of every rotation and drop.
+
+Without it a segment that is missing at either end could not be told from one that was never made or was dropped.
+"""
+
+import msgspec
+
+from ebla.journal.records import LOG_FORMAT
+from ebla.journal.replace import read_checked_file, replace_file
+from ebla.model.errors import Corruption, Refused
+from ebla.ports.disk import Disk
+
+MANIFEST_NAME = "manifest"
+SEGMENT_SUFFIX = ".log"
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    log_id: int
+    segments: tuple[int, ...]
+    """The first sequence of each, ascending. All but the last are complete."""
+    acknowledged: int
+    """A sequence known to be durable when this was written; the log is never shorter."""
+
+
+def manifest_path(folder: str) -> str:
+    return f"{folder}/{MANIFEST_NAME}"
+
+
+def segment_path(folder: str, first_sequence: int) -> str:
+    return f"{folder}/{first_sequence:020d}{SEGMENT_SUFFIX}"
+
+
+def segment_sequence(name: str) -> int | None:
+    """The first sequence that a segment's file name tells; None for other files."""
+    number = name.removesuffix(SEGMENT_SUFFIX)
+    return int(number) if number != name and number.isdecimal() else None
+
+
+def segments_needed(segments: tuple[int, ...], sequence: int) -> tuple[int, ...]:
+    """Those that hold `sequence` or later ones. The newest always stays: it is being written."""
+    superfluous = sum(1 for successor in segments[1:] if successor <= sequence)
+    return segments[superfluous:]
+
+
+async def save_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
+    await replace_file(disk, manifest_path(folder), msgspec.msgpack.encode(manifest))
+
+
+async def load_manifest(disk: Disk, folder: str) -> Manifest | None:
+    """None where there is none. Raises `Corruption`, or `Refused` for a newer format."""
+    path = manifest_path(folder)
+    try:
+        data = await read_checked_file(disk, path)
+    except FileNotFoundError:
+        return None
+    try:
+        manifest = msgspec.msgpack.decode(data, type=Manifest)
+    except msgspec.DecodeError as failure:
+        raise Corruption(
+            f"{path} has a good checksum and no manifest in it ({failure})",
+            advice="keep a copy of the folder and restore it from a backup, or replace this node",
+        ) from failure
+    if manifest.format > LOG_FORMAT:
+        raise Refused(
+            f"{path} has log format {manifest.format}, this program knows formats up to {LOG_FORMAT}",
+            advice="run the version that wrote it, or a newer one",
+        )
+    return manifest

@@ -1,0 +1,173 @@
+"""Opening a log: what is there, what was never finished, what is missing."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from ebla.journal.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    load_manifest,
+    manifest_path,
+    save_manifest,
+    segment_path,
+    segment_sequence,
+)
+from ebla.journal.records import LOG_FORMAT, SEGMENT_HEADER_BYTES, SegmentHeader, encode_segment_header
+from ebla.journal.replace import discard_temporary, parent_folder
+from ebla.journal.scan import ADVICE, Spot, check_segment_header, find_tail, holds_frames
+from ebla.model.errors import Corruption
+from ebla.ports.chance import Chance
+from ebla.ports.disk import Disk, File
+
+FIRST_SEQUENCE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    segment_bytes: int = 16 << 20
+    """A segment is left when the next batch would make it larger; one batch may be larger on its own."""
+    batch_bytes_max: int = 64 << 20
+    read_bytes: int = 4 << 20
+    """How much of a log is read in one step off the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    disk: Disk
+    folder: str
+    limits: LogLimits
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLog:
+    manifest: Manifest
+    newest: File
+    tail: Spot
+
+
+async def recover_log(place: LogPlace, chance: Chance) -> RecoveredLog:
+    """Everything it returns is durable: what the page cache kept over a killed process is synced here, because the
+    owner acts on what it reads, and a power cut later must not take that back."""
+    disk, folder = place.disk, place.folder
+    if not disk.exists(folder):
+        disk.make_folder(folder)
+        await disk.sync_folder(parent_folder(folder))
+    # The failing order without this: rotate, killed before the folder sync; start again on the new manifest, append to
+    # the new segment, answer; power cut; the old manifest is back and the new segment counts as never used.
+    await disk.sync_folder(folder)
+    discard_temporary(disk, manifest_path(folder))
+    manifest = await load_manifest(disk, folder)
+    if manifest is None:
+        return await _begin_log(place, chance)
+    await _match_segments(place, manifest)
+    return await _open_newest(place, manifest)
+
+
+async def make_segment(place: LogPlace, header: SegmentHeader) -> File:
+    """An empty segment, durable under its name. Made again over one that an interrupted rotation left: the manifest
+    may already name it, so it is never removed, and its header is the same bytes."""
+    path = segment_path(place.folder, header.first_sequence)
+    file = place.disk.open(path) if place.disk.exists(path) else place.disk.create(path)
+    try:
+        file.write(0, encode_segment_header(header))
+        reserve(file, place.limits)
+        await file.sync()
+        await place.disk.sync_folder(place.folder)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def reserve(file: File, limits: LogLimits) -> None:
+    """Blocks and size ahead of the writing, so that a sync need not write metadata: on ext4 that makes it 1.3 to 1.5
+    times as fast as a growing file."""
+    file.preallocate(limits.segment_bytes)
+    if file.size() < limits.segment_bytes:
+        file.truncate(limits.segment_bytes)
+
+
+async def _begin_log(place: LogPlace, chance: Chance) -> RecoveredLog:
+    await _discard_unfinished_beginning(place)
+    log_id = int.from_bytes(chance.bytes(8), "little")
+    newest = await make_segment(place, SegmentHeader(log_id, FIRST_SEQUENCE))
+    manifest = Manifest(LOG_FORMAT, log_id, (FIRST_SEQUENCE,), FIRST_SEQUENCE - 1)
+    try:
+        await save_manifest(place.disk, place.folder, manifest)
+    except BaseException:
+        newest.close()
+        raise
+    return RecoveredLog(manifest, newest, Spot(SEGMENT_HEADER_BYTES, FIRST_SEQUENCE))
+
+
+async def _discard_unfinished_beginning(place: LogPlace) -> None:
+    """The first segment is made before the first manifest, and nothing is written into it between the two."""
+    for first_sequence in _segments_on_disk(place):
+        path = segment_path(place.folder, first_sequence)
+        if first_sequence != FIRST_SEQUENCE or await _has_frames(place, path):
+            raise Corruption(
+                f"{manifest_path(place.folder)} is missing, but {path} holds records",
+                advice=f"restore the file {MANIFEST_NAME} or the whole folder from a backup, or replace this node",
+            )
+        place.disk.unlink(path)
+
+
+async def _match_segments(place: LogPlace, manifest: Manifest) -> None:
+    found = _segments_on_disk(place)
+    for first_sequence in manifest.segments:
+        path = segment_path(place.folder, first_sequence)
+        if first_sequence not in found:
+            raise Corruption(
+                f"{path} is missing: {manifest_path(place.folder)} names it as a segment of the log", advice=ADVICE
+            )
+        file = place.disk.open(path)
+        try:
+            await place.disk.run(partial(check_segment_header, file, manifest.log_id, first_sequence))
+        finally:
+            file.close()
+    for first_sequence in found:
+        if first_sequence not in manifest.segments:
+            await _discard_unnamed(place, manifest, first_sequence)
+
+
+async def _discard_unnamed(place: LogPlace, manifest: Manifest, first_sequence: int) -> None:
+    """Older than the log: dropped, and the name outlived the manifest that named it. Newer: made by a rotation that did
+    not come to its manifest, so nothing was written into it."""
+    path = segment_path(place.folder, first_sequence)
+    if first_sequence > manifest.segments[0] and await _has_frames(place, path):
+        raise Corruption(f"{path} holds records, but {manifest_path(place.folder)} does not name it", advice=ADVICE)
+    place.disk.unlink(path)
+
+
+async def _open_newest(place: LogPlace, manifest: Manifest) -> RecoveredLog:
+    first_sequence = manifest.segments[-1]
+    file = place.disk.open(segment_path(place.folder, first_sequence))
+    try:
+        tail = await place.disk.run(partial(find_tail, file, manifest.log_id, first_sequence))
+        if tail.spot.sequence <= manifest.acknowledged:
+            raise Corruption(
+                f"{file.path} ends at offset {tail.spot.offset} with record {tail.spot.sequence - 1}, but records up "
+                f"to {manifest.acknowledged} were acknowledged",
+                advice=ADVICE,
+            )
+        if tail.torn:
+            file.truncate(tail.spot.offset)
+        reserve(file, place.limits)
+        await file.sync()
+    except BaseException:
+        file.close()
+        raise
+    return RecoveredLog(manifest, file, tail.spot)
+
+
+async def _has_frames(place: LogPlace, path: str) -> bool:
+    file = place.disk.open(path)
+    try:
+        return await place.disk.run(partial(holds_frames, file))
+    finally:
+        file.close()
+
+
+def _segments_on_disk(place: LogPlace) -> list[int]:
+    numbers = (segment_sequence(name) for name in place.disk.list_folder(place.folder))
+    return sorted(number for number in numbers if number is not None)

@@ -1,0 +1,210 @@
+"""A log in segments: batches of records, durable when `append` returns, in order, without gaps.
+
+The owner gives records a meaning; here they are bytes with a sequence number. Nothing is ever taken back: an owner that
+changes its mind (Raft replacing a suffix) appends a record that says so, since cutting acknowledged bytes would
+make damage and intent look alike. Old segments go from the front by `drop_before`.
+
+A batch is written only after the one before it is synced. Recovery tells a torn tail from damage by that (`scan.py`).
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Self
+
+from ebla.journal.manifest import Manifest, save_manifest, segment_path, segments_needed
+from ebla.journal.records import (
+    LOG_FORMAT,
+    RECORDS_PER_FRAME_MAX,
+    SEGMENT_HEADER_BYTES,
+    Batch,
+    SegmentHeader,
+    encode_frame,
+    framed_size,
+    payload_size,
+)
+from ebla.journal.recovery import LogLimits, LogPlace, RecoveredLog, make_segment, recover_log
+from ebla.journal.scan import Spot, read_batches
+from ebla.model.errors import DiskFull, InternalError, InvalidRequest, TooLarge
+from ebla.ports.chance import Chance
+from ebla.ports.disk import Disk
+
+DEFAULT_LIMITS = LogLimits()
+
+
+class SegmentedLog:
+    def __init__(self, place: LogPlace, recovered: RecoveredLog) -> None:
+        self._place = place
+        self._log_id = recovered.manifest.log_id
+        self._segments = recovered.manifest.segments
+        self._newest = recovered.newest
+        self._tail = recovered.tail
+        self._unsynced = False
+        self._rotation_begun = False
+        self._failure: BaseException | None = None
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, disk: Disk, chance: Chance, folder: str, limits: LogLimits = DEFAULT_LIMITS) -> Self:
+        """Makes the log where there is none. Cuts a torn tail. Raises `Corruption`, or `Refused` for a newer format."""
+        place = LogPlace(disk, folder, limits)
+        return cls(place, await recover_log(place, chance))
+
+    @property
+    def first_sequence(self) -> int:
+        """The oldest record that can be read."""
+        return self._segments[0]
+
+    @property
+    def next_sequence(self) -> int:
+        """What the first record of the next batch will get."""
+        return self._tail.sequence
+
+    async def append(self, records: Sequence[bytes]) -> int:
+        """One batch: all of it is durable on return, or after a crash all or nothing. The last record's sequence.
+
+        Raises `DiskFull` and nothing happened. Any other failure of the disk ends the log: what became of the batch is
+        known only after opening it again.
+        """
+        size = self.check_batch(records)
+        async with self._turn:
+            self._refuse_after_failure()
+            await self._finish_sync()
+            if self._rotation_begun or self._needs_rotation(size):
+                await self._rotate()
+            self._write(records)
+            await self._finish_sync()
+            return self._tail.sequence - 1
+
+    def check_batch(self, records: Sequence[bytes]) -> int:
+        """What a batch of these takes on disk. Raises `TooLarge` where it cannot be one."""
+        size = framed_size(payload_size(records))
+        if size > self._place.limits.batch_bytes_max or len(records) > RECORDS_PER_FRAME_MAX:
+            raise TooLarge(f"a batch of {len(records)} records and {size} bytes is over the log's limit")
+        return size
+
+    async def drop_before(self, sequence: int) -> None:
+        """Removes the segments that hold only records before `sequence`; some of those may therefore stay."""
+        async with self._turn:
+            self._refuse_after_failure()
+            await self._finish_sync()
+            kept = segments_needed(self._segments, sequence)
+            dropped = self._segments[: len(self._segments) - len(kept)]
+            if not dropped:
+                return
+            # The manifest first: a segment it names must be there, one it does not name is swept at the next start.
+            await self._save_manifest(kept)
+            for first_sequence in dropped:
+                self._place.disk.unlink(segment_path(self._place.folder, first_sequence))
+
+    async def read(self, start: int) -> AsyncIterator[Batch]:
+        """From `start` to what is the end now, in order, checked. Raises `Corruption`."""
+        if start < self.first_sequence:
+            raise InvalidRequest(
+                f"record {start} of {self._place.folder} was dropped; {self.first_sequence} is the oldest"
+            )
+        bounds = [*self._segments, self._tail.sequence]
+        for first_sequence, end_sequence in itertools.pairwise(bounds):
+            if end_sequence <= start:
+                continue
+            async for batch in self._read_segment(first_sequence, end_sequence):
+                if batch.next_sequence <= start:
+                    continue
+                skipped = max(0, start - batch.first_sequence)
+                yield Batch(batch.first_sequence + skipped, batch.records[skipped:]) if skipped else batch
+
+    async def close(self) -> None:
+        """Orderly: leaves behind how far the log must reach."""
+        async with self._turn:
+            if self._failure is None:
+                await self._finish_sync()
+                if not self._rotation_begun:
+                    await self._save_manifest(self._segments)
+            self._newest.close()
+
+    async def _read_segment(self, first_sequence: int, end_sequence: int) -> AsyncIterator[Batch]:
+        file = self._place.disk.open(segment_path(self._place.folder, first_sequence))
+        try:
+            spot = Spot(SEGMENT_HEADER_BYTES, first_sequence)
+            bytes_max = self._place.limits.read_bytes
+            while spot.sequence < end_sequence:
+                step = partial(read_batches, file, self._log_id, spot, end_sequence, bytes_max)
+                batches, spot = await self._place.disk.run(step)
+                for batch in batches:
+                    yield batch
+        finally:
+            file.close()
+
+    def _needs_rotation(self, frame_bytes: int) -> bool:
+        is_empty = self._tail.offset == SEGMENT_HEADER_BYTES
+        return not is_empty and self._tail.offset + frame_bytes > self._place.limits.segment_bytes
+
+    async def _rotate(self) -> None:
+        """Everything in the newest segment is synced by now, so the manifest may call it complete.
+
+        Once begun it must be finished before the next write, also after a full disk or a cancelled caller: the manifest
+        on disk may already name the successor, and then a further batch in the old segment would count as damage.
+        """
+        self._rotation_begun = True
+        first_sequence = self._tail.sequence
+        try:
+            successor = await make_segment(self._place, SegmentHeader(self._log_id, first_sequence))
+        except OSError as failure:
+            raise self._fail(failure) from failure
+        try:
+            await self._save_manifest((*self._segments, first_sequence))
+        except BaseException:
+            successor.close()
+            raise
+        self._newest.close()
+        self._newest = successor
+        self._tail = Spot(SEGMENT_HEADER_BYTES, first_sequence)
+        self._rotation_begun = False
+
+    def _write(self, records: Sequence[bytes]) -> None:
+        frame = encode_frame(self._log_id, self._tail.offset, self._tail.sequence, records)
+        try:
+            try:
+                self._newest.write(self._tail.offset, frame)
+            except DiskFull:
+                # A part may have been written. It has no valid end, but it must not lie under a shorter batch either.
+                self._newest.truncate(self._tail.offset)
+                raise
+        except OSError as failure:
+            raise self._fail(failure) from failure
+        self._tail = Spot(self._tail.offset + len(frame), self._tail.sequence + len(records))
+        self._unsynced = True
+
+    async def _finish_sync(self) -> None:
+        """Also what a cancelled caller left: its frame is written, and the next one must not be before it is synced."""
+        if not self._unsynced:
+            return
+        try:
+            await self._newest.sync()
+        except (OSError, DiskFull) as failure:
+            raise self._fail(failure) from failure
+        self._unsynced = False
+
+    async def _save_manifest(self, segments: tuple[int, ...]) -> None:
+        assert not self._unsynced
+        manifest = Manifest(LOG_FORMAT, self._log_id, segments, self._tail.sequence - 1)
+        try:
+            await save_manifest(self._place.disk, self._place.folder, manifest)
+        except OSError as failure:
+            raise self._fail(failure) from failure
+        self._segments = segments
+
+    def _fail(self, failure: BaseException) -> InternalError:
+        self._failure = failure
+        return self._told_failure(failure)
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise self._told_failure(self._failure)
+
+    def _told_failure(self, failure: BaseException) -> InternalError:
+        return InternalError(
+            f"the log in {self._place.folder} failed: {failure}",
+            advice="what it last wrote may or may not be durable; check the device and start this process again",
+        )
