@@ -1,0 +1,1 @@
+"""Judges of histories and of states."""

@@ -1,0 +1,31 @@
+"""A machine's two clocks: skewed from the start, drifting, and jumping when a fault says so."""
+
+from collections.abc import Callable
+
+EPOCH_US = 1_700_000_000_000_000
+DRIFT_PPM_MAX = 200
+SKEW_US_MAX = 500_000
+
+
+class SimClock:
+    """`ports.clock.Clock`. The boot clock drifts and starts anew at a reboot; the wall clock also jumps."""
+
+    def __init__(self, now: Callable[[], float], draw: Callable[[], float]) -> None:
+        self._now = now
+        self._rate = 1.0 + (2.0 * draw() - 1.0) * DRIFT_PPM_MAX / 1e6
+        self._booted_at = -draw() * 1000.0
+        self._wall_offset_us = int((2.0 * draw() - 1.0) * SKEW_US_MAX)
+
+    def boot_ms(self) -> int:
+        return int((self._now() - self._booted_at) * self._rate * 1000.0)
+
+    def wall_us(self) -> int:
+        return EPOCH_US + self._wall_offset_us + int(self._now() * self._rate * 1e6)
+
+    def jump(self, by_us: int) -> None:
+        """Moves the wall clock, either way: a correction by an operator or by NTP."""
+        self._wall_offset_us += by_us
+
+    def reboot(self) -> None:
+        """After a power loss the boot clock counts from nought: a reading kept on disk means nothing any more."""
+        self._booted_at = self._now()

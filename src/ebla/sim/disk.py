@@ -1,0 +1,439 @@
+"""The simulated disk of one machine: a page cache in front of what is durable, and faults in between.
+
+A crash keeps what was synced. What was not may survive, vanish or be torn, write by write, and names (create, rename,
+link, unlink) not made durable by `sync_folder` may be lost, in order or one by one: no order that POSIX does not
+promise is kept.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ebla.model.errors import DiskFull
+from ebla.sim.chance import SimChance
+from ebla.sim.life import Life
+from ebla.sim.narrative import Narrative
+
+T = TypeVar("T")
+
+SECTOR_BYTES = 512
+DATA_FOLDER = "/data"
+"""There from the start, durably. Everything else a process must make itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A write not yet durable; without data, a truncation to `offset`."""
+
+    number: int
+    offset: int
+    data: bytes | None
+
+
+@dataclass(slots=True, eq=False)
+class _Content:
+    """A file apart from its names. `durable` is what a crash finds, before the unsynced writes have their fates."""
+
+    cached: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    unsynced: list[_Written] = field(default_factory=list)
+    reserved: int = 0
+    written: int = 0
+
+    def note(self, offset: int, data: bytes | None) -> None:
+        self.written += 1
+        self.unsynced.append(_Written(self.written, offset, data))
+        _apply(self.cached, offset, data)
+
+    def settle(self, number: int) -> None:
+        """What was written up to `number` is durable."""
+        for write in self.unsynced:
+            if write.number <= number:
+                _apply(self.durable, write.offset, write.data)
+        self.unsynced = [write for write in self.unsynced if write.number > number]
+
+
+@dataclass(slots=True, eq=False)
+class _Folder:
+    cached: dict[str, "_Node"] = field(default_factory=dict)
+    durable: dict[str, "_Node"] = field(default_factory=dict)
+
+
+_Node = _Content | _Folder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Renaming:
+    """A change of names not yet durable. A rename is one: both its names change or neither."""
+
+    changes: tuple[tuple[_Folder, str, _Node | None], ...]
+
+    def touches(self, folder: _Folder) -> bool:
+        return any(changed is folder for changed, _, _ in self.changes)
+
+    def settle(self) -> None:
+        for folder, name, node in self.changes:
+            _set_name(folder.durable, name, node)
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """How the device behaves now. Faults change it; `SimDisk.heal` puts it back."""
+
+    sync_ms: float = 0.4
+    sync_tail: float = 0.02
+    sync_tail_ms: float = 20.0
+    fail_sync: float = 0.0
+    capacity_bytes: int | None = None
+
+
+class SimDisk:
+    """The device. Processes see it through `of(life)`."""
+
+    def __init__(self, chance: SimChance, narrative: Narrative, owner: str) -> None:
+        self.behaviour = Behaviour()
+        self._chance = chance
+        self._narrative = narrative
+        self._owner = owner
+        self.root = _Folder()
+        self._unsynced_names: list[_Renaming] = []
+        self.root.cached["data"] = self.root.durable["data"] = _Folder()
+
+    def of(self, life: Life) -> "LifeDisk":
+        return LifeDisk(self, life)
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    def lose_power(self) -> None:
+        """Only what is durable stays, with whatever part of the rest chance had already brought to the medium."""
+        self._settle_names()
+        for content in _contents(self.root, durable=True):
+            _settle_content(content, self._chance)
+        _forget_cache(self.root)
+
+    def _settle_names(self) -> None:
+        names, self._unsynced_names = self._unsynced_names, []
+        kept = self._chance.randrange(0, len(names) + 1)
+        in_order = self._chance.happens(0.5)
+        for index, renaming in enumerate(names):
+            if index < kept if in_order else self._chance.happens(0.5):
+                renaming.settle()
+
+    def fill(self, left_bytes: int = 0) -> None:
+        """From now on only `left_bytes` more fit."""
+        self.behaviour.capacity_bytes = self.used_bytes() + left_bytes
+
+    def rot(self) -> str | None:
+        """Flips one bit of one durable file and says which; None where there is nothing to rot."""
+        files = [(path, content) for path, content in _walk(self.root, "") if content.durable]
+        if not files:
+            return None
+        path, content = self._chance.choice(files)
+        position = self._chance.randrange(0, len(content.durable))
+        bit = 1 << self._chance.randrange(0, 8)
+        content.durable[position] ^= bit
+        if position < len(content.cached):
+            content.cached[position] ^= bit
+        return f"{path}@{position}"
+
+    def heal(self) -> None:
+        """The device behaves again. What rotted or was lost stays so."""
+        self.behaviour = Behaviour()
+
+    def used_bytes(self) -> int:
+        return sum(max(len(content.cached), content.reserved) for content in _contents(self.root, durable=False))
+
+    # -- used by LifeDisk and SimFile -------------------------------------------------------------------------------
+
+    def admit(self, content: _Content, offset: int, data: bytes) -> None:
+        """Writes, or writes a part and raises where the device is full."""
+        grows = offset + len(data) - max(len(content.cached), content.reserved)
+        capacity = self.behaviour.capacity_bytes
+        if capacity is None or grows <= 0 or self.used_bytes() + grows <= capacity:
+            content.note(offset, data)
+            return
+        part = self._chance.randrange(0, len(data))
+        if part:
+            content.note(offset, data[:part])
+        raise DiskFull(f"the disk of {self._owner} is full")
+
+    def rename(self, *changes: tuple[_Folder, str, _Node | None]) -> None:
+        for folder, name, node in changes:
+            _set_name(folder.cached, name, node)
+        self._unsynced_names.append(_Renaming(changes))
+
+    async def sync_content(self, content: _Content, path: str) -> None:
+        number = content.written
+        await self._wait_for_device()
+        if self._chance.happens(self.behaviour.fail_sync):
+            # As real kernels do: the pages count as clean from now on and the next sync says nothing about them.
+            content.unsynced = [write for write in content.unsynced if write.number > number]
+            self._narrative.tell(self._owner, f"a sync of {path} fails")
+            raise OSError(5, f"sync of {path} failed")
+        content.settle(number)
+
+    async def sync_names(self, folder: _Folder, path: str) -> None:
+        due = [renaming for renaming in self._unsynced_names if renaming.touches(folder)]
+        await self._wait_for_device()
+        if self._chance.happens(self.behaviour.fail_sync):
+            self._narrative.tell(self._owner, f"a sync of folder {path} fails")
+            raise OSError(5, f"sync of folder {path} failed")
+        for renaming in due:
+            renaming.settle()
+        self._unsynced_names = [renaming for renaming in self._unsynced_names if renaming not in due]
+
+    async def _wait_for_device(self) -> None:
+        behaviour = self.behaviour
+        ms = behaviour.sync_ms * (0.5 + self._chance.random())
+        if self._chance.happens(behaviour.sync_tail):
+            ms += self._chance.exponential(behaviour.sync_tail_ms)
+        await asyncio.sleep(ms / 1000.0)
+
+    def draw_work_s(self) -> float:
+        return self._chance.between(0.05, 5.0) / 1000.0
+
+
+class SimFile:
+    """`ports.disk.File`, open in one life."""
+
+    def __init__(self, disk: SimDisk, life: Life, path: str, content: _Content) -> None:
+        self._disk = disk
+        self._life = life
+        self._path = path
+        self._content = content
+        self._open = True
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        self._check()
+        return len(self._content.cached)
+
+    def read(self, offset: int, length: int) -> bytes:
+        self._check()
+        assert offset >= 0, "an offset counts from the start"
+        assert length >= 0, "a length cannot be negative"
+        return bytes(self._content.cached[offset : offset + length])
+
+    def append(self, data: bytes) -> None:
+        self._check()
+        self._disk.admit(self._content, len(self._content.cached), bytes(data))
+
+    def write(self, offset: int, data: bytes) -> None:
+        self._check()
+        assert offset >= 0, "an offset counts from the start"
+        self._disk.admit(self._content, offset, bytes(data))
+
+    def truncate(self, size: int) -> None:
+        self._check()
+        assert size >= 0, "a size cannot be negative"
+        self._content.note(size, None)
+        self._content.reserved = min(self._content.reserved, size)
+
+    def preallocate(self, size: int) -> None:
+        self._check()
+        capacity = self._disk.behaviour.capacity_bytes
+        grows = size - max(len(self._content.cached), self._content.reserved)
+        if capacity is not None and grows > 0 and self._disk.used_bytes() + grows > capacity:
+            raise DiskFull(f"no room to reserve {size} bytes for {self._path}")
+        self._content.reserved = max(self._content.reserved, size)
+
+    async def sync(self) -> None:
+        self._check()
+        await self._disk.sync_content(self._content, self._path)
+        self._life.check()
+
+    def close(self) -> None:
+        self._life.check()
+        self._open = False
+
+    def _check(self) -> None:
+        self._life.check()
+        assert self._open, f"{self._path} was closed"
+
+
+class LifeDisk:
+    """`ports.disk.Disk` as one life of a process sees it."""
+
+    def __init__(self, disk: SimDisk, life: Life) -> None:
+        self._disk = disk
+        self._life = life
+
+    def open(self, path: str) -> SimFile:
+        content = self._find(path)
+        if isinstance(content, _Folder):
+            raise IsADirectoryError(path)
+        return SimFile(self._disk, self._life, path, content)
+
+    def create(self, path: str) -> SimFile:
+        folder, name = self._place(path)
+        if name in folder.cached:
+            raise FileExistsError(path)
+        if self._disk.behaviour.capacity_bytes is not None and self.free_bytes(path) <= 0:
+            raise DiskFull(f"no room to create {path}")
+        content = _Content()
+        self._disk.rename((folder, name, content))
+        return SimFile(self._disk, self._life, path, content)
+
+    def rename(self, old: str, new: str) -> None:
+        node = self._find(old)
+        old_folder, old_name = self._place(old)
+        new_folder, new_name = self._place(new)
+        if (old_folder, old_name) != (new_folder, new_name):
+            self._disk.rename((old_folder, old_name, None), (new_folder, new_name, node))
+
+    def link(self, existing: str, new: str) -> None:
+        node = self._find(existing)
+        folder, name = self._place(new)
+        if name in folder.cached:
+            raise FileExistsError(new)
+        self._disk.rename((folder, name, node))
+
+    def unlink(self, path: str) -> None:
+        if isinstance(self._find(path), _Folder):
+            raise IsADirectoryError(path)
+        folder, name = self._place(path)
+        self._disk.rename((folder, name, None))
+
+    def make_folder(self, path: str) -> None:
+        self._life.check()
+        folder = self._disk.root
+        for name in _parts(path):
+            child = folder.cached.get(name)
+            if child is None:
+                child = _Folder()
+                self._disk.rename((folder, name, child))
+            if not isinstance(child, _Folder):
+                raise FileExistsError(path)
+            folder = child
+
+    def remove_folder(self, path: str) -> None:
+        if self.exists(path):
+            folder, name = self._place(path)
+            self._disk.rename((folder, name, None))
+
+    def list_folder(self, path: str) -> list[str]:
+        return sorted(self._folder(path).cached)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._find(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device for all paths
+        self._life.check()
+        capacity = self._disk.behaviour.capacity_bytes
+        return (1 << 40) if capacity is None else max(0, capacity - self._disk.used_bytes())
+
+    async def sync_folder(self, path: str) -> None:
+        await self._disk.sync_names(self._folder(path), path)
+        self._life.check()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        self._life.check()
+        await asyncio.sleep(self._disk.draw_work_s())
+        self._life.check()
+        return work()
+
+    def _find(self, path: str) -> _Node:
+        self._life.check()
+        node: _Node | None = self._disk.root
+        for name in _parts(path):
+            node = node.cached.get(name) if isinstance(node, _Folder) else None
+        if node is None:
+            raise FileNotFoundError(2, "no such file or folder", path)
+        return node
+
+    def _folder(self, path: str) -> _Folder:
+        node = self._find(path)
+        if not isinstance(node, _Folder):
+            raise NotADirectoryError(path)
+        return node
+
+    def _place(self, path: str) -> tuple[_Folder, str]:
+        parent, _, name = path.rstrip("/").rpartition("/")
+        assert name, f"{path} names no file"
+        return self._folder(parent or "/"), name
+
+
+def _parts(path: str) -> list[str]:
+    assert path.startswith("/"), f"{path!r} is not absolute"
+    return [part for part in path.split("/") if part]
+
+
+def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
+    if len(target) < offset:
+        target.extend(bytes(offset - len(target)))
+    if data is None:
+        del target[offset:]
+    else:
+        target[offset : offset + len(data)] = data
+
+
+def _set_name(names: dict[str, _Node], name: str, node: _Node | None) -> None:
+    if node is None:
+        names.pop(name, None)
+    else:
+        names[name] = node
+
+
+def _settle_content(content: _Content, chance: SimChance) -> None:
+    """The fate of each unsynced write. Sometimes one fate for all of them: those runs find other bugs."""
+    common = chance.weighted((None, 0.0, 1.0), (6, 3, 1))
+    for write in content.unsynced:
+        survives = chance.random() if common is None else common
+        if survives >= 0.6:
+            _apply(content.durable, write.offset, write.data)
+        elif survives >= 0.3 and write.data is not None:
+            _tear(content.durable, write.offset, write.data, chance)
+    content.unsynced = []
+
+
+def _tear(target: bytearray, offset: int, data: bytes, chance: SimChance) -> None:
+    """A part of the write: its beginning, or some of its sectors with old bytes or zeros between them."""
+    if chance.happens(0.5):
+        _apply(target, offset, data[: chance.randrange(0, len(data) + 1)])
+        return
+    for start in range(0, len(data), SECTOR_BYTES):
+        if chance.happens(0.5):
+            _apply(target, offset + start, data[start : start + SECTOR_BYTES])
+
+
+def _walk(folder: _Folder, path: str) -> Iterator[tuple[str, _Content]]:
+    for name in sorted(folder.durable):
+        node = folder.durable[name]
+        if isinstance(node, _Folder):
+            yield from _walk(node, f"{path}/{name}")
+        else:
+            yield f"{path}/{name}", node
+
+
+def _contents(folder: _Folder, *, durable: bool) -> Iterator[_Content]:
+    """Each file once, also if it has several names."""
+    seen: dict[int, _Content] = {}
+    pending = [folder]
+    while pending:
+        names = pending[-1].durable if durable else pending[-1].cached
+        pending.pop()
+        for name in sorted(names):
+            node = names[name]
+            if isinstance(node, _Folder):
+                pending.append(node)
+            else:
+                seen.setdefault(id(node), node)
+    yield from seen.values()
+
+
+def _forget_cache(folder: _Folder) -> None:
+    folder.cached = dict(folder.durable)
+    for node in folder.cached.values():
+        if isinstance(node, _Folder):
+            _forget_cache(node)
+        else:
+            node.cached = bytearray(node.durable)
+            node.reserved = 0

@@ -1,0 +1,1 @@
+"""Faults: each strikes, holds for a drawn time and heals."""

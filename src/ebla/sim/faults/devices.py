@@ -1,0 +1,56 @@
+"""Faults of disks and clocks."""
+
+import asyncio
+from collections.abc import Sequence
+
+from ebla.sim.world import Unit, World
+
+JUMP_US_MAX = 3_600_000_000
+
+
+async def slow_sync(world: World, units: Sequence[Unit]) -> None:
+    """Syncs take so long that whoever answers before them is seen to."""
+    unit = world.chance.choice(units)
+    behaviour = unit.machine.disk.behaviour
+    behaviour.sync_ms = world.chance.between(50.0, 1500.0)
+    world.tell("faults", f"the disk of {unit.name} needs {behaviour.sync_ms:.0f} ms for a sync")
+    try:
+        await asyncio.sleep(world.chance.exponential(3.0))
+    finally:
+        unit.machine.disk.heal()
+
+
+async def failing_sync(world: World, units: Sequence[Unit]) -> None:
+    unit = world.chance.choice(units)
+    unit.machine.disk.behaviour.fail_sync = world.chance.choice((0.05, 0.5, 1.0))
+    world.tell("faults", f"syncs of {unit.name} fail")
+    try:
+        await asyncio.sleep(world.chance.exponential(1.0))
+    finally:
+        unit.machine.disk.heal()
+
+
+async def full(world: World, units: Sequence[Unit]) -> None:
+    unit = world.chance.choice(units)
+    left_bytes = world.chance.randrange(0, 2000)
+    unit.machine.disk.fill(left_bytes)
+    world.tell("faults", f"the disk of {unit.name} has {left_bytes} bytes left")
+    try:
+        await asyncio.sleep(world.chance.exponential(2.0))
+    finally:
+        unit.machine.disk.heal()
+
+
+async def bit_rot(world: World, units: Sequence[Unit]) -> None:
+    """One bit of one durable file. Never in the default mix: only a subject that promises to notice may be asked."""
+    unit = world.chance.choice(units)
+    where = unit.machine.disk.rot()
+    if where is not None:
+        world.tell("faults", f"a bit of {unit.name}:{where} rots")
+
+
+async def clock_jump(world: World, units: Sequence[Unit]) -> None:
+    unit = world.chance.choice(units)
+    by_us = world.chance.randrange(-JUMP_US_MAX, JUMP_US_MAX)
+    world.tell("faults", f"the wall clock of {unit.name} jumps by {by_us / 1e6:+.1f} s")
+    unit.machine.clock.jump(by_us)

@@ -1,0 +1,60 @@
+"""The default adversary, and a gentle one to show why it is not the default.
+
+A gentle adversary (one machine down now and then, whole frames in order) finds next to nothing: consensus bugs need a
+cut in one direction, a crash between two syncs and a late frame in the same second.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ebla.sim.faults import devices, links, processes
+from ebla.sim.faults.fault import Fault, storm
+from ebla.sim.world import Unit, World
+
+PROCESS_FAULTS = (
+    Fault("crash", 3.0, processes.crash),
+    Fault("crash and back", 3.0, processes.crash_and_back),
+    Fault("kill", 1.0, processes.kill),
+    Fault("power cut", 1.5, processes.power_cut),
+    Fault("pause", 1.5, processes.pause),
+    Fault("start the down", 4.0, processes.start_the_down),
+)
+LINK_FAULTS = (
+    Fault("cut one way", 3.0, links.cut_one_way),
+    Fault("isolate", 2.0, links.isolate),
+    Fault("partition", 2.0, links.partition),
+    Fault("slow", 1.0, links.slow),
+    Fault("clog", 1.5, links.clog),
+    Fault("lossy", 1.0, links.lossy),
+    Fault("reset", 1.0, links.reset),
+)
+DEVICE_FAULTS = (
+    Fault("slow sync", 1.5, devices.slow_sync),
+    Fault("failing sync", 0.7, devices.failing_sync),
+    Fault("full", 0.7, devices.full),
+    Fault("clock jump", 1.0, devices.clock_jump),
+)
+BIT_ROT = Fault("bit rot", 0.5, devices.bit_rot)
+HARSH = PROCESS_FAULTS + LINK_FAULTS + DEVICE_FAULTS
+GENTLE = (Fault("kill", 1.0, processes.kill),)
+
+
+async def harsh(
+    world: World, units: Sequence[Unit], seconds: float, faults: Sequence[Fault] = HARSH, pause_s: float = 0.7
+) -> None:
+    """Frames are lost, repeated and out of order all the time; about every `pause_s` a fault strikes.
+
+    Ends with everything healed and every unit of `units` running. Other mixes: `faults=HARSH + (BIT_ROT,)`,
+    `faults=LINK_FAULTS`, or faults of the scenario's own.
+    """
+    calm = world.network.conditions
+    world.network.conditions = dataclasses.replace(calm, loss=0.02, duplicate=0.03, reorder=0.08, tail=0.03)
+    try:
+        await storm(world, units, faults, seconds, pause_s)
+    finally:
+        world.network.conditions = calm
+
+
+async def gentle(world: World, units: Sequence[Unit], seconds: float) -> None:
+    """One process killed every ten seconds, on a perfect network. For comparison only."""
+    await storm(world, units, GENTLE, seconds, pause_s=10.0)

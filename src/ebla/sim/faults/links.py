@@ -1,0 +1,97 @@
+"""Faults of the network: directed cuts, partitions, slow, clogged and broken links."""
+
+import asyncio
+from collections.abc import Sequence
+
+from ebla.sim.world import Unit, World
+
+Pair = tuple[str, str]
+
+
+async def cut_one_way(world: World, units: Sequence[Unit]) -> None:
+    """One direction of one path: the peer hears and is not heard, which symmetric partitions never show."""
+    await _cut(world, [_draw_pair(world, units)])
+
+
+async def isolate(world: World, units: Sequence[Unit]) -> None:
+    one = world.chance.choice(units)
+    await _cut(world, _between(world, [one.name], units))
+
+
+async def partition(world: World, units: Sequence[Unit]) -> None:
+    """Two sides that do not hear each other. Clients outside `units` fall on either side, too."""
+    side = world.chance.sample(units, world.chance.randrange(1, max(2, len(units))))
+    await _cut(world, _between(world, [unit.name for unit in side], units))
+
+
+async def slow(world: World, units: Sequence[Unit]) -> None:
+    source, target = _draw_pair(world, units)
+    path = world.network.path(source, target)
+    extra_ms = world.chance.exponential(300.0)
+    world.tell("faults", f"{source} -> {target} is slower by {extra_ms:.0f} ms")
+    path.extra_ms += extra_ms
+    path.bytes_per_s = world.chance.choice((None, 100_000.0))
+    try:
+        await _hold(world)
+    finally:
+        path.extra_ms = max(0.0, path.extra_ms - extra_ms)
+        path.bytes_per_s = None
+
+
+async def clog(world: World, units: Sequence[Unit]) -> None:
+    """Nothing passes, nothing is lost: all of it comes later at once, from a time that is over."""
+    source, target = _draw_pair(world, units)
+    world.tell("faults", f"{source} -> {target} is clogged")
+    world.network.clog(source, target)
+    try:
+        await _hold(world)
+    finally:
+        world.network.unclog(source, target)
+
+
+async def lossy(world: World, units: Sequence[Unit]) -> None:
+    source, target = _draw_pair(world, units)
+    path = world.network.path(source, target)
+    loss = world.chance.between(0.2, 0.7)
+    world.tell("faults", f"{source} -> {target} loses {loss:.0%}")
+    path.extra_loss = loss
+    try:
+        await _hold(world)
+    finally:
+        path.extra_loss = 0.0
+
+
+async def reset(world: World, units: Sequence[Unit]) -> None:
+    one, other = _draw_pair(world, units)
+    broken = world.network.reset(one, other)
+    if broken:
+        world.tell("faults", f"{broken} links between {one} and {other} are reset")
+
+
+async def _cut(world: World, pairs: Sequence[Pair]) -> None:
+    world.tell("faults", f"cut: {', '.join(f'{source} -> {target}' for source, target in pairs)}")
+    for source, target in pairs:
+        world.network.cut(source, target)
+    try:
+        await _hold(world)
+    finally:
+        for source, target in pairs:
+            world.network.mend(source, target)
+
+
+async def _hold(world: World) -> None:
+    await asyncio.sleep(world.chance.exponential(2.0))
+
+
+def _draw_pair(world: World, units: Sequence[Unit]) -> Pair:
+    """One direction between two of the units, or between one of them and anybody else."""
+    one = world.chance.choice(units)
+    other = world.chance.choice([unit for unit in world.units.values() if unit is not one] or [one])
+    return (one.name, other.name) if world.chance.happens(0.5) else (other.name, one.name)
+
+
+def _between(world: World, side: Sequence[str], units: Sequence[Unit]) -> list[Pair]:
+    others = [unit.name for unit in units if unit.name not in side]
+    members = {unit.name for unit in units}
+    others += [name for name in world.units if name not in members and world.chance.happens(0.5)]
+    return [pair for one in side for other in others for pair in ((one, other), (other, one))]

@@ -1,0 +1,419 @@
+"""The simulated network: links between lives, over directed paths that delay, lose, repeat, reorder, clog and break.
+
+A path is what lies between two units in one direction, by name; it outlives crashes. A link is one connection, made
+of two ends. What the kernel does (queues, arrivals, resets) runs outside any life: it goes on while a unit is paused.
+"""
+
+import asyncio
+import contextvars
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+
+from ebla.model.errors import InvalidRequest, Unreachable
+from ebla.model.identity import Address, HostId
+from ebla.ports.transport import LinkEvents, OpenLink
+from ebla.sim.chance import SimChance
+from ebla.sim.life import Life
+from ebla.sim.loop import SimFuture, SimLoop
+from ebla.sim.narrative import Narrative
+
+LOW_WATER_BYTES = 64 * 1024
+CONNECT_RETRY_S = (0.0, 1.0, 2.0)
+"""How a real kernel repeats its opening packet; after the last one it gives up."""
+SERIAL_S = 1e-7
+"""Two frames of one link never arrive at the same instant, or the loop would choose their order."""
+EPHEMERAL_PORT = 40_000
+
+
+@dataclass(slots=True)
+class Conditions:
+    """What holds on every path unless a fault says otherwise. Times in ms."""
+
+    latency_ms: float = 0.4
+    jitter_ms: float = 0.6
+    tail: float = 0.01
+    tail_ms: float = 25.0
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    reorder_ms: float = 30.0
+
+
+@dataclass(slots=True)
+class Path:
+    """One direction between two units. `cuts` counts, since two faults may cut the same path."""
+
+    cuts: int = 0
+    clogs: int = 0
+    extra_ms: float = 0.0
+    extra_loss: float = 0.0
+    bytes_per_s: float | None = None
+    waiting: list["SimLink"] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Who is at one end: the unit's name and number, its machine's address, and its certificate's identity."""
+
+    name: str
+    number: int
+    host: str
+    host_id: HostId | None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last thing a link delivers."""
+
+    cause: str
+
+
+@dataclass(slots=True)
+class _Listener:
+    endpoint: Endpoint
+    life: Life
+    address: Address
+    on_open: OpenLink
+
+
+class SimLink:
+    """One end of a connection: `ports.transport.Link`."""
+
+    def __init__(self, network: "Network", life: Life, here: Endpoint, peer_address: Address) -> None:
+        self._network = network
+        self.life = life
+        self.here = here
+        self.other: SimLink = self  # set right after both ends exist
+        self.peer_address = peer_address
+        self.number = network.loop.next_number()
+        self.open = True
+        self.queue: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.flush_due = False
+        self.last_arrival = 0.0
+        self._events: LinkEvents | None = None
+        self._inbox: deque[bytes | End] = deque()
+        self._pump_due = False
+        self._drain_waiters: list[SimFuture[None]] = []
+
+    @property
+    def peer_host(self) -> HostId | None:
+        return self.other.here.host_id
+
+    def send(self, frame: bytes) -> None:
+        self.life.check()
+        if not self.open:
+            return
+        self.queue.append(bytes(frame))
+        self.queued_bytes += len(frame)
+        if not self.flush_due:
+            self.flush_due = True
+            self._network.flush_soon(self)
+
+    async def wait_drained(self) -> None:
+        self.life.check()
+        while self.open and self.queued_bytes > LOW_WATER_BYTES:
+            drained: SimFuture[None] = self._network.loop.create_future()
+            self._drain_waiters.append(drained)
+            await drained
+
+    def close(self, cause: str) -> None:
+        self.life.check()
+        if self.open:
+            self._network.flush(self)
+            self.break_off(cause)
+            self._network.send_end(self, f"closed by {self.here.name}: {cause}")
+
+    # -- called by the network -----------------------------------------------------------------------------------
+
+    def attach(self, events: LinkEvents) -> None:
+        """From now on the owner hears what comes, beginning with what came while it was being told of the link."""
+        self._events = events
+        self._pump()
+
+    def arrive(self, item: bytes | End) -> None:
+        """The kernel has it. The owner takes it in a turn of its own, in the order of arrival: not while paused."""
+        self._inbox.append(item)
+        if not self._pump_due:
+            self._pump_due = True
+            self._network.loop.call_soon(self._pump, context=self.life.context)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        while self._inbox and self._events is not None:
+            match self._inbox.popleft():
+                case End(cause):
+                    self.shut()
+                    self._inbox.clear()
+                    self._events.link_closed(cause)
+                case bytes() as frame:
+                    self._events.frame_received(frame)
+
+    def shut(self) -> None:
+        """Nothing more is sent from here."""
+        self.open = False
+        self.queue.clear()
+        self.queued_bytes = 0
+        self._network.forget(self)
+        self.wake_drained()
+
+    def break_off(self, cause: str) -> None:
+        """Ends this end at once: what had arrived and was not yet taken is lost, the owner hears only of the end."""
+        if self.open and self.life.alive:
+            self.shut()
+            self._inbox.clear()
+            self.arrive(End(cause))
+
+    def wake_drained(self) -> None:
+        if self.queued_bytes <= LOW_WATER_BYTES or not self.open:
+            waiters, self._drain_waiters = self._drain_waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+
+class SimListening:
+    """`ports.transport.Listening`."""
+
+    def __init__(self, network: "Network", life: Life, key: tuple[str, Address]) -> None:
+        self._network = network
+        self._life = life
+        self._key = key
+
+    @property
+    def address(self) -> Address:
+        return self._key[1]
+
+    async def close(self) -> None:
+        self._life.check()
+        self._network.stop_listening(self._key, self._life)
+
+
+class SimTransport:
+    """`ports.transport.Transport` of one life."""
+
+    def __init__(self, network: "Network", life: Life, here: Endpoint) -> None:
+        self._network = network
+        self._life = life
+        self._here = here
+        self._port = EPHEMERAL_PORT
+
+    async def connect(self, address: Address, on_open: OpenLink) -> SimLink:
+        self._life.check()
+        for pause_s in CONNECT_RETRY_S:
+            await asyncio.sleep(pause_s)
+            self._life.check()
+            listener = await self._network.reach(self._here, address)
+            if listener is not None:
+                self._port += 1
+                link = self._network.open_link(self._life, self._here, self._port, listener)
+                link.attach(on_open(link))
+                return link
+        raise Unreachable(f"{address} did not answer {self._here.name}")
+
+    async def listen(self, address: Address, on_open: OpenLink) -> SimListening:
+        self._life.check()
+        if not address.is_local_socket and address.host != self._here.host:
+            raise InvalidRequest(f"{address} is not an address of {self._here.name}, which is at {self._here.host}")
+        key = self._network.key(self._here, address)
+        self._network.start_listening(key, _Listener(self._here, self._life, address, on_open))
+        return SimListening(self._network, self._life, key)
+
+
+class Network:
+    """Every path, listener and link of a world. Faults talk to this."""
+
+    def __init__(self, loop: SimLoop, chance: SimChance, narrative: Narrative) -> None:
+        self.loop = loop
+        self.conditions = Conditions()
+        self._chance = chance
+        self._narrative = narrative
+        self._kernel = contextvars.Context()
+        self._paths: dict[tuple[str, str], Path] = {}
+        self._listeners: dict[tuple[str, Address], _Listener] = {}
+        self._links: dict[int, SimLink] = {}
+        self._up: dict[str, bool] = {}
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    def path(self, source: str, target: str) -> Path:
+        key = (source, target)
+        found = self._paths.get(key)
+        if found is None:
+            found = self._paths[key] = Path()
+        return found
+
+    def cut(self, source: str, target: str) -> None:
+        """From now on nothing passes in this direction. Silently: a link does not notice."""
+        self.path(source, target).cuts += 1
+
+    def mend(self, source: str, target: str) -> None:
+        path = self.path(source, target)
+        path.cuts = max(0, path.cuts - 1)
+
+    def clog(self, source: str, target: str) -> None:
+        """Frames queue at the sender and go when the path is free again; nothing is lost."""
+        self.path(source, target).clogs += 1
+
+    def unclog(self, source: str, target: str) -> None:
+        path = self.path(source, target)
+        path.clogs = max(0, path.clogs - 1)
+        if not path.clogs:
+            waiting, path.waiting = path.waiting, []
+            for link in waiting:
+                self.flush(link)
+
+    def reset(self, one: str, other: str) -> int:
+        """Breaks every link between two units, at both ends at once; what was under way is lost."""
+        broken = [link for link in self._links.values() if (link.here.name, link.other.here.name) == (one, other)]
+        for link in broken:
+            link.break_off("reset by the network")
+            link.other.break_off("reset by the network")
+        return len(broken)
+
+    def heal(self) -> None:
+        """Every path as on the first day. Open links stay."""
+        for (source, target), path in self._paths.items():
+            path.cuts = 0
+            path.extra_ms = path.extra_loss = 0.0
+            path.bytes_per_s = None
+            while path.clogs:
+                self.unclog(source, target)
+
+    # -- lives ---------------------------------------------------------------------------------------------------
+
+    def transport(self, life: Life, here: Endpoint) -> SimTransport:
+        self._up[here.name] = True
+        return SimTransport(self, life, here)
+
+    def life_ended(self, life: Life, here: Endpoint, *, with_machine: bool) -> None:
+        """A killed process leaves a kernel behind that tells its peers; a machine without power tells nobody."""
+        self._up[here.name] = False
+        for key in [key for key, listener in self._listeners.items() if listener.life is life]:
+            del self._listeners[key]
+        for link in [link for link in self._links.values() if link.life is life]:
+            link.shut()
+            if not with_machine:
+                self.send_end(link, f"{here.name} died")
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def key(self, here: Endpoint, address: Address) -> tuple[str, Address]:
+        """A socket's path means something on its own machine only."""
+        return (here.host if address.is_local_socket else "", address)
+
+    def start_listening(self, key: tuple[str, Address], listener: _Listener) -> None:
+        if key in self._listeners:
+            raise InvalidRequest(f"{key[1]} is in use by {self._listeners[key].endpoint.name}")
+        self._listeners[key] = listener
+
+    def stop_listening(self, key: tuple[str, Address], life: Life) -> None:
+        if key in self._listeners and self._listeners[key].life is life:
+            del self._listeners[key]
+
+    async def reach(self, here: Endpoint, address: Address) -> _Listener | None:
+        """One round trip to a listener. None: no answer. Raises where the answer is a refusal."""
+        await asyncio.sleep(self._latency_s(Path()))
+        listener = self._listeners.get(self.key(here, address))
+        if listener is None:
+            if self._chance.happens(0.5):  # the machine is up and refuses, or it is down and says nothing
+                raise Unreachable(f"{address} refused {here.name}: nobody listens there")
+            return None
+        there, back = self.path(here.name, listener.endpoint.name), self.path(listener.endpoint.name, here.name)
+        passes = self._passes(there) and self._passes(back)
+        await asyncio.sleep(self._latency_s(there))
+        return listener if passes and listener.life.alive else None
+
+    def open_link(self, life: Life, here: Endpoint, port: int, listener: _Listener) -> SimLink:
+        ours = SimLink(self, life, here, listener.address)
+        theirs = SimLink(self, listener.life, listener.endpoint, Address(here.host, port))
+        ours.other, theirs.other = theirs, ours
+        self._links[ours.number] = ours
+        self._links[theirs.number] = theirs
+        self.loop.call_soon(_accept, theirs, listener.on_open, context=listener.life.context)
+        return ours
+
+    def forget(self, link: SimLink) -> None:
+        self._links.pop(link.number, None)
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def flush_soon(self, link: SimLink) -> None:
+        self.loop.call_soon(self.flush, link, context=self._kernel)
+
+    def flush(self, link: SimLink) -> None:
+        """What the sender queued leaves: all at once, or at the path's pace, or not while it is clogged."""
+        link.flush_due = False
+        if not link.open:
+            return
+        path = self.path(link.here.name, link.other.here.name)
+        if path.clogs:
+            link.flush_due = True
+            path.waiting.append(link)
+            return
+        while link.queue:
+            frame = link.queue.popleft()
+            link.queued_bytes -= len(frame)
+            self._transmit(link, path, frame)
+            if path.bytes_per_s is not None and link.queue:
+                link.flush_due = True
+                self.loop.call_later(len(frame) / path.bytes_per_s, self.flush, link, context=self._kernel)
+                break
+        link.wake_drained()
+
+    def _transmit(self, link: SimLink, path: Path, frame: bytes) -> None:
+        if not self._passes(path):
+            return
+        now = self.loop.time()
+        arrival = now + self._latency_s(path)
+        if self._chance.happens(self.conditions.reorder):
+            self._arrive_at(arrival + self._chance.between(0.0, self.conditions.reorder_ms) / 1000.0, link.other, frame)
+        else:
+            link.last_arrival = arrival = max(arrival, link.last_arrival + SERIAL_S)
+            self._arrive_at(arrival, link.other, frame)
+        if self._chance.happens(self.conditions.duplicate):
+            later = self._chance.between(0.0, self.conditions.reorder_ms) / 1000.0
+            self._arrive_at(arrival + later, link.other, frame)
+
+    def _arrive_at(self, when: float, link: SimLink, frame: bytes) -> None:
+        self.loop.call_at(when, self._arrive, link, frame, context=self._kernel)
+
+    def _arrive(self, link: SimLink, frame: bytes) -> None:
+        life = link.life
+        if not life.alive:
+            # The machine may be back with a kernel that knows nothing of this link: it answers with a reset.
+            if self._up.get(link.here.name, False):
+                self.send_end(link, f"{link.here.name} does not know this link")
+            return
+        if link.open:
+            self._narrative.delivered(link.other.here.number, link.here.number, zlib.crc32(frame))
+            link.arrive(frame)
+
+    def send_end(self, link: SimLink, cause: str) -> None:
+        """Tells the other end that this one is gone, behind what is under way; a cut path swallows it."""
+        path = self.path(link.here.name, link.other.here.name)
+        if self._passes(path):
+            arrival = max(self.loop.time() + self._latency_s(path), link.last_arrival + SERIAL_S)
+            self.loop.call_at(arrival, self._end, link.other, cause, context=self._kernel)
+
+    def _end(self, link: SimLink, cause: str) -> None:
+        if link.open and link.life.alive:
+            link.arrive(End(cause))
+
+    def _passes(self, path: Path) -> bool:
+        if path.cuts:
+            return False
+        return not self._chance.happens(self.conditions.loss + path.extra_loss)
+
+    def _latency_s(self, path: Path) -> float:
+        conditions = self.conditions
+        chance = self._chance
+        ms = conditions.latency_ms + path.extra_ms + chance.exponential(conditions.jitter_ms)
+        if chance.happens(conditions.tail):
+            ms += chance.exponential(conditions.tail_ms)
+        return ms / 1000.0
+
+
+def _accept(link: SimLink, on_open: OpenLink) -> None:
+    link.attach(on_open(link))

@@ -1,0 +1,101 @@
+"""What a scenario is, where scenarios are found, and how one is run from a seed."""
+
+import gc
+import importlib
+import pkgutil
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ebla.model.errors import InvalidRequest
+from ebla.sim import scenarios
+from ebla.sim.world import World
+
+STORY_LINES_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`run` builds the units, lets them live for about `world.seconds`, and raises where something is wrong."""
+
+    name: str
+    summary: str
+    seconds: float
+    run: Callable[[World], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run ended. `failure` is None for a good one."""
+
+    scenario: str
+    seed: int
+    seconds: float
+    trace: str
+    simulated_s: float
+    cpu_s: float
+    steps: int
+    failure: str | None
+    report: str
+
+    @property
+    def replay(self) -> str:
+        return f"python -m ebla.sim --scenario {self.scenario} --seed {self.seed} --seconds {self.seconds:g} --narrate"
+
+
+def all_scenarios() -> dict[str, Scenario]:
+    found: dict[str, Scenario] = {}
+    for module_info in sorted(pkgutil.iter_modules(scenarios.__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{scenarios.__name__}.{module_info.name}")
+        scenario = module.SCENARIO
+        assert isinstance(scenario, Scenario), f"{module.__name__}.SCENARIO is not a Scenario"
+        assert scenario.name not in found, f"two scenarios are called {scenario.name}"
+        found[scenario.name] = scenario
+    return found
+
+
+def find_scenario(name: str) -> Scenario:
+    found = all_scenarios()
+    if name not in found:
+        raise InvalidRequest(f"there is no scenario {name!r}", advice=f"there are: {', '.join(found)}")
+    return found[name]
+
+
+def run_scenario(
+    scenario: Scenario, seed: int, seconds: float | None = None, show: Callable[[str], None] | None = None
+) -> Outcome:
+    """One run. Never raises for what the run finds: the outcome tells it."""
+    began_s = time.process_time()
+    world = World(seed, scenario.seconds if seconds is None else seconds, show)
+    failure: str | None = None
+    report = ""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        world.run(scenario.run)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+        story = list(world.narrative.lines)[-STORY_LINES_MAX:]
+        report = "\n".join([*story, "", "".join(traceback.format_exception(error))])
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    world.tell("world", f"ends: {failure or 'well'}")
+    return Outcome(
+        scenario=scenario.name,
+        seed=seed,
+        seconds=world.seconds,
+        trace=world.narrative.trace(),
+        simulated_s=world.now(),
+        cpu_s=time.process_time() - began_s,
+        steps=world.loop.steps,
+        failure=failure,
+        report=report,
+    )
+
+
+def run_named(name: str, seed: int, seconds: float | None) -> Outcome:
+    """In a worker process, which finds the scenario by its name."""
+    return run_scenario(find_scenario(name), seed, seconds)

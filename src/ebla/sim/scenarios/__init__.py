@@ -1,0 +1,1 @@
+"""One simulated system per file, found by its SCENARIO attribute."""

@@ -1,0 +1,80 @@
+"""Three nodes that keep sending each other frames: the smallest scenario, and the load of the simulator's benchmark."""
+
+import asyncio
+from collections.abc import Sequence
+
+from ebla.model.errors import Unreachable
+from ebla.model.identity import Address
+from ebla.ports.surroundings import Surroundings
+from ebla.ports.transport import Link
+from ebla.sim.faults.harsh import harsh
+from ebla.sim.scenario import Scenario
+from ebla.sim.world import World
+
+NODES = 3
+PORT = 7000
+CONNECT_S = 2.0
+MESSAGES_PER_S = 10.0
+"""To each peer: 60 a second by three nodes together."""
+
+
+class Ear:
+    """One end of a link; it counts what it hears."""
+
+    def __init__(self, heard: list[int], number: int) -> None:
+        self._heard = heard
+        self._number = number
+        self.open = True
+
+    def frame_received(self, frame: bytes) -> None:  # noqa: ARG002
+        self._heard[self._number] += 1
+
+    def link_closed(self, cause: str) -> None:  # noqa: ARG002
+        self.open = False
+
+
+async def node(around: Surroundings, addresses: Sequence[Address], number: int, heard: list[int]) -> None:
+    def on_open(_: Link) -> Ear:
+        return Ear(heard, number)
+
+    await around.transport.listen(addresses[number], on_open)
+    async with asyncio.TaskGroup() as talks:
+        for peer, address in enumerate(addresses):
+            if peer != number:
+                talks.create_task(_talk(around, address, Ear(heard, number)))
+
+
+async def _talk(around: Surroundings, address: Address, ear: Ear) -> None:
+    """Keeps one link to one peer, and opens it again for as long as the node lives."""
+    while True:
+        ear.open = True
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                link = await around.transport.connect(address, lambda _: ear)
+        except (Unreachable, TimeoutError):
+            await asyncio.sleep(around.chance.random())
+            continue
+        while ear.open:
+            link.send(around.chance.bytes(100))
+            await asyncio.sleep((0.5 + around.chance.random()) / MESSAGES_PER_S)
+
+
+async def run(world: World) -> None:
+    heard = [0] * NODES
+    addresses: list[Address] = []
+    units = [
+        world.unit(f"n{number}", lambda around, number=number: node(around, addresses, number, heard))  # type: ignore[misc]
+        for number in range(NODES)
+    ]
+    addresses.extend(unit.address(PORT) for unit in units)
+    for unit in units:
+        unit.start()
+    await harsh(world, units, world.seconds)
+    before = list(heard)
+    await asyncio.sleep(30.0)
+    for unit, then, now in zip(units, before, heard):
+        world.check(now > then, f"{unit.name} hears nobody after all was healed")
+    world.tell("scenario", f"heard {heard}")
+
+
+SCENARIO = Scenario("chatter", "three nodes that keep talking, under every fault", seconds=60.0, run=run)

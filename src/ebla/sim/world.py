@@ -1,0 +1,304 @@
+"""A simulated world: machines with disks and clocks, processes that run on them and die, a network between them.
+
+What a scenario writer needs. A file `sim/scenarios/ping.py` is found by its `SCENARIO`:
+
+    async def server(around: Surroundings) -> None:            # a process: runs until it is cancelled or killed
+        file = around.disk.create("/data/log") if not around.disk.exists("/data/log") else around.disk.open("/data/log")
+        await around.disk.sync_folder("/data")                  # "/data" is there from the start, nothing else is
+        await around.transport.listen(Address("10.0.0.1", 7000), lambda link: Echo(link, file))
+        await asyncio.Event().wait()
+
+    async def run(world: World) -> None:                        # the scenario: outside every process, never dies
+        one = world.unit("one", server)                         # machines get 10.0.0.1, 10.0.0.2, … as they are made
+        two = world.unit("two", lambda around: client(around, one.address(7000)))
+        for unit in (one, two):
+            unit.start()
+        await harsh(world, (one, two), seconds=world.seconds)   # sim/faults/harsh.py: ends with everything healed
+        world.tell("scenario", "the storm is over")             # a line of the narrative, part of the trace hash
+        one.crash()                                             # power loss: no last words, unsynced data may vanish
+        one.start()                                             # a new life on the same disk
+        one.kill()                                              # the process alone: its page cache survives
+        two.pause(); await asyncio.sleep(3); two.resume()       # as SIGSTOP: nothing runs, links stay open
+        world.network.cut("one", "two"); world.network.heal()   # directed; see sim/network.py
+        one.machine.disk.fill(); one.machine.disk.heal()        # see sim/disk.py; clock: one.machine.clock.jump(us)
+        around = world.outside("probe")                         # ports for code of the scenario itself
+        link = await around.transport.connect(one.address(7000), Probe)
+        world.check(one.running, "one should be up")            # a failed check fails the run, with its story
+
+    SCENARIO = Scenario("ping", "a client talks to a server", seconds=30.0, run=run)
+
+Time is virtual: `asyncio.sleep`, timeouts and `TaskGroup` just work, `world.now()` reads it. Chance for the scenario is
+`world.chance`. Anything that reads a real clock or randomness, or starts a thread, raises. An exception that leaves a
+unit's `main` fails the run, unless it is one of the unit's `may_end` (by default a full or failing disk): then the
+process has ended itself and can be started again; `harsh` does so.
+"""
+
+import asyncio
+import contextvars
+import enum
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ebla.model.errors import DiskFull
+from ebla.model.identity import Address, HostId
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.chance import SimChance
+from ebla.sim.clock import SimClock
+from ebla.sim.disk import SimDisk
+from ebla.sim.guard import sealed
+from ebla.sim.life import Life
+from ebla.sim.loop import ExceptionContext, SimTask, simulated_loop
+from ebla.sim.narrative import Narrative
+from ebla.sim.network import Endpoint, Network
+
+Main = Callable[[Surroundings], Coroutine[Any, Any, None]]
+MAY_END: tuple[type[Exception], ...] = (DiskFull, OSError)
+OVERRUN_FACTOR = 10.0
+OVERRUN_S = 600.0
+
+
+class Failed(AssertionError):
+    """The run found something wrong. The message says what."""
+
+
+class UnitState(enum.Enum):
+    DOWN = enum.auto()
+    RUNNING = enum.auto()
+    PAUSED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What outlives a process: an address, a disk, clocks. Several units may share one."""
+
+    name: str
+    host: str
+    disk: SimDisk
+    clock: SimClock
+
+
+class Unit:
+    """One process that can die and start again on its machine."""
+
+    def __init__(self, world: "World", main: Main, machine: Machine, endpoint: Endpoint) -> None:
+        self.name = endpoint.name
+        self.machine = machine
+        self.state = UnitState.DOWN
+        self.may_end = MAY_END
+        self.lives = 0
+        self._world = world
+        self._main = main
+        self._endpoint = endpoint
+        self._life = Life(self.name)
+        self._life.alive = False
+
+    def __repr__(self) -> str:
+        return f"<unit {self.name} {self.state.name.lower()}>"
+
+    @property
+    def host(self) -> str:
+        return self.machine.host
+
+    @property
+    def running(self) -> bool:
+        return self.state is UnitState.RUNNING
+
+    @property
+    def down(self) -> bool:
+        return self.state is UnitState.DOWN
+
+    def address(self, port: int) -> Address:
+        return Address(self.machine.host, port)
+
+    def start(self) -> None:
+        assert self.down, f"{self.name} is already up"
+        world = self._world
+        self.state = UnitState.RUNNING
+        self.lives += 1
+        self._life = Life(self.name)
+        world.tell(self.name, "starts" if self.lives == 1 else f"starts, life {self.lives}")
+        around = world.surround(self._life, self._endpoint, self.machine)
+        task = world.loop.create_task(self._main(around), name=self.name, context=self._life.new_context())
+        task.add_done_callback(functools.partial(self._ended, self._life), context=world.kernel)
+
+    def crash(self) -> None:
+        """Power loss of the unit's machine: every unit on it dies, and what was not synced may be gone."""
+        on_machine = [unit for unit in self._world.units.values() if unit.machine is self.machine]
+        for unit in on_machine:
+            if not unit.down:
+                self._world.tell(unit.name, "crashes")
+                unit.end(with_machine=True)
+        self.machine.disk.lose_power()
+        self.machine.clock.reboot()
+
+    def kill(self) -> None:
+        """The process dies, its machine lives: the page cache stays, peers learn that its links ended."""
+        if not self.down:
+            self._world.tell(self.name, "is killed")
+            self.end(with_machine=False)
+
+    def pause(self) -> None:
+        if self.running:
+            self._world.tell(self.name, "is paused")
+            self.state = UnitState.PAUSED
+            self._world.loop.pause(self._life)
+
+    def resume(self) -> None:
+        if self.state is UnitState.PAUSED:
+            self._world.tell(self.name, "goes on")
+            self.state = UnitState.RUNNING
+            self._world.loop.resume(self._life)
+
+    def end(self, *, with_machine: bool) -> None:
+        self.state = UnitState.DOWN
+        self._world.loop.end(self._life)
+        self._world.network.life_ended(self._life, self._endpoint, with_machine=with_machine)
+
+    def _ended(self, life: Life, task: "asyncio.Task[None]") -> None:
+        if not life.alive or task.cancelled():
+            return
+        error = task.exception()
+        self._world.tell(self.name, "ends" if error is None else f"ends: {_told(error)}")
+        self.end(with_machine=False)
+        if error is not None and not _is_one_of(error, self.may_end):
+            self._world.fail_with(error, f"{self.name} died of {_told(error)}")
+
+
+class World:
+    def __init__(self, seed: int, seconds: float, show: Callable[[str], None] | None = None) -> None:
+        chance = SimChance(f"seed {seed}")
+        self.seed = seed
+        self.seconds = seconds
+        self.chance = chance.fork("world")
+        self.loop = simulated_loop(chance)
+        self.loop.time_max = seconds * OVERRUN_FACTOR + OVERRUN_S
+        self.loop.on_problem = self._problem
+        self.narrative = Narrative(self.loop.time, show)
+        self.network = Network(self.loop, chance.fork("network"), self.narrative)
+        self.units: dict[str, Unit] = {}
+        self.kernel = contextvars.Context()
+        self._root = chance
+        self._life = Life("world")
+        self._machines: dict[str, Machine] = {}
+        self._endpoints = 0
+        self._failure: BaseException | None = None
+        self._main: SimTask[None] | None = None
+
+    # -- building ------------------------------------------------------------------------------------------------
+
+    def machine(self, name: str) -> Machine:
+        """The machine of that name; made at the first call."""
+        found = self._machines.get(name)
+        if found is None:
+            number = len(self._machines) + 1
+            chance = self._root.fork(f"machine {name}")
+            disk = SimDisk(chance.fork("disk"), self.narrative, name)
+            clock = SimClock(self.loop.time, chance.fork("clock").random)
+            found = self._machines[name] = Machine(name, f"10.0.{number // 250}.{number % 250}", disk, clock)
+        return found
+
+    def unit(self, name: str, main: Main, *, machine: str | None = None, host_id: HostId | None = None) -> Unit:
+        """A process that is not yet started. Without `machine` it has one of its own, of the same name."""
+        assert name not in self.units, f"there is already a unit {name}"
+        home = self.machine(machine or name)
+        unit = self.units[name] = Unit(self, main, home, self._endpoint(name, home, host_id))
+        return unit
+
+    def outside(self, name: str, host_id: HostId | None = None) -> Surroundings:
+        """Ports for code of the scenario itself, which never dies: a probe, a client."""
+        home = self.machine(name)
+        return self.surround(self._life, self._endpoint(name, home, host_id), home)
+
+    def surround(self, life: Life, endpoint: Endpoint, machine: Machine) -> Surroundings:
+        return Surroundings(
+            clock=machine.clock,
+            chance=self._root.fork(f"unit {endpoint.name} {self.loop.next_number()}"),
+            disk=machine.disk.of(life),
+            transport=self.network.transport(life, endpoint),
+        )
+
+    def _endpoint(self, name: str, machine: Machine, host_id: HostId | None) -> Endpoint:
+        self._endpoints += 1
+        return Endpoint(name, self._endpoints, machine.host, host_id)
+
+    # -- during the run ------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Virtual seconds since the start, which no unit's clock shows."""
+        return self.loop.time()
+
+    def tell(self, subject: str, text: str) -> None:
+        self.narrative.tell(subject, text)
+
+    def check(self, condition: bool, text: str) -> None:
+        if not condition:
+            raise Failed(text)
+
+    def fail(self, text: str) -> None:
+        """For code that may not raise where it is, such as a checker called from inside a unit."""
+        self.fail_with(None, text)
+
+    def fail_with(self, cause: BaseException | None, text: str) -> None:
+        if self._failure is None:
+            self.tell("world", f"FAILS: {text}")
+            self._failure = Failed(text)
+            self._failure.__cause__ = cause
+        self.loop.stop()
+
+    def _problem(self, context: ExceptionContext) -> None:
+        error = context.get("exception")
+        self.fail_with(error, f"{context['message']}: {_told(error)}")
+
+    def heal(self) -> None:
+        """Every fault away: paths, devices, pauses; units that are down stay down."""
+        self.network.heal()
+        for machine in self._machines.values():
+            machine.disk.heal()
+        for unit in self.units.values():
+            unit.resume()
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def run(self, scenario: Callable[["World"], Awaitable[None]]) -> None:
+        """Runs the scenario to its end; raises what it found."""
+        with sealed(self.loop):
+            try:
+                context = self._life.new_context()
+                self._main = self.loop.create_task(_await(scenario(self)), name="scenario", context=context)
+                self._main.add_done_callback(lambda _: self.loop.stop(), context=self.kernel)
+                self.loop.run_forever()
+                if self._failure is not None:
+                    raise self._failure
+                self._main.result()
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        """Ends every life in order, so that nothing is left for the collector to find."""
+        for unit in self.units.values():
+            if not unit.down:
+                unit.end(with_machine=True)
+        self.loop.end(self._life)
+        self.loop.close()
+
+
+async def _await(work: Awaitable[None]) -> None:
+    await work
+
+
+def _told(error: BaseException | None) -> str:
+    return ", ".join(f"{type(each).__name__}: {each}" for each in _leaves(error))
+
+
+def _leaves(error: BaseException | None) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    elif error is not None:
+        yield error
+
+
+def _is_one_of(error: BaseException, allowed: tuple[type[Exception], ...]) -> bool:
+    return all(isinstance(each, allowed) for each in _leaves(error))
