@@ -3,7 +3,6 @@
 import pytest
 from tests.mutations.framework import Mutation, PytestCheck, UnfitMutation, all_mutations
 from tests.mutations.run import CheckRun, Verdict, judge, try_mutation
-from tests.mutations.sim_seeds import chunks
 
 TEXT = "return (end - start) % RING_TOKENS"
 
@@ -87,8 +86,3 @@ def test_a_check_over_its_time_limit_is_ended(tmp_path_factory: pytest.TempPathF
     result = try_mutation(mutation(check=PytestCheck(str(endless)), limit_s=2))
     assert result.verdict is Verdict.ESCAPED
     assert "within 2 s" in result.detail
-
-
-def test_seed_chunks_cover_every_seed_once_in_order() -> None:
-    covered = [seed for low, high in chunks(3, 90) for seed in range(low, high + 1)]
-    assert covered == list(range(3, 91))
