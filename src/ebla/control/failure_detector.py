@@ -1,12 +1,13 @@
 """Which peers are held to be up, as data. Pure: answers and time in, opinions out.
 
-Only a completed round trip counts as hearing from a peer. A peer whose words arrive but whom ours do not reach is
-down for both sides, so a link that is cut in one direction splits no two nodes' opinions of each other.
+Only a completed round trip counts as hearing from a peer, and it counts from the moment the question left. A peer
+whose words arrive but whom ours do not reach is down for both sides, so a link that is cut in one direction splits no
+two nodes' opinions of each other. And an answer that lay in a queue while this process was stopped proves nothing.
 
 What it promises, with `silence_ms` as its one limit:
 
-- INV-LIVE-1: a peer that answered nothing for `silence_ms` is not held to be up at the next look;
-- INV-LIVE-2: a peer that answered within the last `silence_ms` is not held to be down.
+- INV-LIVE-1: a peer held to be up was alive, and reachable both ways, within the last `silence_ms`;
+- INV-LIVE-2: a peer that has answered a question of the last `silence_ms` is held to be up.
 
 Nothing here is proof: a silent peer may be alive and serving. Whoever needs it to be gone uses a lease or a fence.
 """
@@ -30,6 +31,8 @@ class Answered:
     peer: Address
     host: HostId
     incarnation: int
+    asked_ms: int
+    """When the question left: the peer was alive after that."""
     round_trip_us: int | None
     """None where the time would include the making of a connection."""
 
@@ -46,6 +49,7 @@ class Opinion:
     """Who answered there last; None until somebody did."""
     incarnation: int = 0
     heard_ms: int | None = None
+    """When the youngest question that it answered had left."""
     round_trip_us: int | None = None
     """Smoothed: an eighth of each new measurement."""
     deviation_us: int = 0
@@ -69,13 +73,14 @@ class FailureDetector:
     def answered(self, answer: Answered, now_ms: int) -> Opinion | None:
         """Returns the new opinion where the peer came up or came back as another."""
         before = self._opinions.get(answer.peer)
-        if before is None:
+        if before is None or now_ms - answer.asked_ms >= self.silence_ms:
             return None
         same = before.host == answer.host and before.incarnation == answer.incarnation
-        if same and before.standing is Standing.UP:
-            self._opinions[answer.peer] = _measured(replace(before, heard_ms=now_ms), answer.round_trip_us)
+        if same and before.heard_ms is not None and before.standing is Standing.UP:
+            heard = replace(before, heard_ms=max(before.heard_ms, answer.asked_ms))
+            self._opinions[answer.peer] = _measured(heard, answer.round_trip_us)
             return None
-        fresh = Opinion(answer.peer, Standing.UP, now_ms, answer.host, answer.incarnation, now_ms)
+        fresh = Opinion(answer.peer, Standing.UP, now_ms, answer.host, answer.incarnation, answer.asked_ms)
         self._opinions[answer.peer] = _measured(fresh, answer.round_trip_us)
         return self._opinions[answer.peer]
 

@@ -113,7 +113,7 @@ class Liveness:
         self._serial += 1
         self._in_flight[peer] = self._in_flight.get(peer, 0) + 1
         connected = self._connected(host)
-        began = self._loop.time()
+        asked_ms, began = self._clock.boot_ms(), self._loop.time()
         try:
             request = HeartbeatRequest(self._serial, self._incarnation)
             answer = await self._peers.call(host, HEARTBEAT, request, self._limits.silence_ms)
@@ -122,7 +122,7 @@ class Liveness:
         finally:
             self._in_flight[peer] -= 1
         round_trip_us = int((self._loop.time() - began) * 1_000_000) if connected else None
-        answered = Answered(peer, host, answer.incarnation, round_trip_us)
+        answered = Answered(peer, host, answer.incarnation, asked_ms, round_trip_us)
         changed = self._detector.answered(answered, self._clock.boot_ms())
         if changed is not None:
             self._tell(changed)

@@ -20,8 +20,8 @@ def watching(*peers: Address) -> FailureDetector:
     return detector
 
 
-def answer(round_trip_us: int | None = 800, incarnation: int = 1, host: HostId = HOST) -> Answered:
-    return Answered(PEER, host, incarnation, round_trip_us)
+def answer(asked_ms: int, round_trip_us: int | None = 800, incarnation: int = 1, host: HostId = HOST) -> Answered:
+    return Answered(PEER, host, incarnation, asked_ms, round_trip_us)
 
 
 def only(detector: FailureDetector) -> Opinion:
@@ -33,14 +33,14 @@ def test_a_peer_is_down_until_it_answers() -> None:
     detector = watching()
     assert only(detector) == Opinion(PEER, Standing.DOWN, 0)
     assert detector.look(10_000) == []
-    came_up = detector.answered(answer(), 10_100)
+    came_up = detector.answered(answer(10_100), 10_100)
     assert came_up == only(detector)
     assert came_up == Opinion(PEER, Standing.UP, 10_100, HOST, 1, 10_100, 800, 400)
 
 
 def test_silence_turns_a_peer_down_once_exactly_at_the_bound() -> None:
     detector = watching()
-    detector.answered(answer(), 1_000)
+    detector.answered(answer(1_000), 1_000)
     assert detector.look(3_999) == []
     (turned,) = detector.look(4_000)
     assert (turned.standing, turned.since_ms, turned.heard_ms) == (Standing.DOWN, 4_000, 1_000)
@@ -50,41 +50,41 @@ def test_silence_turns_a_peer_down_once_exactly_at_the_bound() -> None:
 
 def test_a_peer_that_returns_is_up_at_once_and_news() -> None:
     detector = watching()
-    detector.answered(answer(), 1_000)
+    detector.answered(answer(1_000), 1_000)
     detector.look(5_000)
-    assert detector.answered(answer(), 6_000) is not None
+    assert detector.answered(answer(6_000), 6_000) is not None
     assert (only(detector).standing, only(detector).since_ms) == (Standing.UP, 6_000)
 
 
 def test_a_restart_between_two_beats_shows_as_news_with_a_new_since() -> None:
     detector = watching()
-    detector.answered(answer(incarnation=1), 1_000)
-    assert detector.answered(answer(incarnation=1), 1_500) is None
-    assert detector.answered(answer(incarnation=2), 2_000) is not None
+    detector.answered(answer(1_000, incarnation=1), 1_000)
+    assert detector.answered(answer(1_500, incarnation=1), 1_500) is None
+    assert detector.answered(answer(2_000, incarnation=2), 2_000) is not None
     assert only(detector).since_ms == 2_000
-    replaced = detector.answered(answer(incarnation=2, host=HostId(uuid.UUID(int=9))), 2_500)
+    replaced = detector.answered(answer(2_500, incarnation=2, host=HostId(uuid.UUID(int=9))), 2_500)
     assert replaced is not None
     assert replaced.host == uuid.UUID(int=9)
 
 
 def test_peers_that_leave_are_forgotten_and_those_that_stay_keep_their_opinion() -> None:
     detector = watching(PEER, OTHER)
-    detector.answered(answer(), 1_000)
+    detector.answered(answer(1_000), 1_000)
     detector.watch([PEER], 2_000)
     assert only(detector).heard_ms == 1_000
     detector.watch([OTHER], 3_000)
     assert only(detector) == Opinion(OTHER, Standing.DOWN, 3_000)
-    assert detector.answered(answer(), 4_000) is None
+    assert detector.answered(answer(4_000), 4_000) is None
     assert only(detector).peer == OTHER
 
 
 def test_round_trips_are_smoothed_and_converge() -> None:
     detector = watching()
-    detector.answered(answer(800), 0)
-    detector.answered(answer(8_800), 100)
+    detector.answered(answer(0, 800), 0)
+    detector.answered(answer(100, 8_800), 100)
     assert only(detector).round_trip_us == 1_800
     for now in range(200, 10_000, 100):
-        detector.answered(answer(8_800), now)
+        detector.answered(answer(now, 8_800), now)
     last = only(detector)
     assert last.round_trip_us is not None
     assert 8_700 <= last.round_trip_us <= 8_800
@@ -93,11 +93,22 @@ def test_round_trips_are_smoothed_and_converge() -> None:
 
 def test_an_answer_without_a_measurement_counts_as_hearing_and_keeps_the_estimate() -> None:
     detector = watching()
-    detector.answered(answer(None), 100)
+    detector.answered(answer(100, None), 100)
     assert (only(detector).standing, only(detector).round_trip_us) == (Standing.UP, None)
-    detector.answered(answer(700), 200)
-    detector.answered(answer(None), 300)
+    detector.answered(answer(200, 700), 200)
+    detector.answered(answer(300, None), 300)
     assert (only(detector).heard_ms, only(detector).round_trip_us) == (300, 700)
+
+
+def test_an_answer_to_an_old_question_proves_nothing_and_order_does_not_matter() -> None:
+    """This process was stopped while answers lay in its socket; their sender may have died long ago."""
+    detector = watching()
+    assert detector.answered(answer(1_000), 4_000) is None
+    assert only(detector).standing is Standing.DOWN
+    detector.answered(answer(6_000), 6_100)
+    detector.answered(answer(5_500), 6_200)
+    assert only(detector).heard_ms == 6_000
+    assert [turned.since_ms for turned in detector.look(9_000)] == [9_000]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2_000), st.booleans()), max_size=60))
@@ -107,7 +118,7 @@ def test_the_standing_is_exactly_whether_an_answer_came_within_the_bound(steps: 
     for pause, answers in steps:
         now += pause
         if answers:
-            detector.answered(answer(), now)
+            detector.answered(answer(now), now)
             heard = now
         detector.look(now)
         expected = heard is not None and now - heard < SILENCE_MS
