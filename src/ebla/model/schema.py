@@ -60,6 +60,8 @@ class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True):
     version: int = 1
     """Grows with every change; stored rows name the one they were written by."""
     next_number: int = 0
+    layouts: tuple[tuple[int, ...], ...] = ()
+    """The regular columns' numbers of each version, version 1 first: stored rows hold their cells in this order."""
 
     @cached_property
     def partition_key(self) -> tuple[Column, ...]:
@@ -126,6 +128,7 @@ def new_schema(
     ordered = in_order(columns)
     numbered = tuple(msgspec.structs.replace(column, number=number) for number, column in enumerate(ordered))
     schema = TableSchema(table_id, keyspace, name, numbered, options or TableOptions(), 1, len(numbered))
+    schema = msgspec.structs.replace(schema, layouts=(_layout(numbered),))
     check_schema(schema)
     return schema
 
@@ -135,14 +138,9 @@ def with_column(schema: TableSchema, column: Column) -> TableSchema:
     if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
         raise InvalidRequest(f"{column.name!r} cannot become part of the key of a table that exists")
     added = msgspec.structs.replace(column, number=schema.next_number)
-    changed = msgspec.structs.replace(
-        schema,
-        columns=in_order((*schema.columns, added)),
-        version=schema.version + 1,
-        next_number=schema.next_number + 1,
-    )
+    changed = _next_version(schema, in_order((*schema.columns, added)))
     check_schema(changed)
-    return changed
+    return msgspec.structs.replace(changed, next_number=schema.next_number + 1)
 
 
 def without_column(schema: TableSchema, name: str) -> TableSchema:
@@ -150,7 +148,16 @@ def without_column(schema: TableSchema, name: str) -> TableSchema:
     if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
         raise InvalidRequest(f"{name!r} is part of the key of {schema.full_name} and cannot be dropped")
     kept = tuple(one for one in schema.columns if one.name != name)
-    return msgspec.structs.replace(schema, columns=kept, version=schema.version + 1)
+    return _next_version(schema, kept)
+
+
+def _next_version(schema: TableSchema, columns: tuple[Column, ...]) -> TableSchema:
+    layouts = (*schema.layouts, _layout(columns))
+    return msgspec.structs.replace(schema, columns=columns, version=schema.version + 1, layouts=layouts)
+
+
+def _layout(columns: tuple[Column, ...]) -> tuple[int, ...]:
+    return tuple(column.number for column in columns if column.kind is ColumnKind.REGULAR)
 
 
 def check_schema(schema: TableSchema) -> None:

@@ -44,6 +44,7 @@ def test_a_name_dropped_and_declared_again_is_another_column() -> None:
     again = with_column(without_column(schema, "v"), column("v"))
     assert again.column("v").number > schema.column("v").number
     assert again.version == schema.version + 2
+    assert again.layouts == ((1,), (), (2,))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""Versions of a row become one row whatever the order, and rows survive their stored form."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebla.model.errors import Corruption
+from ebla.model.rows import (
+    EMPTY_HEAD,
+    EMPTY_ROW,
+    Cell,
+    Deletion,
+    Elements,
+    Head,
+    Marker,
+    RangeDeletion,
+    Row,
+    merge_heads,
+    merge_rows,
+    winner,
+)
+from ebla.storage.row_codec import decode_head, decode_row, encode_head, encode_row, is_plain
+
+TIMES = st.integers(1, 4)
+VALUES = st.none() | st.sampled_from([b"", b"a", b"b"])
+CELLS = st.builds(
+    lambda time, value, ttl, at: Cell(time, value, ttl if value is not None else 0, at if ttl or value is None else 0),
+    TIMES,
+    VALUES,
+    st.sampled_from([0, 5]),
+    st.integers(0, 2),
+)
+DELETIONS = st.builds(Deletion, TIMES, st.integers(0, 2))
+MARKERS = st.builds(Marker, TIMES)
+
+
+def elements(deletion: Deletion | None, cells: dict[bytes, Cell]) -> Elements:
+    kept = {path: cell for path, cell in cells.items() if deletion is None or not deletion.covers(cell.timestamp_us)}
+    return Elements(deletion, kept)
+
+
+ELEMENTS = st.builds(elements, st.none() | DELETIONS, st.dictionaries(st.sampled_from([b"x", b"y"]), CELLS, max_size=2))
+ROWS = st.builds(
+    Row,
+    st.none() | MARKERS,
+    st.none(),
+    st.dictionaries(st.integers(0, 2), CELLS, max_size=3),
+    st.dictionaries(
+        st.integers(3, 4), ELEMENTS.filter(lambda one: one.deletion is not None or one.cells != {}), max_size=2
+    ),
+) | st.builds(lambda deletion: Row(None, deletion), DELETIONS)
+RANGES = st.builds(RangeDeletion, st.sampled_from([b"", b"a", b"b"]), st.sampled_from([b"c", b"d", None]), DELETIONS)
+
+
+def head(deletion: Deletion | None, ranges: list[RangeDeletion]) -> Head:
+    return Head(deletion, tuple(sorted(set(ranges), key=lambda one: one.place)))
+
+
+HEADS = st.builds(head, st.none() | DELETIONS, st.lists(RANGES, max_size=2)).map(
+    lambda one: merge_heads(one, EMPTY_HEAD)
+)
+
+
+@given(CELLS, CELLS)
+def test_ties_are_decided_by_content(one: Cell, other: Cell) -> None:
+    assert winner(one, other) == winner(other, one)
+
+
+@pytest.mark.parametrize(
+    ("loser", "best"),
+    [
+        (Cell(1, b"z"), Cell(2, b"a")),
+        (Cell(1, b"z"), Cell(1, None)),
+        (Cell(1, b"a"), Cell(1, b"b")),
+        (Cell(1, b"a", 5, 10), Cell(1, b"a", 5, 11)),
+    ],
+)
+def test_the_tie_rule(loser: Cell, best: Cell) -> None:
+    assert winner(loser, best) == winner(best, loser) == best
+
+
+def merged(rows: Iterable[Row]) -> Row:
+    result = EMPTY_ROW
+    for row in rows:
+        result = merge_rows(result, row)
+    return result
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(ROWS, min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_rows_merge_in_any_order_and_grouping(rows: list[Row], random: st.SearchStrategy[object]) -> None:
+    straight = merged(rows)
+    shuffled = random.sample(rows, len(rows))  # type: ignore[attr-defined]
+    assert merged(shuffled) == straight
+    middle = len(rows) // 2
+    assert merge_rows(merged(rows[:middle]), merged(rows[middle:])) == straight
+    assert merge_rows(straight, straight) == straight
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(HEADS, min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_heads_merge_in_any_order(heads: list[Head], random: st.SearchStrategy[object]) -> None:
+    def all_of(several: list[Head]) -> Head:
+        result = EMPTY_HEAD
+        for head in several:
+            result = merge_heads(result, head)
+        return result
+
+    assert all_of(random.sample(heads, len(heads))) == all_of(heads)  # type: ignore[attr-defined]
+
+
+@settings(max_examples=400, deadline=None)
+@given(ROWS)
+def test_a_row_survives_its_stored_form(row: Row) -> None:
+    layouts = ((0, 1, 2, 3, 4),)
+    stored = encode_row(row, 1, layouts[0])
+    assert decode_row(stored, layouts) == row
+
+
+@given(HEADS)
+def test_a_head_survives_its_stored_form(head: Head) -> None:
+    assert decode_head(encode_head(head, 1)) == head
+
+
+def test_a_plain_row_is_told_by_its_flag_and_read_by_its_own_schema_version() -> None:
+    layouts = ((1, 2), (1, 2, 3))
+    old = encode_row(Row(Marker(7), None, {1: Cell(7, b"a")}), 1, layouts[0])
+    assert is_plain(old)
+    assert decode_row(old, layouts) == Row(Marker(7), None, {1: Cell(7, b"a")})
+    mixed = encode_row(Row(Marker(7), None, {1: Cell(8, b"a")}), 2, layouts[1])
+    assert not is_plain(mixed)
+
+
+def test_a_newer_format_is_refused() -> None:
+    with pytest.raises(Corruption, match="format 9"):
+        decode_row(b"\x09\x00\x00\x01", ((),))
