@@ -1,0 +1,120 @@
+"""Checks opinions and serving rights against what the world knows, at every sample.
+
+- INV-LIVE-1: nobody holds a peer to be up that for longer than the bound was dead, paused or cut off in a direction;
+- INV-LIVE-2: nobody holds a peer to be down that for longer than the settling time was there and reachable;
+- INV-SERVE-1: no shard serves whose control was dead, paused or cut off for longer than the bound.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ebla.control.control_process import ControlProcess
+from ebla.control.failure_detector import Standing
+from ebla.replica.shard_process import ShardProcess
+from ebla.sim.world import Unit, World
+
+K = TypeVar("K", bound=tuple[object, ...])
+
+SAMPLE_S = 0.1
+DRIFT = 1.001
+"""Clocks of machines may run this much slower than the world's."""
+HARMLESS_MS = 400.0
+"""A path slower than this, or one that loses frames, says nothing about what an opinion should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    silence_s: float
+    settle_s: float
+    feed_silence_s: float
+
+
+@dataclass(slots=True)
+class SimNode:
+    """A node of the simulation: two units on one machine, and the processes of their present lives."""
+
+    control: Unit
+    shard: Unit
+    control_process: ControlProcess | None = None
+    shard_process: ShardProcess | None = None
+
+
+class LivenessChecker:
+    def __init__(self, world: World, nodes: Sequence[SimNode], bounds: Bounds) -> None:
+        self._world = world
+        self._nodes = tuple(nodes)
+        self._bounds = bounds
+        self._impossible_since: dict[tuple[str, str], float] = {}
+        self._easy_since: dict[tuple[str, str, int, int], float] = {}
+        self.samples = 0
+
+    def sample(self) -> None:
+        self.samples += 1
+        for node in self._nodes:
+            self._watch_pair(node.shard, node.control)
+            for other in self._nodes:
+                if other is not node:
+                    self._watch_pair(node.control, other.control)
+        for node in self._nodes:
+            if node.control.running and node.control_process is not None:
+                self._check_opinions(node, node.control_process)
+            if node.shard.running and node.shard_process is not None:
+                self._check_serving(node, node.shard_process)
+
+    def all_settled(self) -> bool:
+        """Every node holds every other to be up, and every shard serves."""
+        return all(
+            node.control_process is not None
+            and node.shard_process is not None
+            and node.shard_process.serves()
+            and all(opinion.standing is Standing.UP for opinion in node.control_process.opinions())
+            for node in self._nodes
+        )
+
+    def _check_opinions(self, node: SimNode, process: ControlProcess) -> None:
+        others = {other.control.host: other.control for other in self._nodes}
+        for opinion in process.opinions():
+            peer = others[opinion.peer.host]
+            impossible_s = self._lasted(self._impossible_since, (node.control.name, peer.name))
+            easy_s = self._lasted(self._easy_since, self._lives(node.control, peer))
+            if opinion.standing is Standing.UP:
+                self._world.check(
+                    impossible_s <= self._bounds.silence_s * DRIFT + SAMPLE_S,
+                    f"INV-LIVE-1: {node.control.name} holds {peer.name} to be up after {impossible_s:.1f} s",
+                )
+            else:
+                self._world.check(
+                    easy_s <= self._bounds.settle_s,
+                    f"INV-LIVE-2: {node.control.name} holds {peer.name} to be down after {easy_s:.1f} s",
+                )
+
+    def _check_serving(self, node: SimNode, process: ShardProcess) -> None:
+        impossible_s = self._lasted(self._impossible_since, (node.shard.name, node.control.name))
+        self._world.check(
+            not process.serves() or impossible_s <= self._bounds.feed_silence_s * DRIFT + SAMPLE_S,
+            f"INV-SERVE-1: {node.shard.name} serves {impossible_s:.1f} s after its control was last there",
+        )
+
+    def _watch_pair(self, one: Unit, other: Unit) -> None:
+        paths = [self._world.network.path(one.name, other.name), self._world.network.path(other.name, one.name)]
+        impossible = not other.running or any(path.cuts for path in paths)
+        harmless = all(path.extra_ms <= HARMLESS_MS and path.extra_loss == 0.0 for path in paths)
+        self._note(self._impossible_since, (one.name, other.name), impossible)
+        for key in [key for key in self._easy_since if key[:2] == (one.name, other.name)]:
+            if key != self._lives(one, other):
+                del self._easy_since[key]
+        self._note(self._easy_since, self._lives(one, other), one.running and not impossible and harmless)
+
+    def _note(self, since: dict[K, float], key: K, holds: bool) -> None:
+        if not holds:
+            since.pop(key, None)
+        else:
+            since.setdefault(key, self._world.now())
+
+    def _lasted(self, since: dict[K, float], key: K) -> float:
+        return self._world.now() - since[key] if key in since else 0.0
+
+    def _lives(self, one: Unit, other: Unit) -> tuple[str, str, int, int]:
+        """A process that started anew has to be found anew."""
+        return one.name, other.name, one.lives, other.lives
