@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ebla.journal.segments import SegmentedLog
-from ebla.model.errors import DiskFull, EblaError, InternalError, Overloaded
+from ebla.journal.segments import LogFailed, SegmentedLog
+from ebla.model.errors import DiskFull, EblaError, Overloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class GroupCommit:
     async def commit(self, records: Sequence[bytes]) -> int:
         """Durable on return, and all of these records or none; the last one's sequence.
 
-        Raises `Overloaded` and `DiskFull` with nothing done, `InternalError` when the log failed. A cancelled caller's
+        Raises `Overloaded` and `DiskFull` with nothing done, `LogFailed` when the log failed. A cancelled caller's
         records may still be written.
         """
         assert records
@@ -109,5 +109,5 @@ def _settle(batch: list[_Commit], failure: EblaError) -> None:
             commit.durable.set_exception(failure)
 
 
-def _log_ended() -> InternalError:
-    return InternalError("the log takes no more records: its writer has ended", advice="start this process again")
+def _log_ended() -> LogFailed:
+    return LogFailed("the log takes no more records: its writer has ended", advice="start this process again")

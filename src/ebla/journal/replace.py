@@ -10,7 +10,7 @@ those before it: a file that ends early is told from one that is complete.
 
 import struct
 import zlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from functools import partial
 
 from ebla.model.errors import Corruption, Refused
@@ -50,7 +50,7 @@ async def read_checked_file(disk: Disk, path: str) -> bytes:
     return b"".join([piece async for piece in read_checked_pieces(disk, path)])
 
 
-async def read_checked_pieces(disk: Disk, path: str) -> AsyncIterator[bytes]:
+async def read_checked_pieces(disk: Disk, path: str) -> AsyncGenerator[bytes, None]:
     """The content piece by piece, each checked before it is given out; only the end proves that none is missing."""
     file = disk.open(path)
     try:

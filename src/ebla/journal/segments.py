@@ -33,6 +33,10 @@ from ebla.ports.disk import Disk
 DEFAULT_LIMITS = LogLimits()
 
 
+class LogFailed(InternalError):
+    """The disk failed under the log. What was being written is known only after opening it again."""
+
+
 class SegmentedLog:
     def __init__(self, place: LogPlace, recovered: RecoveredLog) -> None:
         self._place = place
@@ -64,8 +68,7 @@ class SegmentedLog:
     async def append(self, records: Sequence[bytes]) -> int:
         """One batch: all of it is durable on return, or after a crash all or nothing. The last record's sequence.
 
-        Raises `DiskFull` and nothing happened. Any other failure of the disk ends the log: what became of the batch is
-        known only after opening it again.
+        Raises `DiskFull` and nothing happened, or `LogFailed`, and from then on for every call.
         """
         size = self.check_batch(records)
         async with self._turn:
@@ -117,11 +120,13 @@ class SegmentedLog:
     async def close(self) -> None:
         """Orderly: leaves behind how far the log must reach."""
         async with self._turn:
-            if self._failure is None:
-                await self._finish_sync()
-                if not self._rotation_begun:
-                    await self._save_manifest(self._segments)
-            self._newest.close()
+            try:
+                if self._failure is None:
+                    await self._finish_sync()
+                    if not self._rotation_begun:
+                        await self._save_manifest(self._segments)
+            finally:
+                self._newest.close()
 
     async def _read_segment(self, first_sequence: int, end_sequence: int) -> AsyncIterator[Batch]:
         file = self._place.disk.open(segment_path(self._place.folder, first_sequence))
@@ -195,7 +200,7 @@ class SegmentedLog:
             raise self._fail(failure) from failure
         self._segments = segments
 
-    def _fail(self, failure: BaseException) -> InternalError:
+    def _fail(self, failure: BaseException) -> LogFailed:
         self._failure = failure
         return self._told_failure(failure)
 
@@ -203,8 +208,8 @@ class SegmentedLog:
         if self._failure is not None:
             raise self._told_failure(self._failure)
 
-    def _told_failure(self, failure: BaseException) -> InternalError:
-        return InternalError(
+    def _told_failure(self, failure: BaseException) -> LogFailed:
+        return LogFailed(
             f"the log in {self._place.folder} failed: {failure}",
             advice="what it last wrote may or may not be durable; check the device and start this process again",
         )

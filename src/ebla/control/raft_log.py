@@ -1,0 +1,334 @@
+"""A Raft group's memory on disk: term and vote, entries, and which snapshot they continue.
+
+The journal never takes records back, so Raft's changes of mind are records too: entries replace whatever stood at and
+behind the first one's index, and a snapshot's mark stands for everything up to its index. Reading all records in order
+(`LogImage`) gives what the core starts from.
+
+Snapshots are files of their own, written whole beside the log. The mark in the log is their commit point: a file
+without a mark is swept at the next start, a mark without its file is `Corruption`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from ebla.journal.recovery import LogLimits
+from ebla.journal.replace import TEMPORARY_SUFFIX, parent_folder, read_checked_pieces, replace_file
+from ebla.journal.segments import DEFAULT_LIMITS, LogFailed, SegmentedLog
+from ebla.model.errors import Corruption, DiskFull, TooLarge
+from ebla.ports.chance import Chance
+from ebla.ports.disk import Disk
+from ebla.raft.effects import Write
+from ebla.raft.messages import NOBODY, Entry, HardState, SnapshotMeta
+
+ADVICE = (
+    "do not start this node with part of its log: keep a copy of the folder, then restore it from a backup or remove "
+    "the node from the cluster and join a new one"
+)
+_SNAPSHOT_PREFIX = "snapshot-"
+
+
+class RaftRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One record of the journal. Read in the order of the fields: a snapshot comes before the entries behind it."""
+
+    hard_state: HardState | None
+    snapshot: SnapshotMeta | None
+    entries: tuple[Entry, ...] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(RaftRecord)
+_meta_decoder = msgspec.msgpack.Decoder(SnapshotMeta)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredRaft:
+    """What the core starts from. `entries` follow the snapshot without a gap; the membership is the snapshot's."""
+
+    hard_state: HardState
+    snapshot: SnapshotMeta
+    entries: tuple[Entry, ...]
+
+
+class BrokenImage(Exception):
+    """Records, each one whole, that no Raft log can have written in this order."""
+
+
+class LogImage:
+    """The state that records amount to. Pure."""
+
+    def __init__(self) -> None:
+        self._hard_state = HardState()
+        self._snapshot = SnapshotMeta()
+        self._entries: list[Entry] = []
+
+    def apply(self, record: RaftRecord) -> None:
+        """Raises `BrokenImage`."""
+        if record.hard_state is not None:
+            _check_promise_kept(self._hard_state, record.hard_state)
+            self._hard_state = record.hard_state
+        if record.snapshot is not None:
+            self._continue_from(record.snapshot)
+        if record.entries:
+            self._extend(record.entries)
+
+    def finish(self) -> RecoveredRaft:
+        """Raises `BrokenImage` where something is missing between the snapshot, the entries and the hard state."""
+        snapshot, entries, hard_state = self._snapshot, self._entries, self._hard_state
+        if entries and entries[0].index != snapshot.index + 1:
+            raise BrokenImage(f"entries begin at {entries[0].index}, but the snapshot ends at {snapshot.index}")
+        last = entries[-1] if entries else None
+        last_index, last_term = (last.index, last.term) if last else (snapshot.index, snapshot.term)
+        if hard_state.commit > last_index:
+            raise BrokenImage(f"entries up to {hard_state.commit} were committed, but they end at {last_index}")
+        if last_term > hard_state.term:
+            raise BrokenImage(f"an entry of term {last_term} in a log that has only seen term {hard_state.term}")
+        commit = max(hard_state.commit, snapshot.index)
+        return RecoveredRaft(msgspec.structs.replace(hard_state, commit=commit), snapshot, tuple(entries))
+
+    def _continue_from(self, snapshot: SnapshotMeta) -> None:
+        """What follows the snapshot stays only if the log holds the very entry that the snapshot ends with (Raft paper,
+        figure 13, step 6): otherwise it is another leader's leftover."""
+        if snapshot.index < self._snapshot.index:
+            raise BrokenImage(f"snapshot {snapshot.index} after snapshot {self._snapshot.index}")
+        position = snapshot.index - self._entries[0].index if self._entries else -1
+        matches = 0 <= position < len(self._entries) and self._entries[position].term == snapshot.term
+        self._entries = self._entries[position + 1 :] if matches else []
+        self._snapshot = snapshot
+
+    def _extend(self, entries: Sequence[Entry]) -> None:
+        # A snapshot may be taken of entries that are committed by the others and not yet written here.
+        entries = [entry for entry in entries if entry.index > self._snapshot.index]
+        if not entries:
+            return
+        first = entries[0].index
+        if not self._entries:
+            # Where segments were dropped, records older than the mark that allowed it may begin anywhere.
+            if self._snapshot.index and first != self._snapshot.index + 1:
+                raise BrokenImage(f"entry {first} follows snapshot {self._snapshot.index}")
+            self._entries = list(entries)
+            return
+        keep = first - self._entries[0].index
+        if keep > len(self._entries):
+            raise BrokenImage(f"entry {first} follows entry {self._entries[-1].index}")
+        del self._entries[max(keep, 0) :]
+        self._entries.extend(entries)
+
+
+def _check_promise_kept(before: HardState, after: HardState) -> None:
+    """Terms never go back, and there is one vote in a term."""
+    if after.term < before.term:
+        raise BrokenImage(f"term {after.term} after term {before.term}")
+    if after.term == before.term and before.vote != NOBODY and after.vote != before.vote:
+        raise BrokenImage(f"votes for {before.vote} and for {after.vote} in term {after.term}")
+
+
+class EntryPlaces:
+    """Which record holds an entry's last writing. Pure.
+
+    Replacing an entry replaces all behind it, so along the log these records only grow: nothing from an index on stands
+    in a record older than the index's own.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[int, int]] = []
+
+    def note(self, sequence: int, entries: Sequence[Entry]) -> None:
+        if entries:
+            first = entries[0].index
+            while self._runs and self._runs[-1][0] >= first:
+                self._runs.pop()
+            self._runs.append((first, sequence))
+
+    def oldest_needed(self, index: int, otherwise: int) -> int:
+        """The record that holds `index`, if the log reaches so far; forgets what only older entries need."""
+        holding = sum(1 for first, _ in self._runs if first <= index)
+        self._runs = self._runs[max(holding - 1, 0) :]
+        return min(self._runs[0][1], otherwise) if self._runs else otherwise
+
+
+class RaftLog:
+    """Writes one batch at a time; callers take turns. After `LogFailed` it must be opened again."""
+
+    def __init__(self, disk: Disk, folder: str, journal: SegmentedLog) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._journal = journal
+        self._places = EntryPlaces()
+        self._hard_state = HardState()
+        self._snapshot = SnapshotMeta()
+        self._is_outcome_unknown = False
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(
+        cls, disk: Disk, chance: Chance, folder: str, limits: LogLimits = DEFAULT_LIMITS
+    ) -> tuple[Self, RecoveredRaft]:
+        """Raises `Corruption`, or `Refused` for a newer format."""
+        if not disk.exists(folder):
+            disk.make_folder(folder)
+            await disk.sync_folder(parent_folder(folder))
+        # Names that a killed process left in the page cache must be durable before anybody acts on them.
+        await disk.sync_folder(folder)
+        journal = await SegmentedLog.open(disk, chance, f"{folder}/log", limits)
+        log = cls(disk, folder, journal)
+        recovered = await log._replay()
+        await log._check_snapshot(recovered.snapshot)
+        log._sweep_at_start()
+        return log, recovered
+
+    async def persist(self, writes: Sequence[Write]) -> None:
+        """Durable on return, in order and all at once: their answers may go. Raises `DiskFull` and nothing happened.
+
+        A snapshot that a write names must have been stored before.
+        """
+        async with self._turn:
+            records: list[RaftRecord] = []
+            hard_state = self._hard_state
+            for write in writes:
+                hard_state = write.hard_state or hard_state
+                if write.must_sync or write.entries or write.snapshot is not None:
+                    records.append(RaftRecord(hard_state, write.snapshot, write.entries))
+            if not records:
+                # A commit index alone: a hint, which the next record carries. No sync for a hint.
+                self._hard_state = hard_state
+                return
+            await self._append(records, hard_state)
+
+    async def store_snapshot(self, meta: SnapshotMeta, content: Iterable[bytes]) -> None:
+        """The snapshot's file, durable but not yet part of the log. `content` in pieces; written in steps."""
+        await replace_file(self._disk, self._snapshot_path(meta), _with_meta(meta, content))
+
+    async def adopt_snapshot(self, meta: SnapshotMeta) -> None:
+        """A stored snapshot of our own state: from now on the log begins behind it."""
+        async with self._turn:
+            if meta.index > self._snapshot.index:
+                await self._append([RaftRecord(self._hard_state, meta)], self._hard_state)
+
+    async def read_snapshot(self, meta: SnapshotMeta) -> AsyncIterator[bytes]:
+        """The content as it was stored, in pieces. Raises `Corruption`."""
+        pieces = read_checked_pieces(self._disk, self._snapshot_path(meta))
+        try:
+            await self._read_meta(pieces, meta)
+            async for piece in pieces:
+                yield piece
+        finally:
+            await pieces.aclose()
+
+    async def close(self) -> None:
+        """Orderly: the last commit index is kept too, where there is room for it."""
+        async with self._turn:
+            if not self._is_outcome_unknown:
+                try:
+                    await self._journal.append([_encoder.encode(RaftRecord(self._hard_state, None))])
+                except DiskFull:
+                    pass
+            await self._journal.close()
+
+    async def _append(self, records: list[RaftRecord], hard_state: HardState) -> None:
+        """The caller has the turn: were a mark's hard state read before another's write and appended after it, a vote
+        would be taken back."""
+        marks = [record.snapshot for record in records if record.snapshot is not None]
+        for mark in marks:
+            assert self._disk.exists(self._snapshot_path(mark)), "a snapshot is stored before the log names it"
+        last = await self._append_to_journal([_encoder.encode(record) for record in records])
+        first = last + 1 - len(records)
+        self._hard_state = hard_state
+        for sequence, record in enumerate(records, first):
+            self._places.note(sequence, record.entries)
+        if marks:
+            self._snapshot = marks[-1]
+            await self._drop_superseded(first)
+
+    async def _append_to_journal(self, records: list[bytes]) -> int:
+        if self._is_outcome_unknown:
+            raise LogFailed(
+                f"a write to the Raft log in {self._folder} was given up half-way", advice="start this process again"
+            )
+        try:
+            return await self._journal.append(records)
+        except (DiskFull, TooLarge):
+            raise
+        except BaseException:
+            # Cancelled in the middle of a sync, say. The records may be durable, so a later record that repeats the
+            # hard state known here could take a vote back.
+            self._is_outcome_unknown = True
+            raise
+
+    async def _drop_superseded(self, mark_sequence: int) -> None:
+        """The mark's record repeats the hard state, so nothing before it is needed but the entries behind it."""
+        needed = self._places.oldest_needed(self._snapshot.index + 1, mark_sequence)
+        try:
+            await self._journal.drop_before(needed)
+        except DiskFull:
+            # The batch itself is durable and the caller must learn that. The next mark drops these segments too.
+            return
+        for name, index in self._snapshot_files():
+            # Only those the log no longer needs: a newer one may just be being stored.
+            if index < self._snapshot.index and not name.endswith(TEMPORARY_SUFFIX):
+                self._disk.unlink(f"{self._folder}/{name}")
+
+    async def _replay(self) -> RecoveredRaft:
+        image = LogImage()
+        try:
+            async for batch in self._journal.read(self._journal.first_sequence):
+                for sequence, data in enumerate(batch.records, batch.first_sequence):
+                    record = _decoder.decode(data)
+                    image.apply(record)
+                    self._places.note(sequence, record.entries)
+            recovered = image.finish()
+        except (BrokenImage, msgspec.DecodeError) as failure:
+            raise Corruption(
+                f"the Raft log in {self._folder} is whole but makes no sense: {failure}", advice=ADVICE
+            ) from failure
+        self._hard_state = recovered.hard_state
+        self._snapshot = recovered.snapshot
+        return recovered
+
+    async def _check_snapshot(self, meta: SnapshotMeta) -> None:
+        if meta.index == 0:
+            return
+        path = self._snapshot_path(meta)
+        if not self._disk.exists(path):
+            raise Corruption(f"{path} is missing, and the log in {self._folder} continues it", advice=ADVICE)
+        pieces = read_checked_pieces(self._disk, path)
+        try:
+            await self._read_meta(pieces, meta)
+        finally:
+            await pieces.aclose()
+
+    async def _read_meta(self, pieces: AsyncIterator[bytes], expected: SnapshotMeta) -> None:
+        path = self._snapshot_path(expected)
+        try:
+            found = _meta_decoder.decode(await anext(pieces, b""))
+        except msgspec.DecodeError as failure:
+            raise Corruption(f"{path} does not begin with what it stands for ({failure})", advice=ADVICE) from failure
+        if found != expected:
+            raise Corruption(f"{path} stands for {found}, the log continues {expected}", advice=ADVICE)
+
+    def _sweep_at_start(self) -> None:
+        """Nothing is being stored yet: whatever the log does not name was never finished or is no longer needed."""
+        for name, _ in self._snapshot_files():
+            if f"{self._folder}/{name}" != self._snapshot_path(self._snapshot):
+                self._disk.unlink(f"{self._folder}/{name}")
+
+    def _snapshot_files(self) -> list[tuple[str, int]]:
+        names = self._disk.list_folder(self._folder)
+        return [(name, index) for name in names if (index := _snapshot_index(name)) is not None]
+
+    def _snapshot_path(self, meta: SnapshotMeta) -> str:
+        return f"{self._folder}/{_SNAPSHOT_PREFIX}{meta.index:020d}-{meta.term}"
+
+
+def _with_meta(meta: SnapshotMeta, content: Iterable[bytes]) -> Iterable[bytes]:
+    yield _encoder.encode(meta)
+    yield from content
+
+
+def _snapshot_index(name: str) -> int | None:
+    """None for other files."""
+    index = name.removeprefix(_SNAPSHOT_PREFIX).partition("-")[0]
+    return int(index) if name.startswith(_SNAPSHOT_PREFIX) and index.isdecimal() else None
