@@ -48,13 +48,15 @@ RING_USES: Mapping[tuple[NodeState, TransitionState], RingUse] = MappingProxyTyp
         (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_NEW): _BOTH_READ_NEW,
         (NodeState.DECOMMISSIONING, TransitionState.LEFT_TOKEN_RING): _NEXT,
         (NodeState.DECOMMISSIONING, TransitionState.ROLLBACK_TO_NORMAL): _PREVIOUS,
+        (NodeState.DECOMMISSIONING, TransitionState.TABLET_MIGRATION): _PREVIOUS,
         (NodeState.REMOVING, TransitionState.TABLET_DRAINING): _PREVIOUS,
         (NodeState.REMOVING, TransitionState.WRITE_BOTH_READ_OLD): _BOTH_READ_OLD,
         (NodeState.REMOVING, TransitionState.WRITE_BOTH_READ_NEW): _BOTH_READ_NEW,
         (NodeState.REMOVING, TransitionState.ROLLBACK_TO_NORMAL): _PREVIOUS,
+        (NodeState.REMOVING, TransitionState.TABLET_MIGRATION): _PREVIOUS,
     }
 )
-"""While one node is in transition. A pair that is not here does not change the ring: the previous one is used.
+"""While one node is in transition: a row for every row of the node table that has a transition state.
 
 `left_token_ring` comes after success when a node leaves, and after failure when one joins; in both cases that node is
 out. `write_both_read_new` has no way back: whoever wrote by it may have been answered by the next owners' quorum."""
@@ -67,7 +69,7 @@ def ring_use(snapshot: Snapshot) -> RingUse:
     node = snapshot.node_in_transition()
     if node is None or snapshot.transition is None:
         return _PREVIOUS
-    return RING_USES.get((node.state, snapshot.transition), _PREVIOUS)
+    return RING_USES[node.state, snapshot.transition]
 
 
 def previous_ring(snapshot: Snapshot) -> Ring:
