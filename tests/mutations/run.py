@@ -84,7 +84,8 @@ def try_baseline(check: Check, limit_s: int) -> Result:
 
 
 def _run_check(check: Check, order: dict[str, str] | None, limit_s: int) -> CheckRun:
-    with tempfile.TemporaryDirectory(prefix="ebla-mutation-") as folder_name:
+    # The name is short because tests put Unix sockets below it, whose paths have an early end.
+    with tempfile.TemporaryDirectory(prefix="em-", ignore_cleanup_errors=True) as folder_name:
         folder = Path(folder_name)
         environment = _environment(folder, order)
         process = subprocess.Popen(
@@ -135,7 +136,7 @@ def _command(check: Check, folder: Path) -> list[str]:
     match check:
         case PytestCheck(test_ids):
             options = ["-x", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"]
-            options += ["--hypothesis-seed=1", f"--basetemp={folder / 'pytest'}"]
+            options += ["--hypothesis-seed=1", f"--basetemp={folder / 't'}"]
             return [sys.executable, "-m", "pytest", *options, *test_ids]
         case SimSeeds(scenario, seeds):
             return [sys.executable, "-m", "tests.mutations.sim_seeds", scenario, seeds]

@@ -1,88 +1,30 @@
-"""Mutations stay armed, and the machinery that applies them tells catches, escapes and errors apart."""
+"""Mutations stay armed: a refactoring that would quietly disarm one fails here."""
 
 import pytest
-from tests.mutations.framework import Mutation, PytestCheck, UnfitMutation, all_mutations
-from tests.mutations.run import CheckRun, Verdict, judge, try_mutation
+from tests.mutations.framework import ROOT, Mutation, PytestCheck, SimSeeds, all_mutations
 
-TEXT = "return (end - start) % RING_TOKENS"
-
-
-def mutation(**changes: object) -> Mutation:
-    fields: dict[str, object] = {
-        "name": "sample",
-        "module": "ebla.model.token",
-        "find": TEXT,
-        "replace": "return end - start",
-        "check": PytestCheck("tests/unit/model/test_token.py::test_the_ring_goes_round"),
-        "why": "a sample",
-    }
-    return Mutation(**{**fields, **changes})  # type: ignore[arg-type]  # the fields are given by name above
+from ebla.sim.scenario import all_scenarios
 
 
-@pytest.mark.parametrize("armed", all_mutations(), ids=lambda armed: armed.name)
-def test_every_mutation_still_fits_its_source(armed: Mutation) -> None:
-    armed.mutated_source()
+@pytest.mark.parametrize("mutation", all_mutations(), ids=lambda mutation: mutation.name)
+def test_it_fits_its_source(mutation: Mutation) -> None:
+    mutation.mutated_source()
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"find": "not there at all"}, "occurs 0 times"),
-        ({"find": "def "}, "times in ebla.model.token, not once"),
-        ({"replace": "return ("}, "does not compile"),
-        ({"replace": f"{TEXT}  # the same"}, "changes nothing"),
-        ({"module": "ebla.nowhere"}, "no module"),
-    ],
-    ids=["gone", "ambiguous", "syntax", "no-change", "no-module"],
-)
-def test_one_that_does_not_fit_is_an_error(changes: dict[str, object], complaint: str) -> None:
-    unfit = mutation(**changes)
-    with pytest.raises(UnfitMutation, match=complaint):
-        unfit.mutated_source()
-    assert try_mutation(unfit).verdict is Verdict.ERROR
+@pytest.mark.parametrize("mutation", all_mutations(), ids=lambda mutation: mutation.name)
+def test_its_check_is_there(mutation: Mutation) -> None:
+    match mutation.check:
+        case PytestCheck(test_ids):
+            for test_id in test_ids:
+                path, _, test = test_id.partition("::")
+                assert (ROOT / path).exists(), test_id
+                assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text(), test_id
+        case SimSeeds(scenario, _):
+            assert scenario in all_scenarios()
 
 
-def test_a_caught_mutation_names_the_test() -> None:
-    result = try_mutation(mutation())
-    assert result.verdict is Verdict.CAUGHT
-    assert "test_the_ring_goes_round" in result.detail
-
-
-def test_a_mutation_nobody_notices_escapes() -> None:
-    blind = PytestCheck("tests/unit/model/test_token.py::test_composite_keys_have_bounds")
-    assert try_mutation(mutation(check=blind)).verdict is Verdict.ESCAPED
-
-
-def test_a_module_that_no_longer_imports_is_not_a_catch() -> None:
-    result = try_mutation(mutation(find="TOKEN_MAX: Final = Token(2**63 - 1)", replace="TOKEN_MAX: Final = missing"))
-    assert result.verdict is Verdict.ERROR
-    assert "NameError" in result.detail
-
-
-def run_of(exit_code: int | None, *, applied: bool = True, broken: str = "") -> CheckRun:
-    return CheckRun(exit_code=exit_code, output="FAILED this::test - why", applied=applied, broken=broken)
-
-
-@pytest.mark.parametrize(
-    ("run", "verdict"),
-    [
-        (run_of(1), Verdict.CAUGHT),
-        (run_of(0), Verdict.ESCAPED),
-        (run_of(None), Verdict.ESCAPED),
-        (run_of(2), Verdict.ERROR),
-        (run_of(5), Verdict.ERROR),
-        (run_of(-11), Verdict.ERROR),
-        (run_of(1, applied=False), Verdict.ERROR),
-        (run_of(1, broken="SyntaxError"), Verdict.ERROR),
-    ],
-)
-def test_only_a_failing_check_with_the_bug_in_it_is_a_catch(run: CheckRun, verdict: Verdict) -> None:
-    assert judge(run, mutation())[0] is verdict
-
-
-def test_a_check_over_its_time_limit_is_ended(tmp_path_factory: pytest.TempPathFactory) -> None:
-    endless = tmp_path_factory.mktemp("endless") / "test_endless.py"
-    endless.write_text("import ebla.model.token\n\ndef test_endless() -> None:\n    while True:\n        pass\n")
-    result = try_mutation(mutation(check=PytestCheck(str(endless)), limit_s=2))
-    assert result.verdict is Verdict.ESCAPED
-    assert "within 2 s" in result.detail
+def test_names_say_the_area_first() -> None:
+    """So that `make mutations NAME=raft` runs those of an area."""
+    for mutation in all_mutations():
+        assert "-" in mutation.name, mutation.name
+        assert mutation.name == mutation.name.lower(), mutation.name
