@@ -77,6 +77,11 @@ class FrameHeader:
     def frame_bytes(self) -> int:
         return framed_size(self.payload_bytes)
 
+    @property
+    def body_bytes(self) -> int:
+        """Payload and padding."""
+        return self.frame_bytes - FRAME_HEADER_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
@@ -116,9 +121,12 @@ def decode_frame_header(log_id: int, offset: int, header: bytes) -> FrameHeader 
     return FrameHeader(first_sequence, length, payload_checksum, count, mask, kind)
 
 
-def decode_payload(header: FrameHeader, payload: bytes) -> Batch | None:
-    """None where the payload is not the one the header was written for."""
-    if len(payload) != header.payload_bytes or zlib.crc32(payload) != header.payload_checksum:
+def decode_frame_body(header: FrameHeader, body: bytes) -> Batch | None:
+    """None where this is not, to the last byte of the padding, what the header was written with."""
+    payload = body[: header.payload_bytes]
+    if zlib.crc32(payload) != header.payload_checksum:
+        return None
+    if body[header.payload_bytes :] != _PADDING[: _padding_bytes(header.payload_bytes)]:
         return None
     if header.mask:
         payload = payload.translate(_mask_table(header.mask))

@@ -26,8 +26,8 @@ from ebla.journal.records import (
     Batch,
     FrameHeader,
     FrameKind,
+    decode_frame_body,
     decode_frame_header,
-    decode_payload,
     decode_segment_header,
     header_candidates,
 )
@@ -131,7 +131,7 @@ def _read_frame(file: File, log_id: int, spot: Spot) -> tuple[Batch, Spot] | Bad
         return BadFrame(f"the frame has sequence {header.first_sequence} where {spot.sequence} belongs")
     if header.kind != FrameKind.BATCH:
         return BadFrame(f"the frame is of an unknown kind {header.kind}")
-    batch = decode_payload(header, file.read(spot.offset + FRAME_HEADER_BYTES, header.payload_bytes))
+    batch = decode_frame_body(header, file.read(spot.offset + FRAME_HEADER_BYTES, header.body_bytes))
     if batch is None:
         return BadFrame(f"the frame of sequence {spot.sequence} fails its checksum")
     return batch, Spot(spot.offset + header.frame_bytes, batch.next_sequence)
