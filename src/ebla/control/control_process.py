@@ -59,16 +59,18 @@ class ControlSetup:
 
 
 class ControlProcess:
-    """`stop_asked` is set once somebody asked the node to stop; `ready` once it listens."""
+    """`stop` is set here when somebody asks the node to stop, and from outside on a signal; `ready` once it listens."""
 
-    def __init__(self, surroundings: Surroundings, setup: ControlSetup, children: Children) -> None:
+    def __init__(
+        self, surroundings: Surroundings, setup: ControlSetup, children: Children, stop: asyncio.Event
+    ) -> None:
         self._surroundings = surroundings
         self._setup = setup
         self._children = children
         self._started_boot_ms = surroundings.clock.boot_ms()
         self._started_wall_us = surroundings.clock.wall_us()
         self._liveness: Liveness | None = None
-        self.stop_asked = asyncio.Event()
+        self._stop = stop
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
@@ -89,7 +91,7 @@ class ControlProcess:
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
-            for_own.serve(STOP, self._stop)
+            for_own.serve(STOP, self._stop_asked)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
                 await surroundings.transport.listen(setup.address, for_peers.accept),
@@ -111,14 +113,14 @@ class ControlProcess:
         ours = self._setup.introduction
         return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self._setup.pid)
 
-    def _stop(self, request: StopRequest, call: IncomingCall) -> Done:
+    def _stop_asked(self, request: StopRequest, call: IncomingCall) -> Done:
         self._setup.report("node.stop_asked", {"by": call.peer.process, "reason": request.reason})
-        self.stop_asked.set()
+        self._stop.set()
         return Done()
 
     def _child_beat(self, request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
         self._children.heard(request.name, request.pid)
-        return ChildBeatAnswer(serving=not self.stop_asked.is_set())
+        return ChildBeatAnswer(serving=not self._stop.is_set())
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:
         setup, now_ms = self._setup, self._surroundings.clock.boot_ms()

@@ -42,6 +42,7 @@ class DataFolder:
         self.control_socket = self.run / "control.sock"
         self.control_lock = self.run / "control.lock"
         self.log = self.run / "node.log"
+        self.last_stop = self.run / "last-stop"
 
     def shard_lock(self, number: int) -> Path:
         return self.run / f"shard-{number}.lock"
@@ -59,13 +60,16 @@ class DataFolder:
                 f"{self.identity} cannot be read: {error}", advice="restore it from a backup of the folder"
             ) from error
 
-    def create(self, identity: Identity) -> None:
-        """Makes the folder, or completes one whose making was interrupted. FORMAT comes first, identity last: a
-        folder with an identity is complete."""
+    def lay_out(self) -> None:
+        """Makes the folder, or completes one whose making was interrupted."""
         for folder in (self.path, self.tls, self.run):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.format.exists():
             write_durably(self.format, f"{FORMAT_NEWEST}\n".encode())
+
+    def keep_identity(self, identity: Identity) -> None:
+        """The last step of a first start: a folder with an identity is complete."""
+        assert self.format.exists()
         write_durably(self.identity, msgspec.json.format(msgspec.json.encode(identity)) + b"\n")
 
     def check(self, free_bytes_min: int) -> Identity | None:

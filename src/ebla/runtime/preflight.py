@@ -14,7 +14,7 @@ class AddressTaken(Refused):
     """The node cannot listen where its options say."""
 
 
-def check_node(options: NodeOptions) -> Identity | None:
+def check_folder(options: NodeOptions) -> Identity | None:
     """Raises what is wrong in words for the operator. Returns the node's identity, None before its first start."""
     folder = DataFolder(options.folder)
     identity = folder.check(options.limits.free_disk_bytes_min)
@@ -27,11 +27,15 @@ def check_node(options: NodeOptions) -> Identity | None:
     if held is not None:
         raise FolderRefused(
             f"a node already runs in {folder.path} (process {held.holder})",
-            advice="stop it first, or look at it with `ebla status`",
+            advice="stop it first (`ebla down`), or look at it (`ebla status`)",
         )
+    return identity
+
+
+def check_addresses(options: NodeOptions) -> None:
+    """Every place the node will listen."""
     for address in (options.control_address, *(options.shard_address(number) for number in range(options.shards))):
         check_address(address)
-    return identity
 
 
 def check_address(address: Address) -> None:

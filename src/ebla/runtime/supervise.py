@@ -103,6 +103,11 @@ class Supervisor:
         self._step(StopAsked())
         self._wake.set()
 
+    def pass_on(self, number: signal.Signals) -> None:
+        """Sends a signal to every child that lives."""
+        for process in self._processes.values():
+            process.send_signal(number)
+
     async def run(self) -> None:
         """Returns once every child is gone for good: after `stop`, or when `gave_up` says why."""
         self._pipe = os.pipe()

@@ -15,7 +15,8 @@ IDENTITY = Identity(HostId(uuid.UUID(int=1)), ClusterId(uuid.UUID(int=2)), "ebla
 
 def made(path: Path) -> DataFolder:
     folder = DataFolder(path)
-    folder.create(IDENTITY)
+    folder.lay_out()
+    folder.keep_identity(IDENTITY)
     return folder
 
 
@@ -40,7 +41,8 @@ def test_a_creation_that_was_interrupted_is_completed(tmp_path: Path) -> None:
     folder = made(tmp_path / "n")
     folder.identity.unlink()
     assert folder.check(0) is None
-    folder.create(IDENTITY)
+    folder.lay_out()
+    folder.keep_identity(IDENTITY)
     assert folder.check(0) == IDENTITY
 
 

@@ -107,7 +107,7 @@ def _build(world: World) -> list[SimNode]:
                 number,
                 "sim",
             )
-            process = ControlProcess(around, setup, NoChildren())
+            process = ControlProcess(around, setup, NoChildren(), asyncio.Event())
             nodes[number - 1].control_process = process
             await process.run()
 

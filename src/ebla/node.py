@@ -1,0 +1,304 @@
+"""The composition root: the processes of a node, put together from their parts and real implementations.
+
+`python -m ebla.node control --options FILE` is a node; it starts its shards as `python -m ebla.node shard …` itself.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ebla.control.control_process import ControlProcess, ControlSetup
+from ebla.control.liveness import LivenessLimits
+from ebla.control.members import ConfiguredMembers
+from ebla.model.errors import EblaError, Refused
+from ebla.model.identity import Address
+from ebla.observe.events import Severity
+from ebla.observe.observer import Observer
+from ebla.observe.sinks import ForPeople
+from ebla.options import NodeOptions, OptionsError, load
+from ebla.ports.surroundings import Surroundings
+from ebla.replica.shard_process import ShardProcess, ShardSetup
+from ebla.runtime import file_lock
+from ebla.runtime.child_policy import ChildLimits
+from ebla.runtime.data_folder import DataFolder, Identity, write_durably
+from ebla.runtime.death_signal import die_with_parent
+from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.first_start import found_cluster
+from ebla.runtime.preflight import check_addresses, check_folder
+from ebla.runtime.process_limits import raise_open_files
+from ebla.runtime.supervise import PARENT_FLAG, PIPE_FLAG, ChildCommand, Supervisor
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.version import release
+from ebla.wire.frames import Introduction
+from ebla.wire.limits import WireLimits
+from ebla.wire.report import Report
+
+EXIT_OK = 0
+EXIT_REFUSED = 1
+EXIT_GAVE_UP = 3
+LOCK_POLL_S = 0.05
+ASK_SHARE = 0.6
+"""Of the time for a stop, what a child has to end by itself; the rest is for killing, reaping and closing."""
+
+WARNINGS = (
+    "child.ended",
+    "child.killed",
+    "child.not_started",
+    "liveness.peer_down",
+    "node.gave_up",
+    "shard.stopped_serving",
+    "transport.connection_refused",
+    "transport.link_violated",
+    "transport.tls_failed",
+    "wire.link_ended",
+    "wire.peer_unreachable",
+    "wire.verb_broke",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = _parser().parse_args(arguments)
+    try:
+        if chosen.role == "shard":
+            die_with_parent(chosen.parent, chosen.parent_pipe)
+        options = load(chosen.options, chosen.set)
+        raise_open_files(options.limits.open_files_min)
+        if chosen.role == "shard":
+            return _shard(options, chosen.number)
+        return _control(options, chosen.options, chosen.set)
+    except EblaError as error:
+        sys.stderr.write(f"ebla: {error}\n")
+        return EXIT_REFUSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ebla.node", description="Run one process of a node.")
+    roles = parser.add_subparsers(dest="role", required=True)
+    shard = roles.add_parser("shard", help="a data process; started by its control")
+    shard.add_argument("--number", type=int, required=True)
+    shard.add_argument(PARENT_FLAG, type=int, required=True)
+    shard.add_argument(PIPE_FLAG, type=int, required=True)
+    for role in (roles.add_parser("control", help="a node: control and the processes it starts"), shard):
+        role.add_argument("--options", type=Path, required=True, metavar="FILE")
+        role.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    return parser
+
+
+# ---- control
+
+
+def _control(options: NodeOptions, path: Path, overrides: Sequence[str]) -> int:
+    """Everything that can be refused is refused before the first child starts or a peer is answered."""
+    clock, folder = SystemClock(), DataFolder(options.folder)
+    identity = check_folder(options) or _first_start(options)
+    lock = file_lock.acquire(folder.control_lock)
+    _wait_for_predecessors(folder, options.limits.lock_wait_ms)
+    check_addresses(options)
+    flags = [flag for override in overrides for flag in ("--set", override)]
+    commands = [
+        ChildCommand(
+            f"shard-{number}",
+            (sys.executable, "-m", "ebla.node", "shard", "--options", str(path), "--number", str(number), *flags),
+        )
+        for number in range(options.shards)
+    ]
+    report = _reporter(clock, "control")
+    supervisor = Supervisor(commands, _child_limits(options), clock, report)
+    reason = _run(_run_control(options, identity, supervisor, report))
+    write_durably(folder.last_stop, f"{reason or 'asked to stop'}\n".encode())
+    lock.release()
+    if reason is None:
+        return EXIT_OK
+    sys.stderr.write(f"ebla: the node stopped: {reason}\n")
+    return EXIT_GAVE_UP
+
+
+def _first_start(options: NodeOptions) -> Identity:
+    if options.peer_addresses:
+        raise Refused(
+            f"{options.folder} has no identity yet, and its options name peers: it must join their cluster",
+            advice="a single node starts a cluster (leave `peers` empty); `ebla up` starts several on this machine",
+        )
+    return found_cluster(options, SystemClock(), SystemChance())
+
+
+def _wait_for_predecessors(folder: DataFolder, wait_ms: int) -> None:
+    """A child of a control that died may outlive it by a moment, and it still writes. Nothing starts before the locks
+    of all of them were seen free; no other control can start children meanwhile, as this one holds its own lock."""
+    deadline = time.monotonic() + wait_ms / 1000
+    while (held := file_lock.held_in(folder.run, "shard-*.lock")) is not None:
+        if time.monotonic() >= deadline:
+            raise Refused(
+                f"a process of an earlier run of this node is still alive after {wait_ms} ms: {held.message}",
+                advice=f"end it (kill -9 {held.holder}) and start the node again",
+            )
+        time.sleep(LOCK_POLL_S)
+
+
+def _child_limits(options: NodeOptions) -> ChildLimits:
+    limits = options.limits
+    return ChildLimits(
+        start_ms=limits.child_start_ms,
+        silence_ms=limits.child_silence_ms,
+        exits_max=limits.child_exits_max,
+        exits_window_ms=limits.child_exits_window_ms,
+        restart_pause_ms=limits.child_restart_pause_ms,
+        ask_ms=int(limits.stop_ms * ASK_SHARE),
+    )
+
+
+async def _run_control(options: NodeOptions, identity: Identity, supervisor: Supervisor, report: Report) -> str | None:
+    """Returns why the node stopped by itself; None where it was asked to."""
+    folder, clock = DataFolder(options.folder), SystemClock()
+    tls = NodeTls(TlsFolder(folder.tls))
+    stop = _stop_on_signals()
+    _on_signal(signal.SIGHUP, lambda: _reload(tls, report, supervisor))
+    async with TcpTransport(tls, TransportLimits(), report) as transport:
+        control = ControlProcess(
+            Surroundings(clock, SystemChance(), FileDisk(), transport),
+            ControlSetup(
+                introduction=Introduction(identity.host, identity.cluster, identity.cluster_name),
+                address=options.control_address,
+                local_address=Address(str(folder.control_socket)),
+                members=ConfiguredMembers(options.peer_addresses),
+                liveness=LivenessLimits(options.limits.peer_heartbeat_ms, options.limits.peer_silence_ms),
+                wire=WireLimits(),
+                report=report,
+                pid=os.getpid(),
+                release=release(),
+            ),
+            supervisor,
+            stop,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(control.run())
+            await control.ready.wait()
+            report("node.started", {"host": str(identity.host), "address": str(options.control_address)})
+            children = tasks.create_task(supervisor.run())
+            stopping = tasks.create_task(stop.wait())
+            await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
+            _end_within(options.limits.stop_ms)
+            stop.set()
+            supervisor.stop()
+            await asyncio.wait([children])
+            serving.cancel()
+    if supervisor.gave_up is not None:
+        report("node.gave_up", {"reason": supervisor.gave_up})
+    report("node.stopped", {})
+    return supervisor.gave_up
+
+
+def _reload(tls: NodeTls, report: Report, supervisor: Supervisor | None) -> None:
+    try:
+        tls.reload()
+    except EblaError as error:
+        report("tls.not_reloaded", {"cause": str(error)})
+        return
+    report("tls.reloaded", {})
+    if supervisor is not None:
+        supervisor.pass_on(signal.SIGHUP)
+
+
+def _end_within(stop_ms: int) -> None:
+    """Whatever hangs, the node is gone in time: killed, it takes its children along."""
+    killer = threading.Timer(stop_ms / 1000, os.kill, (os.getpid(), signal.SIGKILL))
+    killer.daemon = True
+    killer.start()
+
+
+# ---- shards
+
+
+def _shard(options: NodeOptions, number: int) -> int:
+    folder, name = DataFolder(options.folder), f"shard-{number}"
+    identity = folder.read_identity()
+    if identity is None:
+        raise OptionsError(f"{folder.path} holds no node")
+    lock = file_lock.acquire(folder.shard_lock(number))
+    _run(_run_shard(options, identity, number, _reporter(SystemClock(), name)))
+    lock.release()
+    return EXIT_OK
+
+
+async def _run_shard(options: NodeOptions, identity: Identity, number: int, report: Report) -> None:
+    folder = DataFolder(options.folder)
+    tls = NodeTls(TlsFolder(folder.tls))
+    stop = _stop_on_signals()
+    _on_signal(signal.SIGHUP, lambda: _reload(tls, report, None))
+    async with TcpTransport(tls, TransportLimits(), report) as transport:
+        shard = ShardProcess(
+            Surroundings(SystemClock(), SystemChance(), FileDisk(), transport),
+            ShardSetup(
+                introduction=Introduction(identity.host, identity.cluster, identity.cluster_name, f"shard-{number}"),
+                address=options.shard_address(number),
+                control_address=Address(str(folder.control_socket)),
+                heartbeat_ms=options.limits.child_heartbeat_ms,
+                feed_silence_ms=options.limits.feed_silence_ms,
+                wire=WireLimits(),
+                report=report,
+                pid=os.getpid(),
+            ),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(shard.run())
+            await stop.wait()
+            serving.cancel()
+
+
+# ---- both
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(work)
+    except BaseExceptionGroup as group:
+        # An error that was foreseen has words for the operator; any other is a defect and shows its trace.
+        leaves = list(_leaves(group))
+        if all(isinstance(error, EblaError) for error in leaves):
+            raise leaves[0] from group
+        raise
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for each in error.exceptions:
+        yield from _leaves(each)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        _on_signal(number, stop.set)
+    return stop
+
+
+def _on_signal(number: signal.Signals, act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().add_signal_handler(number, act)
+
+
+def _reporter(clock: SystemClock, process: str) -> Report:
+    observer = Observer(clock, [ForPeople(sys.stderr, colour=sys.stderr.isatty())])
+
+    def report(event: str, details: Mapping[str, object]) -> None:
+        severity = Severity.WARNING if event in WARNINGS else Severity.NOTE
+        observer.emit(event, process, severity=severity, **details)
+
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The first start of a node: an identity and certificates, made once and kept.
+
+A cluster begins with the node that makes its authority; every further node is given the authority first, because
+whoever makes one of his own has founded another cluster. On one machine the operator who owns all the folders hands
+it over as a file (`ebla up`); between machines the join token does it.
+"""
+
+from ebla.model.errors import Refused
+from ebla.model.identity import ClusterId, HostId
+from ebla.options import NodeOptions
+from ebla.ports.chance import Chance
+from ebla.ports.clock import Clock
+from ebla.runtime.data_folder import DataFolder, Identity
+from ebla.runtime.tls import AUTHORITY_DAYS, Authority, TlsFolder, TlsIdentity, Validity, make_authority
+
+
+def found_cluster(options: NodeOptions, clock: Clock, chance: Chance) -> Identity:
+    """The first node of a new cluster."""
+    identity = Identity(HostId(chance.uuid()), ClusterId(chance.uuid()), options.cluster_name)
+    authority = make_authority(identity.cluster, identity.cluster_name, Validity.days(clock, AUTHORITY_DAYS))
+    return _settle(options, identity, authority, clock)
+
+
+def join_cluster(options: NodeOptions, member: DataFolder, clock: Clock, chance: Chance) -> Identity:
+    """A further node, given the authority of a member whose folder this user owns."""
+    known = member.read_identity()
+    assert known is not None
+    if known.cluster_name != options.cluster_name:
+        raise Refused(f"{member.path} belongs to cluster {known.cluster_name!r}, not to {options.cluster_name!r}")
+    identity = Identity(HostId(chance.uuid()), known.cluster, known.cluster_name)
+    return _settle(options, identity, TlsFolder(member.tls).authority(), clock)
+
+
+def _settle(options: NodeOptions, identity: Identity, authority: Authority, clock: Clock) -> Identity:
+    """The identity comes last: a start that was interrupted before leaves a folder that counts as fresh, and what is
+    in it is made again for the new host id."""
+    folder = DataFolder(options.folder)
+    folder.lay_out()
+    tls = TlsFolder(folder.tls)
+    tls.keep_authority(authority)
+    tls.renew(TlsIdentity(identity.host, identity.cluster, identity.cluster_name), clock)
+    folder.keep_identity(identity)
+    return identity
