@@ -63,15 +63,13 @@ def judge(run: CheckRun, mutation: Mutation) -> tuple[Verdict, str]:
         return Verdict.ERROR, f"{mutation.module} does not import with the bug in it:\n{run.broken}"
     if not run.applied:
         return Verdict.ERROR, f"the check never imported {mutation.module}\n{_last_lines(run.output)}"
-    match run.exit_code:
-        case None:
-            return Verdict.ESCAPED, f"no failure reported within {mutation.limit_s} s by {mutation.check}"
-        case 0:
-            return Verdict.ESCAPED, f"{mutation.check} passed; {mutation.why}"
-        case 1:
-            return Verdict.CAUGHT, _caught_by(run.output)
-        case code:
-            return Verdict.ERROR, f"the check ended with code {code}\n{_last_lines(run.output)}"
+    if run.exit_code is None:
+        return Verdict.ESCAPED, f"no failure reported within {mutation.limit_s} s by {mutation.check}"
+    if run.exit_code == CHECK_PASSED:
+        return Verdict.ESCAPED, f"{mutation.check} passed; {mutation.why}"
+    if run.exit_code == CHECK_FAILED:
+        return Verdict.CAUGHT, _caught_by(run.output)
+    return Verdict.ERROR, f"the check ended with code {run.exit_code}\n{_last_lines(run.output)}"
 
 
 def try_baseline(check: Check, limit_s: int) -> Result:
