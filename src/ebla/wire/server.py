@@ -118,7 +118,7 @@ class Server:
 
     def close(self, cause: str) -> None:
         for served in list(self._links.values()):
-            served.link.close(cause)
+            served.close(cause)
 
     @property
     def links_open(self) -> int:
@@ -163,6 +163,8 @@ class ServedLink:
     # ---- the life of the connection
 
     def link_closed(self, cause: str) -> None:
+        if self.peer is None and not self._closing:
+            self._tell_ended(f"it ended before it greeted: {cause}")
         self._closing = True
         self._deadlines.close()
         if self._hello_timer is not None:
@@ -192,15 +194,23 @@ class ServedLink:
         else:
             self._end(f"a {type(message).__name__} frame has no place here")
 
+    def close(self, cause: str) -> None:
+        self._closing = True
+        self.link.close(cause)
+
     def refuse(self, reason: RefusalReason, message: str) -> None:
         self.link.send(encode(Refusal(reason, message)))
         self._end(message)
 
     def _end(self, cause: str) -> None:
         self._closing = True
-        who = None if self.peer is None else str(self.peer.host)
-        self._server.report("wire.link_ended", {"peer": str(self.link.peer_address), "host": who, "cause": cause})
+        self._tell_ended(cause)
         self.link.close(cause)
+
+    def _tell_ended(self, cause: str) -> None:
+        host = self.link.peer_host if self.peer is None else self.peer.host
+        details = {"peer": str(self.link.peer_address), "host": None if host is None else str(host), "cause": cause}
+        self._server.report("wire.link_ended", details)
 
     def _hello_missing(self) -> None:
         self._hello_timer = None

@@ -1,0 +1,565 @@
+"""Links over TCP with mutual TLS, and over Unix sockets that only the owner may open.
+
+A frame on the stream is its length (four bytes, big-endian) and its bytes. What a loop turn sends leaves as one
+write; what a read brings is cut into frames at once. One read buffer serves all links, because the loop fills and
+empties it in one step, so an idle connection costs little memory.
+
+A link that was accepted stops reading while its own answers are not taken. A link that connected never does: if both
+sides stopped reading because both have unsent bytes, neither would ever go on.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, cast
+
+from ebla.model.errors import InvalidRequest, Unreachable
+from ebla.model.identity import Address, HostId
+from ebla.ports.transport import Link, LinkEvents, OpenLink
+from ebla.runtime.tls import host_in_peer_certificate
+from ebla.wire.report import Report
+
+_HEADER = struct.Struct(">I")
+_CREDENTIALS = struct.Struct("3i")
+_ACCEPT_PAUSE_S = 0.05
+_OpenOrRefuse = Callable[[Link], LinkEvents | None]
+
+
+class TlsContexts(Protocol):
+    """Asked for every new connection, so that a renewed certificate counts from the next one on."""
+
+    def server_context(self, *, certificate_optional: bool) -> ssl.SSLContext: ...
+
+    def client_context(self) -> ssl.SSLContext: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportLimits:
+    frame_bytes_max: int = 16 * 1024 * 1024
+    first_frame_bytes_max: int = 64 * 1024
+    """A greeting is small: before it, nobody makes us hold more than this."""
+    read_buffer_bytes: int = 256 * 1024
+    write_high_bytes: int = 1024 * 1024
+    write_low_bytes: int = 256 * 1024
+    write_stall_ms: int = 20_000
+    """A peer that takes no byte for this long, while more wait than the high mark, is cut off."""
+    close_linger_ms: int = 1000
+    """For what is queued to leave after a close."""
+    handshake_ms: int = 5000
+    handshakes_max: int = 256
+    backlog: int = 512
+    unacknowledged_ms: int = 20_000
+    """TCP gives up on a peer that acknowledges nothing for this long."""
+
+
+class _Shared:
+    """What all links of one transport have in common."""
+
+    def __init__(self, limits: TransportLimits, report: Report) -> None:
+        self.limits = limits
+        self.report = report
+        self.loop = asyncio.get_running_loop()
+        self.read_buffer = memoryview(bytearray(limits.read_buffer_bytes))
+        self._links: dict[TcpLink, None] = {}
+        self._none_open = asyncio.Event()
+
+    def opened(self, link: "TcpLink") -> None:
+        self._links[link] = None
+
+    def closed(self, link: "TcpLink") -> None:
+        self._links.pop(link, None)
+        if not self._links:
+            self._none_open.set()
+
+    async def close_all(self, cause: str) -> None:
+        for link in list(self._links):
+            link.close(cause)
+        while self._links:
+            self._none_open.clear()
+            await self._none_open.wait()
+
+
+class TcpLink(asyncio.BufferedProtocol):
+    """One connection: `ports.transport.Link`."""
+
+    def __init__(self, shared: _Shared, on_open: _OpenOrRefuse, address: Address, *, accepted: bool = False) -> None:
+        self._shared = shared
+        self._on_open = on_open
+        self._address = address
+        self._loop = shared.loop
+        self._transport: asyncio.Transport | None = None
+        self._events: LinkEvents | None = None
+        self._peer_host: HostId | None = None
+        self._encrypted = False
+        self._accepted = accepted
+        self._partial = bytearray()
+        self._frame_bytes_max = shared.limits.frame_bytes_max
+        if accepted:
+            self._frame_bytes_max = min(self._frame_bytes_max, shared.limits.first_frame_bytes_max)
+        self._frames_received = 0
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_due = False
+        self._closing = False
+        self._cause: str | None = None
+        self._write_paused = False
+        self._stalled_at_bytes = 0
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._drain_waiters: list[asyncio.Future[None]] = []
+
+    # ---- the port
+
+    @property
+    def peer_address(self) -> Address:
+        return self._address
+
+    @property
+    def peer_host(self) -> HostId | None:
+        return self._peer_host
+
+    @property
+    def queued_bytes(self) -> int:
+        transport = self._transport
+        return self._out_bytes if transport is None else self._out_bytes + transport.get_write_buffer_size()
+
+    def send(self, frame: bytes) -> None:
+        if self._closing:
+            return
+        size = len(frame)
+        self._out.append(_HEADER.pack(size))
+        self._out.append(frame)
+        self._out_bytes += size + 4
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    async def wait_drained(self) -> None:
+        """Waits only where the high mark was passed and the low one is not reached again."""
+        self._flush()
+        while self._write_paused and not self._closing:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._drain_waiters.append(waiter)
+            await waiter
+
+    def close(self, cause: str) -> None:
+        if self._closing:
+            return
+        self._flush()
+        self._closing = True
+        self._cause = self._cause or cause
+        self._wake_drained()
+        transport = self._transport
+        if transport is None:
+            return
+        if self._write_paused:
+            transport.abort()  # it does not read: waiting for it to take the rest would be for nothing
+        else:
+            self._linger_timer = self._loop.call_later(self._shared.limits.close_linger_ms / 1000, transport.abort)
+            transport.close()
+
+    # ---- what the loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own are not of that class
+        self._shared.opened(self)
+        limits = self._shared.limits
+        self._transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+        _tune(transport.get_extra_info("socket"), limits)
+        tls = transport.get_extra_info("ssl_object")
+        self._encrypted = tls is not None
+        if tls is not None:
+            self._peer_host = host_in_peer_certificate(tls.getpeercert())
+        self._events = self._on_open(self)
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._shared.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        fresh = self._shared.read_buffer[:nbytes]
+        flush_here = not self._flush_due
+        self._flush_due = True  # what is sent while frames are taken leaves together, at the end of this step
+        try:
+            if self._partial:
+                self._partial += fresh
+                if not self._is_frame_complete():
+                    return
+                data = bytes(self._partial)
+                self._partial = bytearray()
+                self._take_frames(data)
+            else:
+                self._take_frames(bytes(fresh))
+        finally:
+            if flush_here:
+                self._flush()
+
+    def _is_frame_complete(self) -> bool:
+        """Spares a large frame from being copied with every piece of it that comes."""
+        if len(self._partial) < 4:
+            return False
+        (length,) = _HEADER.unpack_from(self._partial)
+        return bool(length > self._frame_bytes_max or len(self._partial) >= 4 + length)
+
+    def _take_frames(self, data: bytes) -> None:
+        events = self._events
+        offset, end = 0, len(data)
+        unpack_from = _HEADER.unpack_from
+        while end - offset >= 4:
+            (length,) = unpack_from(data, offset)
+            if length > self._frame_bytes_max or length == 0:
+                self._violated(f"a frame of {length} bytes was announced, {self._frame_bytes_max} is the limit")
+                return
+            start = offset + 4
+            offset_next = start + length
+            if offset_next > end:
+                break
+            if self._frames_received == 0:
+                self._frame_bytes_max = self._shared.limits.frame_bytes_max
+            self._frames_received += 1
+            if events is not None:
+                events.frame_received(data[start:offset_next])
+            if self._closing:
+                return
+            offset = offset_next
+        if offset < end:
+            self._partial += data[offset:]
+
+    def _violated(self, cause: str) -> None:
+        details = {"peer": str(self._address), "host": self._peer_host and str(self._peer_host), "cause": cause}
+        self._shared.report("transport.link_violated", details)
+        self.close(cause)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._shared.closed(self)
+        for timer in (self._stall_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self._wake_drained()
+        self._partial = bytearray()
+        self._out.clear()
+        self._out_bytes = 0
+        if self._events is not None:
+            self._events.link_closed(self._cause or self._end_cause(exc))
+
+    def _end_cause(self, exc: Exception | None) -> str:
+        cause = "the peer ended the connection" if exc is None else f"the connection broke: {reason_of(exc)}"
+        if self._encrypted and self._frames_received == 0 and not self._accepted:
+            # With TLS 1.3 the side that connects is done before the other has looked at its certificate.
+            cause += " before it answered; it may have refused our certificate (its log says why)"
+        return cause
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        transport = self._transport
+        assert transport is not None
+        if self._accepted and not self._closing:
+            transport.pause_reading()
+        if self._stall_timer is None:
+            self._stalled_at_bytes = transport.get_write_buffer_size()
+            self._watch_stall()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        if self._accepted and not self._closing and self._transport is not None:
+            self._transport.resume_reading()
+        self._wake_drained()
+
+    # ---- writing
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if not self._out or self._transport is None or self._closing:
+            return
+        data = b"".join(self._out)
+        self._out.clear()
+        self._out_bytes = 0
+        self._transport.write(data)
+
+    def _watch_stall(self) -> None:
+        self._stall_timer = self._loop.call_later(self._shared.limits.write_stall_ms / 1000, self._check_stall)
+
+    def _check_stall(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        left = transport.get_write_buffer_size()
+        if left >= self._stalled_at_bytes:
+            self._violated(f"the peer took no byte for {self._shared.limits.write_stall_ms} ms, {left} bytes wait")
+        else:
+            self._stalled_at_bytes = left
+            self._watch_stall()
+
+    def _wake_drained(self) -> None:
+        waiters, self._drain_waiters = self._drain_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class TcpListening:
+    """`ports.transport.Listening`."""
+
+    def __init__(self, listener: socket.socket, address: Address) -> None:
+        self.socket = listener
+        self._address = address
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    async def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel("no longer listening")
+            await asyncio.wait([self.task])
+        self.socket.close()
+        if self._address.is_local_socket:
+            try:
+                os.unlink(self._address.host)
+            except FileNotFoundError:
+                pass
+
+
+class TcpTransport:
+    """`ports.transport.Transport`. Without TLS contexts only Unix sockets are allowed, unless `plain` says otherwise
+    (for measurements). Use it as a context: what it accepts lives in its task group."""
+
+    def __init__(
+        self, tls: TlsContexts | None, limits: TransportLimits, report: Report, *, plain: bool = False
+    ) -> None:
+        self._tls = tls
+        self._limits = limits
+        self._report = report
+        self._plain = plain
+        self._shared = _Shared(limits, report)
+        self._loop = self._shared.loop
+        self._tasks = asyncio.TaskGroup()
+        self._listening: list[TcpListening] = []
+        self._opening: dict[asyncio.Task[None], None] = {}
+
+    async def __aenter__(self) -> "TcpTransport":
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Nothing stays open behind it. What goes on in the tasks here is nobody's error but theirs, so the group is
+        told of none and an error of the body passes unwrapped."""
+        for listening in self._listening:
+            await listening.close()
+        for task in list(self._opening):
+            task.cancel("the transport is closing")
+        await self._tasks.__aexit__(None, None, None)
+        await self._shared.close_all("the process is stopping")
+
+    # ---- connecting
+
+    async def connect(self, address: Address, on_open: OpenLink) -> Link:
+        link = TcpLink(self._shared, on_open, address)
+        try:
+            if address.is_local_socket:
+                await self._loop.create_unix_connection(lambda: link, address.host)
+            else:
+                context = None if self._plain else self._contexts(address).client_context()
+                handshake_s, shutdown_s = self._tls_bounds_s(context)
+                await self._loop.create_connection(
+                    lambda: link,
+                    address.host,
+                    address.port,
+                    ssl=context,
+                    ssl_handshake_timeout=handshake_s,
+                    ssl_shutdown_timeout=shutdown_s,
+                )
+        except OSError as error:  # TLS errors are among them
+            if isinstance(error, ssl.SSLError):
+                self._report("transport.tls_failed", {"peer": str(address), "cause": reason_of(error)})
+            raise Unreachable(f"{address}: {reason_of(error)}") from None
+        return link
+
+    def _contexts(self, address: Address) -> TlsContexts:
+        if self._tls is None:
+            raise InvalidRequest(f"{address}: between nodes nothing goes without certificates, and there are none")
+        return self._tls
+
+    def _tls_bounds_s(self, context: ssl.SSLContext | None) -> tuple[float | None, float | None]:
+        """For the handshake and for the parting; both must be None where there is no TLS."""
+        if context is None:
+            return None, None
+        return self._limits.handshake_ms / 1000, self._limits.close_linger_ms / 1000
+
+    # ---- listening
+
+    async def listen(self, address: Address, on_open: OpenLink, on_join: OpenLink | None = None) -> TcpListening:
+        """`on_join` takes peers without a certificate, which `on_open` never sees. Not given: they are refused."""
+        if address.is_local_socket:
+            listening = TcpListening(_local_listener(address, self._limits), address)
+            accept = self._accept_local(listening, on_open)
+        else:
+            if not self._plain:
+                self._contexts(address)
+            listener = _tcp_listener(address, self._limits)
+            listening = TcpListening(listener, Address(address.host, listener.getsockname()[1]))
+            accept = self._accept_tcp(listening, on_open, on_join)
+        listening.task = self._tasks.create_task(accept)
+        self._listening.append(listening)
+        return listening
+
+    async def _accept_local(self, listening: TcpListening, on_open: OpenLink) -> None:
+        while True:
+            accepted = await self._accept_one(listening)
+            if not _is_same_user(accepted):
+                self._refuse(accepted, listening.address, "it is another user's process")
+                continue
+            link = TcpLink(self._shared, on_open, listening.address, accepted=True)
+            self._open(accepted, link, None)
+
+    async def _accept_tcp(self, listening: TcpListening, on_open: OpenLink, on_join: OpenLink | None) -> None:
+        def with_certificate(link: Link) -> LinkEvents | None:
+            if link.peer_host is not None or self._plain:
+                return on_open(link)
+            if on_join is not None:
+                return on_join(link)
+            link.close("its certificate names no host")
+            return None
+
+        while True:
+            accepted = await self._accept_one(listening)
+            try:
+                peer = accepted.getpeername()
+            except OSError:  # gone already
+                accepted.close()
+                continue
+            address = Address(peer[0], peer[1])
+            if len(self._opening) >= self._limits.handshakes_max:
+                self._refuse(accepted, address, f"{len(self._opening)} connections are being opened already")
+                continue
+            link = TcpLink(self._shared, with_certificate, address, accepted=True)
+            context = None
+            if not self._plain:
+                context = self._contexts(address).server_context(certificate_optional=on_join is not None)
+            self._open(accepted, link, context)
+
+    async def _accept_one(self, listening: TcpListening) -> socket.socket:
+        while True:
+            try:
+                accepted, _ = await self._loop.sock_accept(listening.socket)
+            except OSError as error:
+                # Out of file descriptors, or a peer gone before it was accepted: the next may fare better.
+                self._report("transport.accept_failed", {"peer": str(listening.address), "cause": reason_of(error)})
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+            else:
+                return accepted
+
+    def _refuse(self, accepted: socket.socket, address: Address, cause: str) -> None:
+        self._report("transport.connection_refused", {"peer": str(address), "cause": cause})
+        accepted.close()
+
+    def _open(self, accepted: socket.socket, link: TcpLink, context: ssl.SSLContext | None) -> None:
+        task = self._tasks.create_task(self._open_accepted(accepted, link, context))
+        self._opening[task] = None
+        task.add_done_callback(self._opening.pop)
+
+    async def _open_accepted(self, accepted: socket.socket, link: TcpLink, context: ssl.SSLContext | None) -> None:
+        try:
+            handshake_s, shutdown_s = self._tls_bounds_s(context)
+            await self._loop.connect_accepted_socket(
+                lambda: link,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=handshake_s,
+                ssl_shutdown_timeout=shutdown_s,
+            )
+        except OSError as error:  # TLS errors are among them
+            self._report("transport.tls_failed", {"peer": str(link.peer_address), "cause": reason_of(error)})
+            accepted.close()
+
+
+def reason_of(error: BaseException) -> str:
+    """The words of an error without numbers and source lines that tell people nothing."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS: {error.reason.lower().replace('_', ' ')}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+def _tune(sock: socket.socket | None, limits: TransportLimits) -> None:
+    if sock is None or sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.unacknowledged_ms)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, limits.unacknowledged_ms // 2000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, limits.unacknowledged_ms // 4000))
+
+
+def _tcp_listener(address: Address, limits: TransportLimits) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address.host, address.port))
+        listener.listen(limits.backlog)
+    except OSError as error:
+        listener.close()
+        raise InvalidRequest(f"cannot listen on {address}: {reason_of(error)}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _local_listener(address: Address, limits: TransportLimits) -> socket.socket:
+    """The folder keeps others out before the socket's own mode is set; a folder open to others is refused."""
+    path = address.host
+    folder = os.stat(os.path.dirname(path))
+    if stat.S_IMODE(folder.st_mode) & 0o077 or folder.st_uid != os.getuid():
+        raise InvalidRequest(f"{os.path.dirname(path)} must belong to this user and be closed to others (0700)")
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        _remove_dead_socket(path)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(limits.backlog)
+    except OSError as error:
+        listener.close()
+        raise InvalidRequest(f"cannot listen on {path}: {reason_of(error)}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_dead_socket(path: str) -> None:
+    """A socket of a process that died stays behind as a name; one that answers is somebody's."""
+    if not os.path.exists(path):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _is_same_user(accepted: socket.socket) -> bool:
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True  # the folder's mode must do
+    _, user, _ = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == os.getuid())

@@ -1,0 +1,366 @@
+"""The cluster's certificate authority, a node's certificate, and the TLS contexts made of them.
+
+`<data>/tls` holds these files, all of this user alone:
+
+    authority.pem  authority.key   the cluster's own authority: made by its first node, handed over at join
+    node.pem       node.key        this node's certificate, which names its host id and cluster
+    trusted-also.pem               only while one authority replaces another: the other one's certificate
+
+A connection between nodes shows certificates both ways. Whoever checks one looks for a signature of the authority,
+a date in its time, and the host id, which must be that of the greeting. DNS names play no part: nodes move.
+"""
+
+import datetime
+import hashlib
+import os
+import ssl
+import stat
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ebla.model.errors import Corruption, InvalidRequest
+from ebla.model.identity import ClusterId, HostId
+from ebla.ports.clock import Clock
+
+AUTHORITY_DAYS = 3650
+NODE_DAYS = 365
+BACKDATE_HOURS = 24
+"""Certificates begin a day in the past: clocks of nodes differ, and a new node must not wait for the slowest."""
+
+_HOST_URI = "ebla:host:"
+_CLUSTER_URI = "ebla:cluster:"
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Whoever has the key can admit nodes, so every node keeps it to its owner."""
+
+    certificate_pem: bytes
+    key_pem: bytes
+
+    def __repr__(self) -> str:
+        return f"Authority({self.fingerprint().hex()[:16]}…)"
+
+    def fingerprint(self) -> bytes:
+        return fingerprint_of(self.certificate_pem)
+
+    def token_key(self) -> bytes:
+        """What join tokens are signed with: every node can make and check them, nobody else."""
+        return hashlib.sha256(b"ebla join token\0" + self.key_pem).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCertificate:
+    certificate_pem: bytes
+    key_pem: bytes
+
+    def __repr__(self) -> str:
+        return f"NodeCertificate({fingerprint_of(self.certificate_pem).hex()[:16]}…)"
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """From when to when a certificate counts."""
+
+    begins: datetime.datetime
+    ends: datetime.datetime
+
+    @classmethod
+    def days(cls, clock: Clock, days: int) -> "Validity":
+        now = datetime.datetime.fromtimestamp(clock.wall_us() / 1e6, datetime.UTC)
+        return cls(now - datetime.timedelta(hours=BACKDATE_HOURS), now + datetime.timedelta(days=days))
+
+
+# ---- making certificates
+
+
+def make_authority(cluster: ClusterId, cluster_name: str, validity: Validity) -> Authority:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, cluster_name[:64] or "ebla"),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"authority of cluster {cluster}"[:64]),
+        ]
+    )
+    builder = _builder(name, name, key.public_key(), validity)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_key_usage(authority=True), critical=True)
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"{_CLUSTER_URI}{cluster}")]), critical=False
+    )
+    return Authority(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key))
+
+
+def make_node_certificate(
+    authority: Authority, host: HostId, cluster: ClusterId, validity: Validity
+) -> NodeCertificate:
+    issuer_key = _load_key(authority.key_pem)
+    issuer = x509.load_pem_x509_certificate(authority.certificate_pem)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"host {host}")])
+    builder = _builder(name, issuer.subject, key.public_key(), validity)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_key_usage(authority=False), critical=True)
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    names = [
+        x509.UniformResourceIdentifier(f"{_HOST_URI}{host}"),
+        x509.UniformResourceIdentifier(f"{_CLUSTER_URI}{cluster}"),
+    ]
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
+    )
+    return NodeCertificate(_pem(builder.sign(issuer_key, hashes.SHA256())), _key_pem(key))
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, validity: Validity
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(validity.begins)
+        .not_valid_after(validity.ends)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _load_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(key_pem, None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidRequest("the authority's key is not an elliptic curve key")
+    return key
+
+
+# ---- reading certificates
+
+
+def fingerprint_of(certificate_pem: bytes) -> bytes:
+    try:
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate_pem.decode("ascii"))).digest()
+    except ValueError as error:
+        raise InvalidRequest(f"not a certificate: {error}") from None
+
+
+def check_authority(authority: Authority) -> None:
+    """Raises `InvalidRequest` unless the key belongs to the certificate and the certificate signed itself."""
+    try:
+        certificate = x509.load_pem_x509_certificate(authority.certificate_pem)
+        key = _load_key(authority.key_pem)
+        certificate.verify_directly_issued_by(certificate)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise InvalidRequest(f"not a certificate authority: {error}") from None
+    if certificate.public_key() != key.public_key():
+        raise InvalidRequest("the authority's key does not belong to its certificate")
+
+
+def host_in_peer_certificate(peer: Mapping[str, Any] | None) -> HostId | None:
+    """The host id in what `getpeercert()` returned. It is empty or None where nothing was verified."""
+    for kind, value in (peer or {}).get("subjectAltName", ()):
+        if kind == "URI" and value.startswith(_HOST_URI):
+            try:
+                return HostId(uuid.UUID(value.removeprefix(_HOST_URI)))
+            except ValueError:
+                return None
+    return None
+
+
+# ---- the folder
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """Whose certificates a folder holds."""
+
+    host: HostId
+    cluster: ClusterId
+    cluster_name: str
+
+
+class TlsFolder:
+    """`<data>/tls`. Files appear whole: written beside, synced, renamed; a key before its certificate, so that a
+    start that was interrupted leaves a key without use, never a certificate without key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def has_authority(self) -> bool:
+        return (self.path / "authority.pem").exists()
+
+    @property
+    def has_node_certificate(self) -> bool:
+        return (self.path / "node.pem").exists()
+
+    def authority(self) -> Authority:
+        return Authority(self._read("authority.pem"), self._read("authority.key"))
+
+    def trusted_pem(self) -> bytes:
+        """The authority, and others an operator put beside it for the time in which one replaces another."""
+        others = self.path / "trusted-also.pem"
+        own = self._read("authority.pem")
+        return own + b"\n" + others.read_bytes() if others.exists() else own
+
+    def node_certificate(self) -> NodeCertificate:
+        return NodeCertificate(self._read("node.pem"), self._read("node.key"))
+
+    def keep_authority(self, authority: Authority) -> None:
+        check_authority(authority)
+        self._write("authority.key", authority.key_pem)
+        self._write("authority.pem", authority.certificate_pem)
+
+    def keep_node_certificate(self, certificate: NodeCertificate) -> None:
+        self._write("node.key", certificate.key_pem)
+        self._write("node.pem", certificate.certificate_pem)
+
+    def make_missing(self, identity: TlsIdentity, clock: Clock) -> None:
+        """At first start: an authority if there is none (a node that joins has been handed one), and a certificate."""
+        if not self.has_authority:
+            validity = Validity.days(clock, AUTHORITY_DAYS)
+            self.keep_authority(make_authority(identity.cluster, identity.cluster_name, validity))
+        if not self.has_node_certificate:
+            self.renew(identity, clock)
+
+    def renew(self, identity: TlsIdentity, clock: Clock) -> None:
+        """A new certificate for this node. Counts for new connections after `NodeTls.reload`."""
+        certificate = make_node_certificate(
+            self.authority(), identity.host, identity.cluster, Validity.days(clock, NODE_DAYS)
+        )
+        self.keep_node_certificate(certificate)
+
+    def check_owner_only(self) -> None:
+        """Raises `InvalidRequest` where somebody else could read a key."""
+        if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+            raise InvalidRequest(f"{self.path} is open to others", advice=f"chmod 700 {self.path}")
+        for key in sorted(self.path.glob("*.key")):
+            if stat.S_IMODE(key.stat().st_mode) & 0o077:
+                raise InvalidRequest(f"{key} is readable by others", advice=f"chmod 600 {key}")
+
+    def _read(self, name: str) -> bytes:
+        path = self.path / name
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise Corruption(f"{path} is missing", advice="docs/certificates.md tells how to make it anew") from None
+
+    def _write(self, name: str, content: bytes) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(self.path, 0o700)
+        temporary = self.path / f"{name}.new"
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path / name)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+# ---- contexts
+
+
+class NodeTls:
+    """The contexts of a node, for `TcpTransport`. `reload` reads the folder again; open connections stay as they are.
+
+    A folder that cannot be read leaves the contexts as they were: a half-finished rotation must not cut a node off.
+    """
+
+    def __init__(self, folder: TlsFolder) -> None:
+        self._folder = folder
+        self._required, self._optional, self._client = self._build()
+
+    def reload(self) -> None:
+        self._required, self._optional, self._client = self._build()
+
+    def server_context(self, *, certificate_optional: bool) -> ssl.SSLContext:
+        return self._optional if certificate_optional else self._required
+
+    def client_context(self) -> ssl.SSLContext:
+        return self._client
+
+    def _build(self) -> tuple[ssl.SSLContext, ssl.SSLContext, ssl.SSLContext]:
+        self._folder.check_owner_only()
+        required = self._context(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED)
+        optional = self._context(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_OPTIONAL)
+        client = self._context(ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
+        return required, optional, client
+
+    def _context(self, protocol: int, verify: ssl.VerifyMode) -> ssl.SSLContext:
+        context = _bare_context(protocol)
+        context.verify_mode = verify
+        try:
+            context.load_verify_locations(cadata=self._folder.trusted_pem().decode("ascii"))
+            context.load_cert_chain(self._folder.path / "node.pem", self._folder.path / "node.key")
+        except (OSError, ValueError) as error:  # TLS errors are OSErrors
+            raise Corruption(f"certificates in {self._folder.path} cannot be used: {error}") from None
+        return context
+
+
+class NewcomerTls:
+    """The contexts of a node that has no certificate yet and only connects. Until it has the authority's certificate
+    it believes nothing it hears; with it, only a peer that shows a certificate of that authority."""
+
+    def __init__(self, authority_pem: bytes | None) -> None:
+        self._context = _bare_context(ssl.PROTOCOL_TLS_CLIENT)
+        self._context.verify_mode = ssl.CERT_NONE
+        if authority_pem is not None:
+            self._context.verify_mode = ssl.CERT_REQUIRED
+            self._context.load_verify_locations(cadata=authority_pem.decode("ascii"))
+
+    def server_context(self, *, certificate_optional: bool) -> ssl.SSLContext:
+        raise InvalidRequest(f"a node without a certificate cannot listen ({certificate_optional=})")
+
+    def client_context(self) -> ssl.SSLContext:
+        return self._context
+
+
+def _bare_context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # certificates name hosts by id; the wire compares it with the greeting
+    context.options |= ssl.OP_NO_TICKET  # a resumed session would outlive a certificate that was taken away
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0
+    return context

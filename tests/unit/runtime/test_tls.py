@@ -1,0 +1,364 @@
+"""Certificates: made once, owner only, refused where they do not fit, renewed without restart, handed over at join."""
+
+import asyncio
+import ssl
+import stat
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.unit.runtime.tls_rig import (
+    CLUSTER,
+    NAME,
+    Cluster,
+    Reports,
+    Served,
+    calling,
+    free_address,
+    host,
+    identity,
+    introduction,
+    serving,
+)
+from tests.unit.wire.rig import ECHO, EchoAnswer, EchoRequest
+
+from ebla.model.errors import Corruption, InvalidRequest, Refused, Unreachable
+from ebla.model.identity import ClusterId
+from ebla.runtime.hand_over import AuthorityDesk, Newcomer, fetch_authority, new_join_token
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tcp_transport import TcpTransport, TlsContexts, TransportLimits
+from ebla.runtime.tls import (
+    Authority,
+    NewcomerTls,
+    NodeTls,
+    TlsFolder,
+    check_authority,
+    host_in_peer_certificate,
+)
+from ebla.wire.frames import Introduction
+from ebla.wire.join_token import JoinToken
+from ebla.wire.limits import WireLimits
+from ebla.wire.server import Server
+
+
+def test_first_start_makes_files_of_the_owner_alone(tmp_path: Path) -> None:
+    folder = TlsFolder(tmp_path / "tls")
+    folder.make_missing(identity(1), SystemClock())
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        "authority.key",
+        "authority.pem",
+        "node.key",
+        "node.pem",
+    ]
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()} == {0o600}
+    check_authority(folder.authority())
+
+
+def test_a_second_start_changes_nothing(tmp_path: Path) -> None:
+    folder = TlsFolder(tmp_path / "tls")
+    folder.make_missing(identity(1), SystemClock())
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    folder.make_missing(identity(1), SystemClock())
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+
+
+def test_an_interrupted_first_start_is_finished_by_the_next(tmp_path: Path) -> None:
+    """The key was written, the certificate was not: the key is replaced, since nothing was signed with it."""
+    folder = TlsFolder(tmp_path / "tls")
+    folder.make_missing(identity(1), SystemClock())
+    for name in ("authority.pem", "node.pem"):
+        (folder.path / name).unlink()
+    folder.make_missing(identity(1), SystemClock())
+    NodeTls(folder)
+
+
+def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
+    folder = Cluster(tmp_path).folder(1)
+    (folder.path / "node.key").chmod(0o640)
+    with pytest.raises(InvalidRequest, match="readable by others"):
+        NodeTls(folder)
+    (folder.path / "node.key").chmod(0o600)
+    folder.path.chmod(0o755)
+    with pytest.raises(InvalidRequest, match="open to others"):
+        NodeTls(folder)
+
+
+def test_missing_and_broken_files_are_told(tmp_path: Path) -> None:
+    folder = Cluster(tmp_path).folder(1)
+    (folder.path / "node.pem").write_bytes(b"clay")
+    with pytest.raises(Corruption, match="cannot be used"):
+        NodeTls(folder)
+    (folder.path / "authority.pem").unlink()
+    with pytest.raises(Corruption, match="is missing"):
+        NodeTls(folder)
+
+
+def test_a_key_of_another_authority_is_refused(tmp_path: Path) -> None:
+    one, other = Cluster(tmp_path / "a"), Cluster(tmp_path / "b")
+    with pytest.raises(InvalidRequest, match="does not belong"):
+        check_authority(Authority(one.authority.certificate_pem, other.authority.key_pem))
+    with pytest.raises(InvalidRequest, match="not a certificate authority"):
+        check_authority(Authority(b"clay", one.authority.key_pem))
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [None, {}, {"subjectAltName": (("DNS", "x"),)}, {"subjectAltName": (("URI", "ebla:host:not-a-uuid"),)}],
+)
+def test_certificates_without_a_host_name_nobody(peer: dict[str, tuple[tuple[str, str], ...]] | None) -> None:
+    assert host_in_peer_certificate(peer) is None
+
+
+def test_nodes_of_one_cluster_know_each_other(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = Cluster(tmp_path)
+        async with serving(cluster.tls(1)) as served:
+            async with calling(cluster.tls(2), served, expect=host(1)) as (caller, _):
+                assert await caller.call(ECHO, EchoRequest("clay"), 5000) == EchoAnswer("clay")
+            assert served.reports.events == []
+
+    asyncio.run(run())
+
+
+async def refused(client: TlsContexts, served: Served, number: int = 2) -> tuple[str, Reports]:
+    """Connects in vain. What the client was told, and what the server reported."""
+    with pytest.raises(Unreachable) as caught:
+        async with calling(client, served, number=number, expect=host(1)):
+            pass
+    async with asyncio.timeout(10):
+        await served.reports.wait_told()
+    return str(caught.value), served.reports
+
+
+def test_a_foreign_certificate_is_refused_by_both(tmp_path: Path) -> None:
+    async def run() -> None:
+        ours, theirs = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
+        async with serving(ours.tls(1)) as served:
+            told, reports = await refused(theirs.tls(2), served)
+            assert "certificate" in told
+            assert "transport.tls_failed" in reports.text()
+            async with calling(ours.tls(3), served, number=3) as (caller, _):
+                assert await caller.call(ECHO, EchoRequest("still"), 5000) == EchoAnswer("still")
+
+    asyncio.run(run())
+
+
+class Trusting:
+    """A foreign client that believes any server: the server's own check must hold."""
+
+    def __init__(self, tls: NodeTls) -> None:
+        self._tls = tls
+
+    def server_context(self, *, certificate_optional: bool) -> ssl.SSLContext:
+        return self._tls.server_context(certificate_optional=certificate_optional)
+
+    def client_context(self) -> ssl.SSLContext:
+        context = self._tls.client_context()
+        context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def test_a_foreign_client_that_believes_anybody_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        ours, theirs = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
+        async with serving(ours.tls(1)) as served:
+            told, reports = await refused(Trusting(theirs.tls(2)), served)
+            assert "certificate refused: " in reports.text()
+            assert "may have refused our certificate" in told
+
+    asyncio.run(run())
+
+
+def test_an_expired_client_certificate_is_refused_with_a_word_in_both_logs(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = Cluster(tmp_path)
+        async with serving(cluster.tls(1)) as served:
+            told, reports = await refused(cluster.tls(2, days=-1), served)
+            assert "certificate" in told
+            assert "certificate refused: certificate has expired" in reports.text()
+
+    asyncio.run(run())
+
+
+def test_an_expired_server_certificate_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = Cluster(tmp_path)
+        async with serving(cluster.tls(1, days=-1)) as served:
+            told, reports = await refused(cluster.tls(2), served)
+            assert "certificate refused: certificate has expired" in told
+            assert "transport.tls_failed" in reports.text()
+
+    asyncio.run(run())
+
+
+def test_a_client_under_another_hosts_certificate_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = Cluster(tmp_path)
+        async with serving(cluster.tls(1)) as served:
+            told, reports = await refused(cluster.tls(2, name_host=9), served)
+            assert f"the certificate is for host {host(9)}" in told
+            assert f"the certificate is for host {host(9)}" in reports.text()
+
+    asyncio.run(run())
+
+
+def test_a_server_under_another_hosts_certificate_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = Cluster(tmp_path)
+        async with serving(cluster.tls(1, name_host=9)) as served:
+            told, reports = await refused(cluster.tls(2), served)
+            assert f"the certificate belongs to host {host(9)}" in told
+            assert "ended before it greeted" in reports.text()
+
+    asyncio.run(run())
+
+
+def test_no_certificate_no_service(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = Cluster(tmp_path)
+        async with serving(cluster.tls(1)) as served:
+            _, reports = await refused(NewcomerTls(cluster.authority.certificate_pem), served)
+            assert "peer did not return a certificate" in reports.text()
+
+    asyncio.run(run())
+
+
+def test_a_renewed_certificate_counts_for_new_connections(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = Cluster(tmp_path)
+        server_folder = cluster.folder(1)
+        server_tls = NodeTls(server_folder)
+        async with serving(server_tls) as served:
+            async with calling(cluster.tls(2), served) as (before, _):
+                assert await before.call(ECHO, EchoRequest("a"), 5000) == EchoAnswer("a")
+                cluster.folder(1, days=-1)  # an expired one, so that its use shows
+                server_tls.reload()
+                with pytest.raises(Unreachable, match="expired"):
+                    async with calling(cluster.tls(3), served, number=3):
+                        pass
+                assert await before.call(ECHO, EchoRequest("b"), 5000) == EchoAnswer("b")
+                server_folder.renew(identity(1), SystemClock())
+                server_tls.reload()
+                async with calling(cluster.tls(4), served, number=4) as (after, _):
+                    assert await after.call(ECHO, EchoRequest("c"), 5000) == EchoAnswer("c")
+
+    asyncio.run(run())
+
+
+def test_a_broken_rotation_keeps_the_old_certificates(tmp_path: Path) -> None:
+    folder = Cluster(tmp_path).folder(1)
+    tls = NodeTls(folder)
+    before = tls.client_context()
+    (folder.path / "node.pem").write_bytes(b"clay")
+    with pytest.raises(Corruption):
+        tls.reload()
+    assert tls.client_context() is before
+
+
+def test_two_authorities_are_trusted_while_one_replaces_the_other(tmp_path: Path) -> None:
+    async def run() -> None:
+        old, new = Cluster(tmp_path / "old"), Cluster(tmp_path / "new")
+        old_folder, new_folder = old.folder(1), new.folder(2)
+        (old_folder.path / "trusted-also.pem").write_bytes(new.authority.certificate_pem)
+        (new_folder.path / "trusted-also.pem").write_bytes(old.authority.certificate_pem)
+        async with serving(NodeTls(old_folder)) as served:
+            async with calling(NodeTls(new_folder), served) as (caller, _):
+                assert await caller.call(ECHO, EchoRequest("x"), 5000) == EchoAnswer("x")
+
+    asyncio.run(run())
+
+
+# ---- join
+
+
+def newcomer(name: str = NAME) -> Newcomer:
+    limits = WireLimits(connect_ms=5000)
+    who = Introduction(host(7), None, name)
+    return Newcomer(who, SystemChance(), limits, TransportLimits(), Reports())
+
+
+async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str = NAME) -> object:
+    """Asks a node of the cluster whose main server must not be reached without a certificate."""
+    async with asyncio.timeout(30), TcpTransport(cluster.tls(1), TransportLimits(), reports) as transport:
+        async with asyncio.TaskGroup() as tasks:
+            desk = Server(tasks, introduction(1), WireLimits(), reports)
+            main = Server(tasks, introduction(1), WireLimits(), reports)
+            AuthorityDesk(cluster.authority, CLUSTER, SystemClock(), desk)
+            listening = await transport.listen(free_address(), main.accept, desk.accept)
+            try:
+                return await fetch_authority(newcomer(name), listening.address, token)
+            except (Refused, Unreachable) as error:
+                return error
+            finally:
+                assert main.links_open == 0
+                desk.close("the test is over")
+
+
+def test_a_token_hands_the_authority_over(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster, reports = Cluster(tmp_path), Reports()
+        token = new_join_token(cluster.authority, 60, SystemClock(), SystemChance())
+        handed = await fetch(cluster, token, reports)
+        assert getattr(handed, "cluster", None) == CLUSTER
+        assert getattr(handed, "certificate_pem", None) == cluster.authority.certificate_pem
+        assert getattr(handed, "key_pem", None) == cluster.authority.key_pem
+        assert "join.authority_handed_over" in reports.text()
+        assert cluster.authority.key_pem.decode() not in repr(handed)
+
+    asyncio.run(run())
+
+
+def test_an_expired_token_is_refused(tmp_path: Path) -> None:
+    class Yesterday:
+        def boot_ms(self) -> int:
+            return 0
+
+        def wall_us(self) -> int:
+            return SystemClock().wall_us() - 86_400_000_000
+
+    async def run() -> None:
+        cluster, reports = Cluster(tmp_path), Reports()
+        token = new_join_token(cluster.authority, 60, Yesterday(), SystemChance())
+        answer = await fetch(cluster, token, reports)
+        assert isinstance(answer, Refused)
+        assert "expired" in str(answer)
+        assert "join.token_refused" in reports.text()
+
+    asyncio.run(run())
+
+
+def test_a_forged_token_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster, reports = Cluster(tmp_path), Reports()
+        good = new_join_token(cluster.authority, 60, SystemClock(), SystemChance())
+        longer = JoinToken(good.expires_at_s + 1, good.nonce, good.fingerprint, good.code)
+        answer = await fetch(cluster, longer, reports)
+        assert isinstance(answer, Refused)
+        assert "not of this cluster" in str(answer)
+
+    asyncio.run(run())
+
+
+def test_a_token_of_another_cluster_is_never_shown(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster, other = Cluster(tmp_path / "a"), Cluster(tmp_path / "b", ClusterId(uuid.UUID(int=0xD)))
+        reports = Reports()
+        answer = await fetch(cluster, new_join_token(other.authority, 60, SystemClock(), SystemChance()), reports)
+        assert isinstance(answer, Refused)
+        assert "another cluster" in str(answer)
+        assert "join." not in reports.text()
+
+    asyncio.run(run())
+
+
+def test_another_clusters_name_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = Cluster(tmp_path)
+        token = new_join_token(cluster.authority, 60, SystemClock(), SystemChance())
+        answer = await fetch(cluster, token, Reports(), name="temple")
+        assert isinstance(answer, Unreachable)
+        assert "'temple'" in str(answer)
+
+    asyncio.run(run())
