@@ -1,0 +1,58 @@
+"""What clients asked for and what they were told, in real order."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call of one client. `returned` is None where nobody ever learnt what became of it: it may have happened,
+    at any time after `invoked`, or never."""
+
+    client: str
+    key: str
+    call: Any
+    result: Any
+    invoked: float
+    returned: float | None
+
+    def __str__(self) -> str:
+        answer = "never answered" if self.returned is None else f"-> {self.result!r}"
+        return f"{self.client} {self.key} {self.call!r} {answer} [{self.invoked:g}, {self.returned or float('inf'):g}]"
+
+
+@dataclass(slots=True)
+class _Open:
+    client: str
+    key: str
+    call: Any
+    invoked: int
+
+
+class History:
+    """Records operations as they happen. Its times count events: simulated instants coincide, counts do not."""
+
+    def __init__(self) -> None:
+        self._events = 0
+        self._open: dict[int, _Open] = {}
+        self._done: list[Operation] = []
+
+    def invoke(self, client: str, call: Any, key: str = "") -> int:
+        """Before the request leaves. The number names the operation in `complete` and `withdraw`."""
+        self._events += 1
+        self._open[self._events] = _Open(client, key, call, self._events)
+        return self._events
+
+    def complete(self, number: int, result: Any) -> None:
+        self._events += 1
+        begun = self._open.pop(number)
+        self._done.append(Operation(begun.client, begun.key, begun.call, result, begun.invoked, self._events))
+
+    def withdraw(self, number: int) -> None:
+        """It surely did not happen and never will."""
+        del self._open[number]
+
+    def operations(self) -> list[Operation]:
+        """All of them; those still open have an unknown outcome."""
+        unknown = [Operation(o.client, o.key, o.call, None, o.invoked, None) for o in self._open.values()]
+        return sorted([*self._done, *unknown], key=lambda operation: operation.invoked)

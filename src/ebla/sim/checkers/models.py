@@ -1,0 +1,73 @@
+"""What a correct object does, one operation at a time: the models the linearizability checker compares with."""
+
+from collections.abc import Hashable
+from typing import Protocol, TypeVar, assert_never
+
+import msgspec
+
+from ebla.sim.checkers.history import Operation
+
+S = TypeVar("S", bound=Hashable)
+
+
+class Model(Protocol[S]):
+    """States are immutable and hashable: the checker remembers which it has seen."""
+
+    def initial(self) -> S: ...
+
+    def step(self, state: S, operation: Operation) -> tuple[bool, S]:
+        """Could the operation happen in this state, with the result it had; and the state after it.
+
+        The result of an operation without `returned` is unknown: any fits.
+        """
+        ...
+
+    def changes(self, operation: Operation) -> bool:
+        """Whether it can change the state. One that cannot, and whose outcome is unknown, says nothing."""
+        ...
+
+
+class Read(msgspec.Struct, frozen=True, tag="read", array_like=True):
+    """Result: the value."""
+
+
+class Write(msgspec.Struct, frozen=True, tag="write", array_like=True):
+    """Result: the value written."""
+
+    value: int
+
+
+class Add(msgspec.Struct, frozen=True, tag="add", array_like=True):
+    """Result: the value after it."""
+
+    amount: int
+
+
+RegisterCall = Read | Write | Add
+
+
+def result_of(call: RegisterCall, value: int) -> int:
+    """What a register that holds `value` answers; for a change it is also what the register then holds."""
+    match call:
+        case Read():
+            return value
+        case Write(written):
+            return written
+        case Add(amount):
+            return value + amount
+        case _:
+            assert_never(call)
+
+
+class RegisterModel:
+    """One number that can be read, written and added to. A counter is a register that is only added to."""
+
+    def initial(self) -> int:
+        return 0
+
+    def step(self, state: int, operation: Operation) -> tuple[bool, int]:
+        after = result_of(operation.call, state)
+        return operation.returned is None or operation.result == after, after
+
+    def changes(self, operation: Operation) -> bool:
+        return not isinstance(operation.call, Read)

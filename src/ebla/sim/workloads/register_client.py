@@ -1,0 +1,148 @@
+"""A client of the example register: one call at a time, repeated under its number until it is answered."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ebla.model.errors import Unreachable
+from ebla.model.identity import Address
+from ebla.ports.surroundings import Surroundings
+from ebla.ports.transport import Link
+from ebla.sim.checkers.history import History
+from ebla.sim.checkers.models import Add, Read, RegisterCall, Write
+from ebla.sim.example.messages import Answer, Ask, Elsewhere, Envelope
+from ebla.sim.example.process import decode, encode
+
+CONNECT_S = 0.5
+ANSWER_S = 0.4
+THINK_S = 0.15
+GIVES_UP = 0.02
+"""Now and then a client loses patience and never learns what became of its call."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What all clients share. They stop asking anew once `stopping` is set."""
+
+    addresses: Mapping[str, Address]
+    history: History
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: bool = False
+    calls_open: int = 0
+
+    def call_ended(self) -> None:
+        self.calls_open -= 1
+        if self.stopping and not self.calls_open:
+            self.idle.set()
+
+    async def stop(self, seconds: float) -> int:
+        """Lets the open calls end; the number of those that did not within `seconds`."""
+        self.stopping = True
+        if self.calls_open:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.idle.wait()
+            except TimeoutError:
+                pass
+        return self.calls_open
+
+
+class _Reception:
+    """The client's end of a link: takes the answer to the call it expects, and no late one."""
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()
+        self.message: Answer | Elsewhere | None = None
+        self.open = True
+        self._number = 0
+
+    def expect(self, number: int) -> None:
+        self._number = number
+        self.message = None
+        self.arrived.clear()
+
+    def frame_received(self, frame: bytes) -> None:
+        message = decode(frame).message
+        if isinstance(message, Answer | Elsewhere) and message.number == self._number:
+            self.message = message
+            self.arrived.set()
+
+    def link_closed(self, cause: str) -> None:  # noqa: ARG002
+        self.open = False
+        self.arrived.set()
+
+
+class RegisterClient:
+    def __init__(self, around: Surroundings, name: str, load: Load) -> None:
+        self._around = around
+        self._name = name
+        self._load = load
+        self._links: dict[str, tuple[Link, _Reception]] = {}
+        self._number = 0
+        self._primary = ""
+
+    async def run(self) -> None:
+        chance = self._around.chance
+        while not self._load.stopping:
+            self._load.calls_open += 1
+            await self._call_once()
+            self._load.call_ended()
+            await asyncio.sleep(chance.random() * THINK_S)
+        await asyncio.Event().wait()
+
+    async def _call_once(self) -> None:
+        chance, history = self._around.chance, self._load.history
+        call = _draw_call(chance.randrange(0, 100), chance.randrange(1, 1000))
+        patience = chance.randrange(1, 6) if chance.random() < GIVES_UP else None
+        self._number += 1
+        operation = history.invoke(self._name, call)
+        while patience is None or patience > 0:
+            result = await self._attempt(call)
+            if result is not None:
+                history.complete(operation, result)
+                return
+            patience = None if patience is None or self._load.stopping else patience - 1
+
+    async def _attempt(self, call: RegisterCall) -> int | None:
+        """One request to one replica; None where it gave no answer, whatever became of the request."""
+        target = self._primary or self._around.chance.choice(sorted(self._load.addresses))
+        self._primary = ""
+        connection = await self._connection(target)
+        if connection is None:
+            return None
+        link, reception = connection
+        reception.expect(self._number)
+        link.send(encode(Envelope(self._name, Ask(self._name, self._number, call))))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await reception.arrived.wait()
+        except TimeoutError:
+            return None
+        match reception.message:
+            case Answer(_, _, result):
+                self._primary = target
+                return result
+            case Elsewhere(_, _, primary):
+                self._primary = primary
+                await asyncio.sleep(0.02 if primary else 0.1)
+        return None
+
+    async def _connection(self, target: str) -> tuple[Link, _Reception] | None:
+        found = self._links.get(target)
+        if found is not None and found[1].open:
+            return found
+        reception = _Reception()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                link = await self._around.transport.connect(self._load.addresses[target], lambda _: reception)
+        except (Unreachable, TimeoutError):
+            await asyncio.sleep(0.05)
+            return None
+        self._links[target] = (link, reception)
+        return link, reception
+
+
+def _draw_call(kind: int, number: int) -> RegisterCall:
+    if kind < 40:
+        return Read()
+    return Write(number * 1000) if kind < 55 else Add(1)
