@@ -1,0 +1,281 @@
+"""Greetings, and peers that misbehave: only their own connection suffers."""
+
+import asyncio
+import uuid
+
+import pytest
+from tests.unit.wire.rig import (
+    DATA_ECHO,
+    ECHO,
+    RUMOUR,
+    SERVER_ADDRESS,
+    SLOW,
+    EchoAnswer,
+    EchoRequest,
+    MemoryLink,
+    Rig,
+    Rumour,
+    introduction,
+    running_rig,
+    turns,
+)
+
+from ebla.model.errors import ConnectionLost, Unreachable
+from ebla.model.identity import ClusterId, HostId
+from ebla.wire.calls import Caller, Target
+from ebla.wire.frames import (
+    Cancel,
+    Hello,
+    Introduction,
+    Lane,
+    OneWay,
+    Refusal,
+    Request,
+    Welcome,
+    decode,
+    encode,
+    with_body,
+)
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import connect
+from ebla.wire.server import IncomingCall
+
+
+class RawPeer:
+    """Sends whatever bytes it likes."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.closed: str | None = None
+        self.ended = asyncio.Event()
+
+    def frame_received(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def link_closed(self, cause: str) -> None:
+        self.closed = cause
+        self.ended.set()
+
+
+async def raw_peer(rig: Rig) -> tuple[RawPeer, MemoryLink]:
+    peer = RawPeer()
+    link = await rig.transport.connect(SERVER_ADDRESS, lambda _: peer)
+    return peer, link
+
+
+def hello(who: Introduction, oldest: int = 1, newest: int = 1, expected: HostId | None = None) -> bytes:
+    return encode(Hello(oldest, newest, Lane.CONTROL, 65536, who, expected))
+
+
+@pytest.mark.parametrize(
+    ("greeting", "reason"),
+    [
+        (hello(introduction(2), 2, 5), "protocol versions 2 to 5"),
+        (hello(introduction(2), 0, 0), "protocol versions 0 to 0"),
+        (hello(introduction(2, name="temple")), "'temple'"),
+        (hello(introduction(2, cluster=ClusterId(uuid.UUID(int=99)))), "this is cluster"),
+        (hello(introduction(2), expected=introduction(5).host), "looks for"),
+    ],
+)
+def test_greetings_that_do_not_fit_are_refused_with_the_reason(greeting: bytes, reason: str) -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            peer, link = await raw_peer(rig)
+            link.send(greeting)
+            await turns()
+            refusal = decode(peer.frames[0])
+            assert isinstance(refusal, Refusal)
+            assert reason in refusal.message
+            assert peer.closed is not None
+            assert reason in rig.causes("wire.link_ended")[0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("newest", [1, 2, 9])
+def test_the_newest_common_version_is_chosen(newest: int) -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            peer, link = await raw_peer(rig)
+            link.send(hello(introduction(2), 0, newest))
+            await turns()
+            welcome = decode(peer.frames[0])
+            assert isinstance(welcome, Welcome)
+            assert welcome.version == 1
+
+    asyncio.run(run())
+
+
+def test_a_node_without_a_cluster_may_greet() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            caller, welcome = await connect(
+                rig.context(introduction(2, cluster=None)), SERVER_ADDRESS, Target(Lane.CONTROL)
+            )
+            assert welcome.introduction == introduction(1)
+            assert await caller.call(ECHO, EchoRequest("hi"), 1000) == EchoAnswer("hi")
+
+    asyncio.run(run())
+
+
+def test_the_greeting_must_be_that_of_the_certificate() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            rig.transport.certificate_of_client = introduction(8).host
+            with pytest.raises(Unreachable, match="the certificate is for host"):
+                await rig.connect(number=2)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"garbage"],
+        [b""],
+        [encode(Request(1, ECHO.number, 1000, with_body(EchoRequest("too early"))))],
+        [encode(OneWay(RUMOUR.number, with_body(Rumour("too early"))))],
+        [hello(introduction(2)), b"\xc1"],
+        [hello(introduction(2)), encode(Welcome(1, 4096, introduction(2)))],
+        [hello(introduction(2)), encode(Request(1_000_000, ECHO.number, 1000, with_body(EchoRequest(""))))],
+    ],
+)
+def test_what_has_no_place_ends_that_connection_alone(frames: list[bytes]) -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            good = await rig.connect()
+            peer, link = await raw_peer(rig)
+            for frame in frames:
+                link.send(frame)
+            await turns()
+            assert peer.closed is not None
+            assert len(rig.causes("wire.link_ended")) == 1
+            assert await good.call(ECHO, EchoRequest("fine"), 1000) == EchoAnswer("fine")
+            assert rig.server.links_open == 1
+            assert rig.rumours == []
+
+    asyncio.run(run())
+
+
+def test_a_repeated_greeting_and_a_strange_cancel_are_harmless() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            peer, link = await raw_peer(rig)
+            for frame in (hello(introduction(2)), hello(introduction(2)), encode(Cancel(77))):
+                link.send(frame)
+            await turns()
+            assert peer.closed is None
+            assert len(peer.frames) == 1
+
+    asyncio.run(run())
+
+
+def test_a_silent_connection_is_ended() -> None:
+    async def run() -> None:
+        async with running_rig(WireLimits(hello_ms=10)) as rig:
+            peer, _ = await raw_peer(rig)
+            await peer.ended.wait()
+            assert "no greeting" in str(peer.closed)
+            assert rig.server.links_open == 0
+
+    asyncio.run(run())
+
+
+def test_connections_are_bounded() -> None:
+    async def run() -> None:
+        async with running_rig(WireLimits(served_links_max=3, unintroduced_links_max=2)) as rig:
+            callers = [await rig.connect(number=2) for _ in range(2)]
+            await raw_peer(rig)
+            with pytest.raises(Unreachable, match="3 connections are open already"):
+                await rig.connect(number=4)
+            callers[0].close("makes room")
+            await turns()
+            await raw_peer(rig)
+            callers[1].close("makes room")
+            await turns()
+            with pytest.raises(Unreachable, match="have not greeted"):
+                await rig.connect(number=5)
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_leaves_its_answers_unread_is_cut_off() -> None:
+    async def run() -> None:
+        async with running_rig(WireLimits(answer_queue_bytes_max=10_000)) as rig:
+            caller = await rig.connect()
+            rig.server_link.held = True
+            for _ in range(10):
+                rig.tasks.create_task(_lost(caller))
+            assert "unread" in await caller.wait_closed()
+            assert "unread" in rig.causes("wire.link_ended")[0]
+
+    asyncio.run(run())
+
+
+def test_a_broken_notice_is_told_and_the_next_arrives() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+
+            async def broken(message: Rumour, call: IncomingCall) -> None:
+                rig.rumours.append(message.text)
+                raise KeyError(message.text)
+
+            del rig.server.notices[RUMOUR.number]
+            rig.server.serve_notice(RUMOUR, broken)
+            caller = await rig.connect(Lane.RAFT)
+            caller.send(RUMOUR, Rumour("a"))
+            caller.send(RUMOUR, Rumour("b"))
+            await turns()
+            assert rig.rumours == ["a", "b"]
+            assert [name for name, _ in rig.events].count("wire.verb_broke") == 2
+
+    asyncio.run(run())
+
+
+def test_a_request_whose_time_is_over_is_not_started() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            await rig.connect()
+            events = rig.server_link.events
+            assert events is not None
+            events.frame_received(encode(Request(1, SLOW.number, 0, with_body(EchoRequest("late")))))
+            await turns()
+            assert rig.slow_started == []
+
+    asyncio.run(run())
+
+
+def test_a_missing_id_counts_as_seen_once_thousands_passed() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            await rig.connect()
+            events = rig.server_link.events
+            assert events is not None
+            for number in range(1, 10_000, 2):  # every second one is missing
+                events.frame_received(encode(Request(number, ECHO.number, 1000, with_body(EchoRequest("")))))
+            answered = len(rig.server_link.sent)
+            for number in (2, 9998):
+                events.frame_received(encode(Request(number, ECHO.number, 1000, with_body(EchoRequest("")))))
+            assert len(rig.server_link.sent) == answered + 1
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_cannot_be_encoded_is_our_defect() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+
+            def strange(request: EchoRequest, call: IncomingCall) -> EchoAnswer:
+                return object()  # type: ignore[return-value]  # a defect on purpose
+
+            rig.server.serve(DATA_ECHO, strange)
+            caller = await rig.connect(Lane.DATA)
+            with pytest.raises(Exception, match="data_echo broke"):
+                await caller.call(DATA_ECHO, EchoRequest(""), 1000)
+
+    asyncio.run(run())
+
+
+async def _lost(caller: Caller) -> None:
+    with pytest.raises((ConnectionLost, Unreachable)):
+        await caller.call(ECHO, EchoRequest("y" * 2000), 5000)
