@@ -22,10 +22,12 @@ from ebla.topology.states import ResizeType, TabletStage, TransitionKind, Transi
 
 
 class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster", array_like=True):
-    """The first node: normal at once, with its tokens. The topology is born upgraded."""
+    """The first node: normal at once, with its tokens and a CDC generation. The topology is born upgraded."""
 
     node: Node
     tokens: tuple[int, ...]
+    generation: GenerationId
+    timestamp_ms: int
 
 
 class SubmitJoin(msgspec.Struct, frozen=True, tag="submit_join", array_like=True):
@@ -341,17 +343,8 @@ ClusterCommand = (
     | StartUpgrade
     | BuildCoordinatorState
 )
-TabletCommand = (
-    StartMoves
-    | AdvanceTablets
-    | LeaveMigrationTrack
-    | StartRfChange
-    | RecordRepair
-    | DecideResize
-    | ReportResizeReady
-    | StartResizeFinalization
-    | FinalizeResize
-)
+TabletCommand = StartMoves | AdvanceTablets | LeaveMigrationTrack | StartRfChange | RecordRepair
+ResizeCommand = DecideResize | ReportResizeReady | StartResizeFinalization | FinalizeResize
 SchemaCommand = (
     CreateKeyspace
     | AlterKeyspace
@@ -362,4 +355,4 @@ SchemaCommand = (
     | OpenBulkSession
     | CloseSessions
 )
-Command = RequestCommand | NodeCommand | ClusterCommand | TabletCommand | SchemaCommand
+Command = RequestCommand | NodeCommand | ClusterCommand | TabletCommand | ResizeCommand | SchemaCommand

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ebla.model.identity import HostId
 from ebla.topology.features import missing_to_join
-from ebla.topology.snapshot import Node, NodeRequest, Snapshot
-from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome
+from ebla.topology.snapshot import Node, NodeRequest, Replication, Snapshot
+from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome, Strategy
 
 PRIORITY: tuple[NodeRequestKind, ...] = (
     NodeRequestKind.REPLACE,
@@ -73,7 +73,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class TakeUp:
     """Take this one up. `verdicts` has every pending request, best priority first."""
 
     request: NodeRequest
@@ -100,7 +100,7 @@ class QueueEmpty:
     pass
 
 
-Choice = Start | Reject | CancelAll | QueueEmpty
+Choice = TakeUp | Reject | CancelAll | QueueEmpty
 
 
 def pending_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
@@ -119,7 +119,7 @@ def choose_request(snapshot: Snapshot, liveness: Liveness) -> Choice:
     if best is None:
         return CancelAll(verdicts)
     objections = _admission(snapshot, best)
-    return Reject(best, objections) if objections else Start(best, verdicts)
+    return Reject(best, objections) if objections else TakeUp(best, verdicts)
 
 
 def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: Liveness) -> tuple[Objection, ...]:
@@ -194,14 +194,19 @@ def objections_to_shrink(snapshot: Snapshot, request: NodeRequest) -> tuple[Obje
     if not any(node.tokens for node in staying):
         return (Objection(Reason.LAST_OWNER, (target.host,)),)
     here = sum(node.datacenter == target.datacenter for node in staying)
-    short = [
+    short = sorted(
         keyspace.name
         for keyspace in snapshot.keyspaces.values()
-        if keyspace.on_tablets and keyspace.replication.factor(target.datacenter) > here
-    ]
+        if keyspace.on_tablets and _needed(keyspace.replication, target.datacenter) > here
+    )
     if not short:
         return ()
-    return (Objection(Reason.TOO_FEW_LEFT, (), f"{here} in {target.datacenter}, for {', '.join(sorted(short))}"),)
+    return (Objection(Reason.TOO_FEW_LEFT, (), f"{here} in {target.datacenter}, for {', '.join(short)}"),)
+
+
+def _needed(replication: Replication, datacenter: str) -> int:
+    simple = replication.strategy is Strategy.SIMPLE
+    return replication.total if simple else replication.factor(datacenter)
 
 
 def _stays(snapshot: Snapshot, node: Node, request: NodeRequest) -> bool:

@@ -100,6 +100,12 @@ class TabletMap:
         """The current (old, while in transition) replicas."""
         return self.chunks[number >> CHUNK_BITS].replicas[number & CHUNK_MASK]
 
+    def all_replicas(self, number: int) -> ReplicaSet:
+        """Current ones, and while in transition the new ones too."""
+        moving = self.transition(number)
+        current = self.replicas(number)
+        return current if moving is None else (*current, *(each for each in moving.new_replicas if each not in current))
+
     def transition(self, number: int) -> TabletTransition | None:
         return self.chunks[number >> CHUNK_BITS].transitions.get(number)
 

@@ -1,0 +1,166 @@
+"""What is always true of a snapshot, and of one that follows another. Checked after every command in tests and by
+the simulator; `tablet_invariants.py` has those of tablets."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ebla.topology.node_states import TRANSITIONS_WITH_TABLETS_MOVING, node_row
+from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import NodeState, RequestOutcome, SessionKind, TransitionState
+from ebla.topology.tablet_stages import stage_row
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    label: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.text}"
+
+
+def violations(snapshot: Snapshot) -> tuple[Violation, ...]:
+    """Of one snapshot; none, if all is well."""
+    return (
+        *_nodes(snapshot),
+        *_tokens(snapshot),
+        *_requests(snapshot),
+        *_fence(snapshot),
+        *_sessions(snapshot),
+        *_tablets(snapshot),
+    )
+
+
+def violations_between(before: Snapshot, after: Snapshot) -> tuple[Violation, ...]:
+    """Of two snapshots, the second made from the first by any number of commands."""
+    return tuple(_between(before, after))
+
+
+def _nodes(snapshot: Snapshot) -> Iterator[Violation]:
+    for node in snapshot.nodes_in(NodeState.LEFT):
+        if node.tokens or node.request is not None:
+            yield Violation("INV-NODE-1", f"{node.host} left but has tokens or a request")
+    moving = [node for node in snapshot.members() if node.in_transition]
+    if len(moving) > 1:
+        yield Violation("INV-NODE-2", f"{len(moving)} nodes are in transition at once")
+    state = moving[0].state if moving else None
+    if node_row(state, snapshot.transition) is None:
+        yield Violation("INV-NODE-3", f"a node {state} while the topology is in {snapshot.transition}")
+    for host in snapshot.state.ignored_nodes:
+        if host not in snapshot.nodes or snapshot.nodes[host].state is NodeState.LEFT:
+            yield Violation("INV-NODE-8", f"{host} is ignored but is no member")
+    committing = snapshot.transition is TransitionState.COMMIT_CDC_GENERATION
+    if committing is not (snapshot.state.new_cdc_generation is not None):
+        yield Violation("INV-NODE-12", "a generation to commit and the state that commits it go together")
+
+
+def _tokens(snapshot: Snapshot) -> Iterator[Violation]:
+    owners: dict[int, NodeState] = {}
+    for node in snapshot.members():
+        if node.state is NodeState.NONE and node.tokens:
+            yield Violation("INV-NODE-4", f"{node.host} is not in yet and has tokens")
+        if node.state in (NodeState.NORMAL, NodeState.REBUILDING) and not node.tokens:
+            yield Violation("INV-NODE-4", f"{node.host} is {node.state} without tokens")
+        if node.state is NodeState.REPLACING:
+            yield from _inherited(snapshot, node.host)
+            continue
+        for token in node.tokens:
+            if token in owners:
+                yield Violation("INV-NODE-4", f"token {token} has two owners")
+            owners[token] = node.state
+
+
+def _inherited(snapshot: Snapshot, host: object) -> Iterator[Violation]:
+    node = next(each for each in snapshot.nodes_in(NodeState.REPLACING) if each.host == host)
+    replaced = snapshot.nodes.get(node.replaced) if node.replaced is not None else None
+    if node.tokens and (replaced is None or node.tokens != replaced.tokens):
+        yield Violation("INV-NODE-4", f"{node.host} replaces a node but has other tokens")
+
+
+def _requests(snapshot: Snapshot) -> Iterator[Violation]:
+    for node in snapshot.members():
+        request = snapshot.node_requests.get(node.request) if node.request is not None else None
+        if node.request is not None and (request is None or not request.is_open or request.host != node.host):
+            yield Violation("INV-NODE-6", f"{node.host} points to a request that is not open")
+        if node.state is NodeState.NONE and request is None:
+            yield Violation("INV-NODE-6", f"{node.host} wants to join without a request")
+        running = request is not None and request.outcome is RequestOutcome.RUNNING
+        answered = snapshot.transition is TransitionState.LEFT_TOKEN_RING and request is None
+        if node.in_transition and not (running or answered):
+            yield Violation("INV-NODE-6", f"{node.host} is {node.state} for no request")
+        if running and not node.in_transition:
+            yield Violation("INV-NODE-6", f"{node.host} is {node.state} but its request runs")
+    open_ones = [request for request in snapshot.node_requests.values() if request.is_open]
+    for request in open_ones:
+        if snapshot.nodes[request.host].request != request.id:
+            yield Violation("INV-NODE-6", f"request {request.id} is open but its node does not know")
+    open_global = {request.id for request in snapshot.global_requests.values() if request.is_open}
+    if open_global != set(snapshot.state.global_requests):
+        yield Violation("INV-NODE-6", "the queue of global requests and the open ones differ")
+
+
+def _fence(snapshot: Snapshot) -> Iterator[Violation]:
+    if snapshot.fence > snapshot.version:
+        yield Violation("INV-NODE-5", f"the fence {snapshot.fence} is ahead of the version {snapshot.version}")
+    if snapshot.state.transition_since > snapshot.version:
+        yield Violation("INV-NODE-5", "a transition state began in the future")
+
+
+def _sessions(snapshot: Snapshot) -> Iterator[Violation]:
+    expected = {snapshot.state.session} - {None}
+    for table, tablets in snapshot.tablets.items():
+        for number, transition in tablets.transitions():
+            if stage_row(transition).session is not (transition.session is not None):
+                yield Violation("INV-TABL-2", f"tablet {number} of {table}: session and stage do not fit")
+            expected |= {transition.session} - {None}
+    listed = {session.id for session in snapshot.sessions.values() if session.kind is not SessionKind.BULK_JOB}
+    if listed != expected:
+        yield Violation("INV-NODE-9", "open sessions are not those of the stages and states under way")
+    node = snapshot.node_in_transition()
+    row = node_row(node.state if node is not None else None, snapshot.transition)
+    if row is not None and row.session is not (snapshot.state.session is not None):
+        yield Violation("INV-NODE-9", f"a session outlived its state, or is missing in {snapshot.transition}")
+
+
+def _tablets(snapshot: Snapshot) -> Iterator[Violation]:
+    if snapshot.any_tablet_transition and snapshot.transition not in TRANSITIONS_WITH_TABLETS_MOVING:
+        yield Violation("INV-TABL-3", f"a tablet is in transition while the topology is in {snapshot.transition}")
+    leaving = snapshot.node_in_transition()
+    if leaving is not None and leaving.state in (NodeState.DECOMMISSIONING, NodeState.REMOVING):
+        past = snapshot.transition in (
+            TransitionState.WRITE_BOTH_READ_OLD,
+            TransitionState.WRITE_BOTH_READ_NEW,
+            TransitionState.LEFT_TOKEN_RING,
+        )
+        if past and snapshot.has_tablets(leaving.host):
+            yield Violation("INV-NODE-7", f"{leaving.host} is {leaving.state} past draining and has tablets")
+
+
+def _between(before: Snapshot, after: Snapshot) -> Iterator[Violation]:
+    if after.version < before.version:
+        yield Violation("INV-NODE-5", f"the version fell from {before.version} to {after.version}")
+    if after.fence < before.fence:
+        yield Violation("INV-NODE-5", f"the fence fell from {before.fence} to {after.fence}")
+    for node in before.nodes_in(NodeState.LEFT):
+        if after.nodes.get(node.host) != node:
+            yield Violation("INV-NODE-1", f"{node.host} left, and its row changed after that")
+    gone = [host for host in sorted(before.nodes) if host not in after.nodes]
+    if gone:
+        yield Violation("INV-NODE-1", f"the row of {gone[0]} is gone")
+    same = before.version == after.version
+    if same and (before.nodes != after.nodes or before.tablets != after.tablets) and _routes_differ(before, after):
+        yield Violation("INV-NODE-5", "replica sets changed within one version")
+
+
+def _routes_differ(before: Snapshot, after: Snapshot) -> bool:
+    """What requests depend on; requests, repair times and the like may change within a version."""
+    rings = [
+        [(node.host, node.state, node.tokens, node.shard_count) for node in each.members() if node.tokens]
+        for each in (before, after)
+    ]
+    return rings[0] != rings[1] or any(
+        list(before.tablets[table].transitions()) != list(after.tablets[table].transitions())
+        or list(before.tablets[table].replica_sets()) != list(after.tablets[table].replica_sets())
+        for table in before.tablets
+        if table in after.tablets
+    )

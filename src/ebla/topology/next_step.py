@@ -1,0 +1,316 @@
+"""What the coordinator should do now: one step, chosen from the snapshot alone.
+
+The order: a node in transition, requests of nodes, global requests, features, tablet migration, resize, rest. A
+transition state, once entered, is finished first, since nothing else may start in it. Every step can be taken again
+by a new leader: it is the same step until its outcome is committed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from ebla.model.identity import HostId, SessionId, TableId
+from ebla.topology.apply_resize import tables_to_finalize
+from ebla.topology.features import features_to_enable
+from ebla.topology.node_states import NodeAction, NodeRow, node_row
+from ebla.topology.requests import (
+    CancelAll,
+    Liveness,
+    Objection,
+    QueueEmpty,
+    Reject,
+    TakeUp,
+    Verdict,
+    choose_request,
+    draining_hosts,
+    pending_requests,
+)
+from ebla.topology.snapshot import GenerationId, GlobalRequest, Node, NodeRequest, Snapshot
+from ebla.topology.states import (
+    GlobalRequestKind,
+    NodeState,
+    RequestOutcome,
+    SessionKind,
+    UpgradeState,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildState:
+    """Write what the settings say into group 0."""
+
+    why: str = "the operator started the upgrade"
+
+
+@dataclass(frozen=True, slots=True)
+class DriveNode:
+    """Do what the row says (barrier first), then commit its outcome."""
+
+    host: HostId
+    row: NodeRow
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Commit the failure edge of the row: nothing is left to be done before it."""
+
+    host: HostId
+    row: NodeRow
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTablets:
+    """Drive these tablets, by table id and number; and, if told so, ask the balancer for more."""
+
+    tablets: tuple[tuple[TableId, int], ...]
+    ask_balancer: bool
+    draining: tuple[HostId, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveTrack:
+    """End `tablet_migration`."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    request: NodeRequest
+    verdicts: tuple[Verdict, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RejectRequest:
+    request: NodeRequest
+    objections: tuple[Objection, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelQueue:
+    verdicts: tuple[Verdict, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriveGlobal:
+    """Take up the oldest global request, or go on with it (its row's barrier first), or answer it: see its outcome and
+    the transition state."""
+
+    request: GlobalRequest
+    row: NodeRow
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOnFeatures:
+    features: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskBalancer:
+    """At rest: ask for a plan. If it has moves, start them; if not, ask for the next step with `plan_is_empty`."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginResize:
+    """Enter `tablet_split_finalization`."""
+
+    tables: tuple[TableId, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishResize:
+    """Barrier, then commit the new maps of these tables."""
+
+    tables: tuple[TableId, ...]
+    row: NodeRow
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    why: str
+
+
+Step = (
+    BuildState
+    | DriveNode
+    | RollBack
+    | MoveTablets
+    | LeaveTrack
+    | StartRequest
+    | RejectRequest
+    | CancelQueue
+    | DriveGlobal
+    | TurnOnFeatures
+    | AskBalancer
+    | BeginResize
+    | FinishResize
+    | Rest
+)
+
+
+def next_step(snapshot: Snapshot, liveness: Liveness, *, plan_is_empty: bool = False) -> Step:
+    """`plan_is_empty`: the balancer was asked about this snapshot and had nothing to move."""
+    if snapshot.state.upgrade is UpgradeState.NOT_UPGRADED:
+        return Rest("the topology is still kept in the settings; the operator starts the upgrade")
+    if snapshot.state.upgrade is UpgradeState.BUILD_COORDINATOR_STATE:
+        return BuildState()
+    node = snapshot.node_in_transition()
+    if node is not None:
+        return _step_of_node(snapshot, node)
+    if snapshot.transition is not None:
+        return _step_of_track(snapshot, plan_is_empty)
+    return _step_at_rest(snapshot, liveness, plan_is_empty)
+
+
+def _step_of_node(snapshot: Snapshot, node: Node) -> Step:
+    row = node_row(node.state, snapshot.transition)
+    assert row is not None, "INV-NODE-3"
+    if row.action is NodeAction.DRAIN_TABLETS:
+        return _step_of_draining(snapshot, node, row)
+    if row.action is NodeAction.MOVE_TABLETS and snapshot.any_tablet_transition:
+        return MoveTablets(_moving(snapshot), False, (), "moves must end before the rolled back node is normal again")
+    where = f" in {snapshot.transition}" if snapshot.transition is not None else ""
+    return DriveNode(node.host, row, f"{node.host} is {node.state}{where}")
+
+
+def _step_of_draining(snapshot: Snapshot, node: Node, row: NodeRow) -> Step:
+    request = snapshot.node_requests.get(node.request) if node.request is not None else None
+    moving = _moving(snapshot)
+    if request is not None and request.error:
+        if moving:
+            return MoveTablets(moving, False, (), f"moves must end before the rollback ({request.error})")
+        return RollBack(node.host, row, request.error)
+    must_drain = node.state is not NodeState.REPLACING
+    if moving or (must_drain and snapshot.has_tablets(node.host)):
+        return MoveTablets(
+            moving, True, draining_hosts(snapshot), f"tablets must leave {node.host}, which is {node.state}"
+        )
+    return DriveNode(node.host, row, f"{node.host} has no tablets to move")
+
+
+def _step_of_track(snapshot: Snapshot, plan_is_empty: bool) -> Step:
+    row = node_row(None, snapshot.transition)
+    assert row is not None, "INV-NODE-3"
+    match row.action:
+        case NodeAction.MOVE_TABLETS:
+            return _step_of_migration(snapshot, plan_is_empty)
+        case NodeAction.COMMIT_GENERATION:
+            head = snapshot.global_requests[snapshot.state.global_requests[0]]
+            return DriveGlobal(head, row, "a new CDC generation is to be committed")
+        case NodeAction.FINALIZE_RESIZE:
+            return FinishResize(tables_to_finalize(snapshot), row, "every replica is ready for the new tablet count")
+        case _:
+            raise AssertionError(f"no row of the topology on its own has the action {row.action}")
+
+
+def _step_of_migration(snapshot: Snapshot, plan_is_empty: bool) -> Step:
+    moving = _moving(snapshot)
+    waiting = bool(pending_requests(snapshot)) or any(
+        snapshot.global_requests[each].outcome is RequestOutcome.PENDING for each in snapshot.state.global_requests
+    )
+    may_ask = snapshot.state.balancing_enabled and not waiting and not plan_is_empty
+    if moving:
+        why = "a request waits, so no new moves are begun" if waiting else "tablets are in transition"
+        return MoveTablets(moving, may_ask, (), why)
+    if may_ask:
+        return MoveTablets((), True, (), "the balancer may have more moves")
+    return LeaveTrack("a request waits" if waiting else "nothing is left to move")
+
+
+def _step_at_rest(snapshot: Snapshot, liveness: Liveness, plan_is_empty: bool) -> Step:
+    choice = choose_request(snapshot, liveness)
+    match choice:
+        case TakeUp():
+            return StartRequest(choice.request, choice.verdicts, f"{choice.request.kind} has the best priority")
+        case Reject():
+            return RejectRequest(choice.request, choice.objections, _said(choice.objections))
+        case CancelAll():
+            return CancelQueue(choice.verdicts, "no request can run: " + _said(choice.verdicts[0].objections))
+        case QueueEmpty():
+            return _step_without_requests(snapshot, plan_is_empty)
+        case _:
+            assert_never(choice)
+
+
+def _step_without_requests(snapshot: Snapshot, plan_is_empty: bool) -> Step:
+    if snapshot.state.global_requests:
+        return _step_of_global(snapshot)
+    features = features_to_enable(snapshot)
+    if features:
+        return TurnOnFeatures(features, "every node supports them")
+    if snapshot.state.balancing_enabled and snapshot.tablets and not plan_is_empty:
+        return AskBalancer("nothing else is to be done")
+    ready = tables_to_finalize(snapshot)
+    if ready:
+        return BeginResize(ready, "every replica is ready for the new tablet count")
+    return Rest("nothing is to be done")
+
+
+def _step_of_global(snapshot: Snapshot) -> Step:
+    row = node_row(None, None)
+    assert row is not None
+    head = snapshot.global_requests[snapshot.state.global_requests[0]]
+    if head.outcome is RequestOutcome.RUNNING:
+        assert head.kind is GlobalRequestKind.KEYSPACE_RF_CHANGE, (
+            "a generation is committed in its own transition state"
+        )
+        return DriveGlobal(head, row, f"the tablets of keyspace {head.keyspace} have come to rest: answer the request")
+    return DriveGlobal(head, row, f"{head.kind} is the oldest global request")
+
+
+def _moving(snapshot: Snapshot) -> tuple[tuple[TableId, int], ...]:
+    return tuple(
+        (table, number) for table in sorted(snapshot.tablets) for number, _ in snapshot.tablets[table].transitions()
+    )
+
+
+def _said(objections: tuple[Objection, ...]) -> str:
+    return "; ".join(str(objection) for objection in objections)
+
+
+@dataclass(frozen=True, slots=True)
+class CloseBulkSessions:
+    sessions: tuple[SessionId, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishGeneration:
+    generation: GenerationId
+    why: str
+
+
+SideStep = CloseBulkSessions | PublishGeneration
+
+
+def side_steps(snapshot: Snapshot, liveness: Liveness) -> Iterator[SideStep]:
+    """What the leader does beside the topology's own steps; it neither waits for them nor holds them up."""
+    over = tuple(
+        session
+        for session in sorted(snapshot.sessions)
+        if snapshot.sessions[session].kind is SessionKind.BULK_JOB and _is_over(snapshot, session, liveness.now_ms)
+    )
+    if over:
+        yield CloseBulkSessions(over, "their time is up, or their table is gone")
+    committed = [each for each in snapshot.cdc_generations.values() if each.timestamp_ms is not None]
+    unpublished = sorted((each.timestamp_ms or 0, each.id) for each in committed if not each.published)
+    if unpublished:
+        yield PublishGeneration(unpublished[0][1], "the oldest one that clients cannot see yet")
+
+
+def _is_over(snapshot: Snapshot, session: SessionId, now_ms: int) -> bool:
+    row = snapshot.sessions[session]
+    assert row.deadline_ms is not None
+    return now_ms >= row.deadline_ms or row.table not in snapshot.tables
