@@ -11,6 +11,29 @@ import msgspec
 
 from ebla.model.identity import ClusterId, HostId
 from ebla.wire.frames import Lane
+from ebla.wire.group0_messages import (
+    ChangeMemberRequest,
+    DiscoverAnswer,
+    DiscoverRequest,
+    ExecuteAnswer,
+    ExecuteRequest,
+    Group0Report,
+    JoinAnswer,
+    JoinRequest,
+    LockAnswer,
+    LockRequest,
+    MembershipAnswer,
+    MembershipRequest,
+    MembersRequest,
+    ProposeRequest,
+    RaftMessages,
+    ReadAnswer,
+    ReadRequest,
+    SnapshotChunk,
+    TransferRequest,
+    WatchAnswer,
+    WatchRequest,
+)
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A", bound=msgspec.Struct)
@@ -148,6 +171,19 @@ STOP = Verb(4, "stop", Lane.CONTROL, StopRequest, Done)
 AUTHORITY = Verb(5, "authority", Lane.JOIN, AuthorityRequest, AuthorityAnswer)
 HAND_OVER = Verb(6, "hand_over", Lane.JOIN, HandOverRequest, HandOverAnswer)
 CHILD_BEAT = Verb(7, "child_beat", Lane.CONTROL, ChildBeatRequest, ChildBeatAnswer)
+RAFT = Notice(8, "raft", Lane.RAFT, RaftMessages)
+SNAPSHOT_CHUNK = Verb(9, "snapshot_chunk", Lane.DATA, SnapshotChunk, Done)
+GROUP0_PROPOSE = Verb(10, "group0_propose", Lane.CONTROL, ProposeRequest, Done)
+GROUP0_DISCOVER = Verb(11, "group0_discover", Lane.CONTROL, DiscoverRequest, DiscoverAnswer)
+GROUP0_JOIN = Verb(12, "group0_join", Lane.CONTROL, JoinRequest, JoinAnswer)
+GROUP0_MEMBERSHIP = Verb(13, "group0_membership", Lane.CONTROL, MembershipRequest, MembershipAnswer)
+GROUP0_READ = Verb(14, "group0_read", Lane.CONTROL, ReadRequest, ReadAnswer)
+GROUP0_EXECUTE = Verb(15, "group0_execute", Lane.CONTROL, ExecuteRequest, ExecuteAnswer)
+GROUP0_WATCH = Verb(16, "group0_watch", Lane.CONTROL, WatchRequest, WatchAnswer)
+GROUP0_LOCK = Verb(17, "group0_lock", Lane.CONTROL, LockRequest, LockAnswer)
+GROUP0_MEMBERS = Verb(18, "group0_members", Lane.CONTROL, MembersRequest, Group0Report)
+GROUP0_CHANGE_MEMBER = Verb(19, "group0_change_member", Lane.CONTROL, ChangeMemberRequest, ExecuteAnswer)
+GROUP0_TRANSFER = Verb(20, "group0_transfer", Lane.CONTROL, TransferRequest, Done)
 
 VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     IDENTITY,
@@ -157,4 +193,17 @@ VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     AUTHORITY,
     HAND_OVER,
     CHILD_BEAT,
+    RAFT,
+    SNAPSHOT_CHUNK,
+    GROUP0_PROPOSE,
+    GROUP0_DISCOVER,
+    GROUP0_JOIN,
+    GROUP0_MEMBERSHIP,
+    GROUP0_READ,
+    GROUP0_EXECUTE,
+    GROUP0_WATCH,
+    GROUP0_LOCK,
+    GROUP0_MEMBERS,
+    GROUP0_CHANGE_MEMBER,
+    GROUP0_TRANSFER,
 )

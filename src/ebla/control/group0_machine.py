@@ -1,0 +1,124 @@
+"""Group 0's store as the state machine of a Raft group: entries in, answers to whoever waits, steps to the feed.
+
+Every node applies every entry, so the node that asked finds the answer in its own log: nothing has to travel back, and
+what it asked for is visible to it when the answer comes (read your writes).
+"""
+
+import asyncio
+import heapq
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+
+from ebla.group0 import snapshot
+from ebla.group0.commands import Answer, CallId, ChangeMembers, decode_command
+from ebla.group0.feed import Step
+from ebla.group0.store import Store
+from ebla.raft.membership import MembershipChange
+from ebla.raft.messages import Entry
+
+CallKey = tuple[uuid.UUID, int, int]
+Watcher = Callable[[Step], None]
+
+
+def key_of(call: CallId) -> CallKey:
+    return (call.client, call.incarnation, call.serial)
+
+
+class Group0Machine:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._answers: dict[CallKey, asyncio.Future[Answer]] = {}
+        self._by_index: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._tickets = itertools.count()
+        self._watchers: dict[int, Watcher] = {}
+
+    # ---- what the Raft server calls
+
+    def apply(self, entry: Entry) -> None:
+        if not entry.data:
+            self.store.skip(entry.index)
+        else:
+            command = decode_command(entry.data)
+            applied = self.store.apply(entry.index, command)
+            self._settle(key_of(command.call), applied.answer)
+            self._publish(applied.step)
+        self._reached(entry.index)
+
+    def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
+        """Whether the Raft membership shall follow: not where the lock was revoked or the change is not legal."""
+        if not change.context:
+            self.store.skip(entry.index)
+            self._reached(entry.index)
+            return True
+        command = decode_command(change.context)
+        assert isinstance(command.body, ChangeMembers)
+        applied = self.store.apply(entry.index, command)
+        self._settle(key_of(command.call), applied.answer)
+        self._publish(applied.step)
+        self._reached(entry.index)
+        return applied.members_changed
+
+    def freeze(self) -> Iterator[bytes]:
+        """The state as it is now, in chunks that may be taken later."""
+        return snapshot.encode(snapshot.freeze(self.store))
+
+    def receiver(self) -> snapshot.Builder:
+        return snapshot.Builder()
+
+    def install(self, store: Store) -> None:
+        """A later state takes the place of ours. Whoever waits for the answer of a call that the snapshot covers gets
+        it from the snapshot's own memory of answers."""
+        step = store.follow(self.store)
+        self.store = store
+        for key in list(self._answers):
+            client, incarnation, serial = key
+            memory = store.answers.clients.get(client)
+            if memory is not None and memory.incarnation == incarnation and serial in memory.answers:
+                self._settle(key, memory.answers[serial])
+        self._publish(step)
+        self._reached(store.index)
+
+    # ---- what the rest of the node calls
+
+    def wait_answer(self, call: CallId) -> "asyncio.Future[Answer]":
+        """Settled when an entry with this call is applied here. The caller must `forget` it in the end."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[key_of(call)] = future
+        return future
+
+    def forget(self, call: CallId) -> None:
+        self._answers.pop(key_of(call), None)
+
+    async def wait_applied(self, index: int) -> None:
+        """Returns once the store has seen this index. The caller sets the bound."""
+        if self.store.index >= index:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._by_index, (index, next(self._tickets), future))
+        await future
+
+    def watch(self, watcher: Watcher) -> int:
+        """Calls `watcher` with every step that changes something, in order, until `unwatch`."""
+        ticket = next(self._tickets)
+        self._watchers[ticket] = watcher
+        return ticket
+
+    def unwatch(self, ticket: int) -> None:
+        self._watchers.pop(ticket, None)
+
+    def _settle(self, key: CallKey, answer: Answer) -> None:
+        future = self._answers.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def _publish(self, step: Step) -> None:
+        if step.changes:
+            for watcher in list(self._watchers.values()):
+                watcher(step)
+
+    def _reached(self, index: int) -> None:
+        while self._by_index and self._by_index[0][0] <= index:
+            _, _, future = heapq.heappop(self._by_index)
+            if not future.done():
+                future.set_result(None)

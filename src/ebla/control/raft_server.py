@@ -1,0 +1,435 @@
+"""One Raft peer at work: drives the core, its log on disk and its messages. Decides nothing.
+
+Three loops share the work. `_drive` feeds events to the core and carries out what it asks for; `_write` makes all
+waiting writes durable with one sync while the next batch gathers; `_tick` lets time pass. What a write's answers
+promise leaves only after its sync (rule 2 of `raft/effects.py`); appends to others leave at once, so the leader's disk
+and the followers' work side by side.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from ebla.control.raft_log import RaftLog
+from ebla.model.errors import Corruption, DiskFull, EblaError, Refused, Unavailable
+from ebla.ports.surroundings import Surroundings
+from ebla.raft.core import Core
+from ebla.raft.effects import Apply, Effects, ReadState, Standing, Write
+from ebla.raft.events import (
+    ApplyMembership,
+    Compact,
+    Event,
+    PeerUnreachable,
+    Propose,
+    ReadIndex,
+    SnapshotSent,
+    SnapshotTaken,
+    Tick,
+    Written,
+)
+from ebla.raft.membership import MembershipChange, change_of
+from ebla.raft.messages import Append, Entry, EntryKind, InstallSnapshot, Message, PeerId, SnapshotMeta
+from ebla.raft.options import Options
+from ebla.raft.roles import Leader
+from ebla.raft.state import Past, Refusal
+from ebla.wire.report import Report
+
+Content = TypeVar("Content")
+Content_co = TypeVar("Content_co", covariant=True)
+
+
+class Receiver(Protocol[Content_co]):
+    """Rebuilds a machine's state from the chunks of a snapshot."""
+
+    def add(self, data: bytes) -> None: ...
+
+    def finish(self) -> Content_co: ...
+
+
+class Machine(Protocol[Content]):
+    """What stands on the log. Called on the loop, in log order, and never fails: what it cannot do it answers."""
+
+    def apply(self, entry: Entry) -> None: ...
+
+    def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
+        """Whether the change shall take effect; the same on every peer."""
+        ...
+
+    def freeze(self) -> Iterator[bytes]: ...
+
+    def receiver(self) -> Receiver[Content]: ...
+
+    def install(self, content: Content) -> None: ...
+
+
+class RaftWire(Protocol):
+    """The way to the other peers."""
+
+    def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
+        """False: dropped."""
+        ...
+
+    async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
+        """Returns once the peer has all of it; raises `EblaError` otherwise. Bounded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RaftSetup:
+    folder: str
+    options: Options
+    report: Report
+    snapshot_entries_max: int = 10_000
+    snapshot_bytes_max: int = 64 * 1024 * 1024
+    """A snapshot is taken once the log behind the last one has this many entries or bytes."""
+    kept_entries: int = 1_000
+    """Left in memory behind a snapshot, so that a peer that lags a little needs no snapshot."""
+    disk_full_retry_ms: int = 500
+    read_wait_max_ms: int = 10_000
+
+
+@dataclass(slots=True)
+class _Incoming(Generic[Content]):
+    """A snapshot on its way here. Its chunks are kept for the file and fed to the machine's receiver as they come."""
+
+    message: InstallSnapshot
+    receiver: Receiver[Content]
+    chunks: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    payload: bytes
+    kind: EntryKind
+    refused: Callable[[Refusal], None]
+
+
+class RaftServer(Generic[Content]):
+    """`open`, then `run` until cancelled. An error that leaves `run` means that the process must end."""
+
+    def __init__(self, surroundings: Surroundings, setup: RaftSetup, machine: Machine[Content], wire: RaftWire) -> None:
+        self._clock = surroundings.clock
+        self._chance = surroundings.chance
+        self._disk = surroundings.disk
+        self._setup = setup
+        self._machine = machine
+        self._wire = wire
+        self._inbox: list[Event] = []
+        self._proposals: list[_Proposal] = []
+        self._readers: list[asyncio.Future[int]] = []
+        self._reading: dict[bytes, list[asyncio.Future[int]]] = {}
+        self._reading_since: deque[tuple[float, bytes]] = deque()
+        self._reads = 0
+        self._writes: list[Write] = []
+        self._wake = asyncio.Event()
+        self._write_wake = asyncio.Event()
+        self._incoming: dict[PeerId, _Incoming[Content]] = {}
+        self._received: dict[SnapshotMeta, Content] = {}
+        self._bytes_since_snapshot = 0
+        self._snapshot_runs = False
+        self._log: RaftLog | None = None
+        self._core: Core | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._standing_changed = asyncio.Event()
+
+    # ---- life
+
+    async def open(self) -> None:
+        """Reads the log and the snapshot it continues. Raises `Corruption` with what to do."""
+        self._log, found = await RaftLog.open(self._disk, self._chance, self._setup.folder)
+        if found.snapshot.index:
+            receiver = self._machine.receiver()
+            async for chunk in self._log.read_snapshot(found.snapshot):
+                receiver.add(chunk)
+                await asyncio.sleep(0)
+            self._machine.install(receiver.finish())
+        past = Past(found.hard_state, found.snapshot, found.entries)
+        self._core = Core(self._setup.options, past, self._chance, self._clock.boot_ms())
+
+    async def begin(self, meta: SnapshotMeta, content: Iterator[bytes], first: Write) -> None:
+        """Starts a group: its first state, durable. Only before `open`, and only on an empty folder."""
+        log, found = await RaftLog.open(self._disk, self._chance, self._setup.folder)
+        assert found.snapshot.index == 0, "a group is begun once"
+        assert not found.entries, "a group is begun once"
+        await log.store_snapshot(meta, content)
+        await log.persist([first])
+        await log.close()
+
+    async def run(self) -> None:
+        assert self._core is not None, "open first"
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._write())
+            self._tasks.create_task(self._tick())
+            self._wake.set()
+            await self._drive()
+
+    async def close(self) -> None:
+        """After `run` has ended."""
+        assert self._log is not None
+        await self._log.close()
+
+    # ---- what the layer above asks
+
+    @property
+    def core(self) -> Core:
+        assert self._core is not None, "open first"
+        return self._core
+
+    @property
+    def is_leader(self) -> bool:
+        return isinstance(self.core.role, Leader)
+
+    async def wait_standing_changed(self) -> None:
+        """Returns at the next change of role or leader. The caller sets the bound."""
+        await self._standing_changed.wait()
+
+    def post(self, event: Event) -> None:
+        self._inbox.append(event)
+        self._wake.set()
+
+    def post_all(self, events: Sequence[Event]) -> None:
+        self._inbox.extend(events)
+        self._wake.set()
+
+    def propose(self, payload: bytes, kind: EntryKind, refused: Callable[[Refusal], None]) -> None:
+        """Proposals of one turn become one event. `refused` is called where nothing was appended; otherwise the
+        machine sees the entry if and when it is committed."""
+        self._proposals.append(_Proposal(payload, kind, refused))
+        self._wake.set()
+
+    async def read_index(self) -> int:
+        """An index such that whoever has applied it sees every write that was answered before this call. Reads of one
+        turn share one round. Raises `Unavailable`; the caller sets the bound and may ask again."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._readers.append(future)
+        self._wake.set()
+        return await future
+
+    async def receive_chunk(self, message: InstallSnapshot, number: int, data: bytes, *, last: bool) -> None:
+        """A piece of a snapshot that a leader sends. The core hears of it once it is whole and durable."""
+        incoming = self._incoming.get(message.sender)
+        if number == 0:
+            incoming = self._incoming[message.sender] = _Incoming(message, self._machine.receiver(), [])
+        if incoming is None or incoming.message != message or len(incoming.chunks) != number:
+            raise Refused(f"chunk {number} of snapshot {message.snapshot.index} is not the next one")
+        incoming.chunks.append(data)
+        incoming.receiver.add(data)
+        if last:
+            del self._incoming[message.sender]
+            await self._received_whole(incoming)
+
+    # ---- the loops
+
+    async def _drive(self) -> None:
+        core = self.core
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            now_ms = self._clock.boot_ms()
+            self._step_proposals(now_ms)
+            inbox, self._inbox = self._inbox, []
+            for event in inbox:
+                core.step(event, now_ms)
+            self._step_readers(now_ms)
+            while core.has_effects:
+                self._carry_out(core.take(), now_ms)
+
+    async def _write(self) -> None:
+        assert self._log is not None
+        while True:
+            await self._write_wake.wait()
+            self._write_wake.clear()
+            writes, self._writes = self._writes, []
+            await self._persist(writes)
+            outgoing: list[Message] = []
+            for write in writes:
+                if write.snapshot is not None:
+                    self._install(write.snapshot)
+                for answer in write.answers:
+                    if isinstance(answer, Written) or answer.to == self.core.peer:
+                        self._inbox.append(answer)
+                    else:
+                        outgoing.append(answer)
+            self._send(outgoing)
+            self._wake.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._setup.options.tick_ms / 1000)
+            self.post(Tick())
+            self._drop_old_reads()
+
+    # ---- carrying out
+
+    def _carry_out(self, effects: Effects, now_ms: int) -> None:
+        if effects.standing is not None:
+            self._stand(effects.standing)
+        if effects.messages:
+            self._send(effects.messages)
+        if effects.write is not None:
+            self._writes.append(effects.write)
+            self._write_wake.set()
+        if effects.apply is not None:
+            self._apply(effects.apply, now_ms)
+        for read in effects.reads:
+            self._answer_read(read)
+
+    def _stand(self, standing: Standing) -> None:
+        self._setup.report(
+            "raft.standing", {"role": standing.role.__name__.lower(), "leader": standing.leader, "term": self.core.term}
+        )
+        # Reads that a former leader was asked for may never be answered.
+        for waiting in self._reading.values():
+            _fail(waiting, "the leader changed")
+        self._reading.clear()
+        self._reading_since.clear()
+        changed, self._standing_changed = self._standing_changed, asyncio.Event()
+        changed.set()
+
+    def _apply(self, apply: Apply, now_ms: int) -> None:
+        core = self.core
+        for entry in apply.entries:
+            if entry.kind is EntryKind.COMMAND:
+                self._machine.apply(entry)
+            else:
+                change = change_of(entry)
+                if self._machine.apply_membership(entry, change):
+                    core.step(ApplyMembership(change), now_ms)
+        core.step(apply.answer, now_ms)
+        self._bytes_since_snapshot += apply.answer.payload_bytes
+        self._consider_snapshot(apply.answer.last_index)
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        by_peer: dict[PeerId, list[Message]] = {}
+        for message in messages:
+            if isinstance(message, InstallSnapshot):
+                assert self._tasks is not None
+                self._tasks.create_task(self._send_snapshot(message))
+            else:
+                by_peer.setdefault(message.to, []).append(message)
+        for peer, several in by_peer.items():
+            if not self._wire.send(peer, several) and any(isinstance(one, Append) for one in several):
+                self.post(PeerUnreachable(peer))
+
+    def _step_proposals(self, now_ms: int) -> None:
+        """Neighbours of one kind go together; a membership change always stands alone."""
+        proposals, self._proposals = self._proposals, []
+        start = 0
+        while start < len(proposals):
+            kind = proposals[start].kind
+            end = start + 1
+            while kind is EntryKind.COMMAND and end < len(proposals) and proposals[end].kind is kind:
+                end += 1
+            together = proposals[start:end]
+            refusal = self.core.step(Propose(tuple(one.payload for one in together), kind), now_ms)
+            if refusal is not None:
+                for one in together:
+                    one.refused(refusal)
+            start = end
+
+    # ---- reads
+
+    def _step_readers(self, now_ms: int) -> None:
+        if not self._readers:
+            return
+        readers, self._readers = self._readers, []
+        self._reads += 1
+        context = self._reads.to_bytes(8)
+        refusal = self.core.step(ReadIndex(context), now_ms)
+        if refusal is not None:
+            _fail(readers, refusal.value)
+            return
+        self._reading[context] = readers
+        self._reading_since.append((asyncio.get_running_loop().time(), context))
+
+    def _answer_read(self, read: ReadState) -> None:
+        for reader in self._reading.pop(read.context, ()):
+            if not reader.done():
+                reader.set_result(read.index)
+
+    def _drop_old_reads(self) -> None:
+        """A lost request is never answered; its readers have their own bounds, this bounds the memory."""
+        oldest = asyncio.get_running_loop().time() - self._setup.read_wait_max_ms / 1000
+        while self._reading_since and self._reading_since[0][0] < oldest:
+            _, context = self._reading_since.popleft()
+            _fail(self._reading.pop(context, []), "no quorum answered in time")
+
+    # ---- disk and snapshots
+
+    async def _persist(self, writes: list[Write]) -> None:
+        """A full disk changes nothing and is waited out: the peer stays a member that acknowledges nothing new."""
+        assert self._log is not None
+        told = False
+        while True:
+            try:
+                return await self._log.persist(writes)
+            except DiskFull as error:
+                if not told:
+                    self._setup.report("raft.disk_full", {"cause": error.message})
+                    told = True
+                await asyncio.sleep(self._setup.disk_full_retry_ms / 1000)
+
+    def _consider_snapshot(self, applied: int) -> None:
+        setup, held = self._setup, self.core.state.log.snapshot.index
+        due = applied - held >= setup.snapshot_entries_max or self._bytes_since_snapshot >= setup.snapshot_bytes_max
+        if not due or self._snapshot_runs:
+            return
+        term = self.core.state.log.term_at(applied)
+        assert term is not None, "what was just applied is in the log"
+        meta = SnapshotMeta(applied, term, self.core.membership)
+        self._snapshot_runs = True
+        self._bytes_since_snapshot = 0
+        assert self._tasks is not None
+        self._tasks.create_task(self._take_snapshot(meta, self._machine.freeze()))
+
+    async def _take_snapshot(self, meta: SnapshotMeta, content: Iterator[bytes]) -> None:
+        assert self._log is not None
+        try:
+            await self._log.store_snapshot(meta, content)
+            await self._log.adopt_snapshot(meta)
+        except (DiskFull, FileNotFoundError) as error:
+            # The log is whole without it; the next applied entry tries again. A file that is gone was swept because a
+            # leader's newer snapshot took its place meanwhile.
+            self._setup.report("raft.snapshot_failed", {"index": meta.index, "cause": str(error)})
+        else:
+            if meta.index > self.core.state.log.snapshot.index:
+                self.post(SnapshotTaken(meta))
+                self.post(Compact(max(meta.index - self._setup.kept_entries, self.core.first_index - 1)))
+        finally:
+            self._snapshot_runs = False
+
+    async def _send_snapshot(self, message: InstallSnapshot) -> None:
+        assert self._log is not None
+        delivered = False
+        try:
+            await self._wire.send_snapshot(message, self._log.read_snapshot(message.snapshot))
+            delivered = True
+        except (FileNotFoundError, EblaError) as error:
+            # A newer snapshot may have taken its place meanwhile; the core then sends that one.
+            if isinstance(error, Corruption):
+                raise
+            self._setup.report("raft.snapshot_not_delivered", {"to": message.to, "cause": str(error)})
+        self.post(SnapshotSent(message.to, delivered))
+
+    async def _received_whole(self, incoming: _Incoming[Content]) -> None:
+        assert self._log is not None
+        meta = incoming.message.snapshot
+        content = incoming.receiver.finish()
+        await self._log.store_snapshot(meta, iter(incoming.chunks))
+        # Two leaders may send at once; whichever the core takes is there, and the core never goes back to an older one.
+        self._received[meta] = content
+        self.post(incoming.message)
+
+    def _install(self, meta: SnapshotMeta) -> None:
+        content = self._received[meta]
+        self._received = {other: kept for other, kept in self._received.items() if other.index > meta.index}
+        self._machine.install(content)
+        self._bytes_since_snapshot = 0
+
+
+def _fail(readers: Sequence["asyncio.Future[int]"], reason: str) -> None:
+    for reader in readers:
+        if not reader.done():
+            reader.set_exception(Unavailable(f"no quorum for a read: {reason}"))

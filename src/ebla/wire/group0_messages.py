@@ -1,0 +1,170 @@
+"""What group 0's verbs carry."""
+
+import msgspec
+
+from ebla.group0.commands import Answer
+from ebla.group0.discovery import Reply
+from ebla.group0.members import Member, Role
+from ebla.model.identity import Address, HistoryId, HostId
+from ebla.model.transaction import Revision, Transaction
+from ebla.raft.messages import EntryKind, InstallSnapshot, Message
+
+
+class RaftMessages(msgspec.Struct, frozen=True, array_like=True):
+    """Messages of one turn for one peer. Those of another history are not read: the side that was given up by a quorum
+    failover can never write back."""
+
+    history: HistoryId
+    messages: tuple[Message, ...]
+
+
+class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of the snapshot that `message` announces; the peer hears the message itself with the last one."""
+
+    history: HistoryId
+    message: InstallSnapshot
+    number: int
+    data: bytes
+    last: bool
+
+
+class ProposeRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A command for the leader. The answer says only that it was taken up: what became of it stands in the log."""
+
+    kind: EntryKind
+    payload: bytes
+
+
+class DiscoverRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A fresh node asks: are you in a cluster, and whom do you know?"""
+
+    address: Address
+    known: tuple[Address, ...]
+
+
+class DiscoverAnswer(msgspec.Struct, frozen=True, array_like=True):
+    reply: Reply
+
+
+class JoinRequest(msgspec.Struct, frozen=True, array_like=True):
+    member: Member
+
+
+class JoinAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Taken in as a learner. The members are where the first messages may come from."""
+
+    history: HistoryId
+    members: tuple[Member, ...]
+
+
+class MembershipRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Is this host still a member? Asked by one that has not heard of a leader for long."""
+
+    host: HostId
+
+
+class MembershipAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`role` is None for a host this node has never heard of, as far as `revision`."""
+
+    role: Role | None
+    revision: Revision
+
+
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Keys, and everything below the prefixes. `quorum`: linearizable; otherwise what this node has applied."""
+
+    keys: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    quorum: bool = True
+
+
+class FoundKey(msgspec.Struct, frozen=True, array_like=True):
+    key: str
+    value: bytes
+    revision: Revision
+
+
+class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The state at `revision`; keys that do not exist are left out."""
+
+    revision: Revision
+    found: tuple[FoundKey, ...]
+
+
+class ExecuteRequest(msgspec.Struct, frozen=True, array_like=True):
+    transaction: Transaction
+
+
+class ExecuteAnswer(msgspec.Struct, frozen=True, array_like=True):
+    answer: Answer
+
+
+class WatchRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Changes below a prefix after a revision, or from now; waits up to the deadline for one."""
+
+    prefix: str
+    after: Revision | None = None
+    wait_ms: int = 10_000
+
+
+class WatchedChange(msgspec.Struct, frozen=True, array_like=True):
+    key: str
+    value: bytes | None
+    index: int
+
+
+class WatchAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`reset`: the feed no longer reaches back to `after`, and `changes` is the whole content of the prefix."""
+
+    revision: Revision
+    reset: bool
+    changes: tuple[WatchedChange, ...]
+
+
+class LockRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Acquire the lock, revoking the one before."""
+
+
+class LockAnswer(msgspec.Struct, frozen=True, array_like=True):
+    lock: bytes
+    revision: Revision
+
+
+class MembersRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Who belongs to group 0, as this node knows."""
+
+
+class MemberReport(msgspec.Struct, frozen=True, array_like=True):
+    """`lag` is how many entries the leader knows it to be behind; None where this node does not lead."""
+
+    member: Member
+    lag: int | None = None
+
+
+class Group0Report(msgspec.Struct, frozen=True, array_like=True):
+    """Group 0 as this node sees it, from its own state alone."""
+
+    history: HistoryId
+    role: str
+    term: int
+    leader: HostId | None
+    commit: int
+    applied: int
+    first: int
+    last: int
+    members: tuple[MemberReport, ...] = ()
+
+
+class ChangeMemberRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Give a host another role. A lock, where one is named, must still be the newest when the change is applied."""
+
+    host: HostId
+    role: Role
+    address: Address | None = None
+    lock: bytes | None = None
+
+
+class TransferRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Let this voter lead."""
+
+    host: HostId
