@@ -1,0 +1,197 @@
+"""The Raft core: one door in, `step`, and one out, `take`.
+
+Pure: it is told the time, draws from the chance it is given, and asks for writes and messages by its effects, whose
+order is explained in `effects.py`. Choices that Raft leaves open (what is sent when, and in which order) follow
+etcd-io/raft, whose recorded transcripts replay against this core.
+"""
+
+from typing import Final
+
+from ebla.ports.chance import Chance
+from ebla.raft.effects import Apply, Effects, Standing, Write
+from ebla.raft.elections import REFUSE_OLDER, enter_newer_term
+from ebla.raft.events import Applied, Event, Tick, Written
+from ebla.raft.log import ENTRY_OVERHEAD_BYTES
+from ebla.raft.messages import (
+    AppendResponse,
+    Entry,
+    HardState,
+    HeartbeatResponse,
+    Membership,
+    Message,
+    PeerId,
+    PreVoteResponse,
+    Proposal,
+    ReadRequest,
+    ReadResponse,
+    SnapshotMeta,
+    VoteResponse,
+)
+from ebla.raft.options import Options
+from ebla.raft.roles import Role
+from ebla.raft.state import Past, Refusal, State
+from ebla.raft.tables import TABLES, TICKS
+
+_TERMLESS: Final = frozenset({Proposal, ReadRequest})
+_ANSWERS: Final = frozenset({AppendResponse, VoteResponse, PreVoteResponse, HeartbeatResponse, ReadResponse})
+_MESSAGES: Final = frozenset(Message.__args__)
+
+
+class Core:
+    def __init__(self, options: Options, past: Past, chance: Chance, now_ms: int) -> None:
+        self.state = State(options, past, chance)
+        self._now_ms = now_ms
+        self._ticked_ms = now_ms
+        self._given_hard_state = self.state.hard_state
+        self._given_standing = self._standing()
+
+    # What may be asked at any time.
+
+    @property
+    def peer(self) -> PeerId:
+        return self.state.peer
+
+    @property
+    def term(self) -> int:
+        return self.state.term
+
+    @property
+    def role(self) -> Role:
+        return self.state.role
+
+    @property
+    def leader(self) -> PeerId:
+        return self.state.role.leader
+
+    @property
+    def membership(self) -> Membership:
+        return self.state.membership
+
+    @property
+    def last_index(self) -> int:
+        return self.state.log.last_index
+
+    @property
+    def commit_index(self) -> int:
+        return self.state.log.committed
+
+    @property
+    def first_index(self) -> int:
+        return self.state.log.first_index
+
+    @property
+    def has_effects(self) -> bool:
+        state = self.state
+        log = state.log
+        return bool(
+            state.messages
+            or state.after_write
+            or state.reads
+            or log.has_unwritten
+            or log.has_committed(unstable_too=state.options.apply_unstable)
+            or (log.incoming_snapshot is not None and not log.snapshot_is_writing)
+            or self._standing() != self._given_standing
+            or state.hard_state != self._given_hard_state
+        )
+
+    # In.
+
+    def step(self, event: Event, now_ms: int) -> Refusal | None:
+        """Takes one event. `now_ms` is a clock that never goes back; time passes for the core by `Tick` alone."""
+        assert now_ms >= self._now_ms, "the clock never goes back"
+        self._now_ms = now_ms
+        kind = type(event)
+        if kind is Tick:
+            self._tick()
+            return None
+        state = self.state
+        if kind in _MESSAGES:
+            assert event.to == state.peer, "a message for somebody else"  # type: ignore[union-attr]  # is a Message
+            if kind in _ANSWERS and not self._knows(event.sender):  # type: ignore[union-attr]  # is an answer
+                return Refusal.UNKNOWN_PEER
+            if kind not in _TERMLESS:
+                term = event.term  # type: ignore[union-attr]  # only termless messages lack it
+                if term != state.term and not self._admit(event, term):  # type: ignore[arg-type]  # is a Message
+                    return None
+        return TABLES[type(state.role)][kind](state, event)
+
+    def _knows(self, peer: PeerId) -> bool:
+        return peer == self.state.peer or self.state.membership.is_member(peer)
+
+    def _admit(self, message: Message, term: int) -> bool:
+        if term > self.state.term:
+            return enter_newer_term(self.state, message, term)
+        refuse = REFUSE_OLDER.get(type(message))
+        if refuse is not None:
+            refuse(self.state, message)
+        return False
+
+    def _tick(self) -> None:
+        """After a long pause at most one election timeout is caught up with: enough for a leader to see that its quorum
+        is gone, and too little for a follower to stand before it has read what came in meanwhile."""
+        options = self.state.options
+        ticks = (self._now_ms - self._ticked_ms) // options.tick_ms
+        self._ticked_ms += ticks * options.tick_ms
+        for _ in range(min(ticks, options.election_ticks)):
+            TICKS[type(self.state.role)](self.state)
+
+    # Out.
+
+    def take(self) -> Effects:
+        """Everything asked for since the last batch. Empty where there is nothing."""
+        state = self.state
+        log = state.log
+        standing = self._standing()
+        messages, state.messages = state.messages, []
+        reads, state.reads = state.reads, []
+        write = self._take_write()
+        entries = log.take_committed(unstable_too=state.options.apply_unstable)
+        effects = Effects(
+            standing=None if standing == self._given_standing else standing,
+            messages=tuple(messages),
+            write=write,
+            apply=self._apply(entries) if entries else None,
+            reads=tuple(reads),
+        )
+        self._given_standing = standing
+        return effects
+
+    def _standing(self) -> Standing:
+        role = self.state.role
+        return Standing(type(role), role.leader)
+
+    def _take_write(self) -> Write | None:
+        state = self.state
+        log = state.log
+        given, hard_state = self._given_hard_state, state.hard_state
+        has_new_state = hard_state != given
+        answers, state.after_write = state.after_write, []
+        snapshot = log.take_snapshot_to_write()
+        entries = log.take_unwritten() if log.has_unwritten else ()
+        if not (has_new_state or answers or entries or snapshot is not None):
+            return None
+        if not log.is_stable or snapshot is not None:
+            answers.append(self._written(snapshot))
+        self._given_hard_state = hard_state
+        return Write(
+            hard_state=hard_state if has_new_state else None,
+            entries=entries,
+            snapshot=snapshot,
+            must_sync=_must_sync(given, hard_state, entries),
+            answers=tuple(answers),
+        )
+
+    def _written(self, snapshot: SnapshotMeta | None) -> Written:
+        state, log = self.state, self.state.log
+        last_index, last_term = (0, 0) if log.is_stable else (log.last_index, log.last_term)
+        return Written(state.peer, state.term, last_index, last_term, snapshot)
+
+    def _apply(self, entries: tuple[Entry, ...]) -> Apply:
+        size = self.state.log.size_of(entries)
+        payload_bytes = size - len(entries) * ENTRY_OVERHEAD_BYTES
+        return Apply(entries, Applied(self.state.peer, entries[-1].index, size, payload_bytes))
+
+
+def _must_sync(given: HardState, hard_state: HardState, entries: tuple[Entry, ...]) -> bool:
+    """A commit index alone may be lost: it can be learned again."""
+    return bool(entries) or given.term != hard_state.term or given.vote != hard_state.vote

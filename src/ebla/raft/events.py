@@ -1,0 +1,109 @@
+"""What a core is told besides the messages of its peers.
+
+Structs rather than dataclasses: they are made for every batch, and a frozen dataclass takes several times as long.
+"""
+
+import msgspec
+
+from ebla.raft.membership import MembershipChange
+from ebla.raft.messages import EntryKind, Message, PeerId, SnapshotMeta
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """Time has passed. Whole ticks since the last one are caught up with, at most one election timeout of them."""
+
+
+class Campaign(msgspec.Struct, frozen=True, gc=False):
+    """Stand for election now, without waiting for the timeout."""
+
+
+class Propose(msgspec.Struct, frozen=True):
+    """Append these payloads, in this order and together. One event for many commands."""
+
+    payloads: tuple[bytes, ...]
+    kind: EntryKind = EntryKind.COMMAND
+
+
+class ReadIndex(msgspec.Struct, frozen=True, gc=False):
+    """Ask for an index that is safe to read at. `context` comes back with it and must be unique to the request."""
+
+    context: bytes
+
+
+class TransferLeadership(msgspec.Struct, frozen=True, gc=False):
+    target: PeerId
+
+
+class ForgetLeader(msgspec.Struct, frozen=True, gc=False):
+    """The layer above is sure that the leader is dead: grant votes although its time is not up."""
+
+
+class PeerUnreachable(msgspec.Struct, frozen=True, gc=False):
+    """An append to this peer was probably lost."""
+
+    peer: PeerId
+
+
+class SnapshotSent(msgspec.Struct, frozen=True, gc=False):
+    """The outcome of the transfer that an `InstallSnapshot` started."""
+
+    peer: PeerId
+    delivered: bool
+
+
+class SnapshotTaken(msgspec.Struct, frozen=True):
+    """The state machine wrote a snapshot, which is durable."""
+
+    snapshot: SnapshotMeta
+
+
+class Compact(msgspec.Struct, frozen=True, gc=False):
+    """Forget entries up to `index`; the newest snapshot must cover them."""
+
+    index: int
+
+
+class ApplyMembership(msgspec.Struct, frozen=True):
+    """A committed membership entry takes effect. To be told while that entry is applied, before what follows it; not
+    at all where the layer above found the change void."""
+
+    change: MembershipChange
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A write is durable, and all before it. Comes with the write's answers and is given back unchanged."""
+
+    to: PeerId
+    term: int
+    """The term the write was asked for in. Entries of an older term may have been replaced since."""
+    last_index: int
+    """0: no entries."""
+    last_term: int
+    snapshot: SnapshotMeta | None
+
+
+class Applied(msgspec.Struct, frozen=True, gc=False):
+    """The entries of one `Apply` have taken effect. Comes with it and is given back unchanged."""
+
+    to: PeerId
+    last_index: int
+    size: int
+    payload_bytes: int
+
+
+Event = (
+    Tick
+    | Campaign
+    | Propose
+    | ReadIndex
+    | TransferLeadership
+    | ForgetLeader
+    | PeerUnreachable
+    | SnapshotSent
+    | SnapshotTaken
+    | Compact
+    | ApplyMembership
+    | Written
+    | Applied
+    | Message
+)

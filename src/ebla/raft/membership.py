@@ -1,0 +1,192 @@
+"""How a membership may change: one voter at a time, or through a joint phase in which two majorities must agree."""
+
+import enum
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ebla.model.errors import Refused
+from ebla.raft.messages import NOBODY, Entry, EntryKind, Membership, PeerId
+
+
+class ChangeKind(enum.IntEnum):
+    ADD_VOTER = 0
+    """Also promotes a learner."""
+    REMOVE = 1
+    UPDATE = 2
+    """Changes nothing here; lets the layer above pass what it stores about a member through the log."""
+    ADD_LEARNER = 3
+    """Also demotes a voter."""
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    kind: ChangeKind
+    peer: PeerId
+
+
+class Transition(enum.IntEnum):
+    """How the joint phase is entered and left."""
+
+    AUTO = 0
+    """A joint phase only for more than one change, left by the leader on its own."""
+    JOINT_IMPLICIT = 1
+    """Always joint, left by the leader on its own."""
+    JOINT_EXPLICIT = 2
+    """Always joint, left by a further, empty change."""
+
+
+class MembershipChange(msgspec.Struct, frozen=True, array_like=True):
+    """What an entry of kind MEMBER or MEMBERS carries. `context` belongs to the layer above."""
+
+    changes: tuple[Change, ...] = ()
+    transition: Transition = Transition.AUTO
+    context: bytes = b""
+
+    @property
+    def leaves_joint(self) -> bool:
+        return not self.changes and self.transition is Transition.AUTO
+
+    @property
+    def enters_joint(self) -> bool:
+        return self.transition is not Transition.AUTO or len(self.changes) > 1
+
+    @property
+    def auto_leave(self) -> bool:
+        return self.transition is not Transition.JOINT_EXPLICIT
+
+
+class MembershipRule(enum.Enum):
+    """Which rule a refused change would have broken."""
+
+    ALREADY_JOINT = "the membership is joint already"
+    NOT_JOINT = "only a joint membership can be left"
+    NO_VOTERS_TO_JOIN = "a membership without voters cannot become joint"
+    LAST_VOTER = "the change would leave no voter"
+    JOINT_IN_THE_WAY = "a single-step change cannot happen while the membership is joint"
+    TOO_MANY_AT_ONCE = "more than one voter would change without a joint phase"
+
+
+class MembershipRefused(Refused):
+    """The change breaks a rule; the membership stays as it was."""
+
+    def __init__(self, rule: MembershipRule) -> None:
+        super().__init__(rule.value)
+        self.rule = rule
+
+
+LEAVE_JOINT = MembershipChange()
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(MembershipChange)
+
+
+def encode_change(change: MembershipChange) -> bytes:
+    """Leaving is no bytes at all, so that a leader whose log is at its bound can still leave the joint phase."""
+    return b"" if change == LEAVE_JOINT else _encoder.encode(change)
+
+
+def decode_change(data: bytes) -> MembershipChange:
+    return _decoder.decode(data) if data else LEAVE_JOINT
+
+
+def change_of(entry: Entry) -> MembershipChange:
+    assert entry.kind is not EntryKind.COMMAND, "a command is no membership change"
+    return decode_change(entry.data)
+
+
+def apply_change(membership: Membership, change: MembershipChange) -> Membership:
+    """The one way from a membership to the next. Raises `MembershipRefused`."""
+    if change.leaves_joint:
+        return leave_joint(membership)
+    if change.enters_joint:
+        return enter_joint(membership, change.changes, auto_leave=change.auto_leave)
+    return change_simply(membership, change.changes)
+
+
+def enter_joint(membership: Membership, changes: Sequence[Change], *, auto_leave: bool) -> Membership:
+    if membership.is_joint:
+        raise MembershipRefused(MembershipRule.ALREADY_JOINT)
+    if not membership.voters:
+        raise MembershipRefused(MembershipRule.NO_VOTERS_TO_JOIN)
+    draft = _Draft(membership, outgoing=membership.voters)
+    draft.run(changes)
+    return draft.finish(auto_leave=auto_leave)
+
+
+def leave_joint(membership: Membership) -> Membership:
+    if not membership.is_joint:
+        raise MembershipRefused(MembershipRule.NOT_JOINT)
+    return _checked(
+        Membership(voters=membership.voters, learners=_sorted({*membership.learners, *membership.learners_next}))
+    )
+
+
+def change_simply(membership: Membership, changes: Sequence[Change]) -> Membership:
+    """Old and new majority overlap as long as at most one voter comes or goes."""
+    if membership.is_joint:
+        raise MembershipRefused(MembershipRule.JOINT_IN_THE_WAY)
+    draft = _Draft(membership, outgoing=())
+    draft.run(changes)
+    changed = set(membership.voters) ^ draft.voters
+    if len(changed) > 1:
+        raise MembershipRefused(MembershipRule.TOO_MANY_AT_ONCE)
+    return draft.finish(auto_leave=False)
+
+
+class _Draft:
+    """A membership being changed. `outgoing` stays as it was when the change began."""
+
+    def __init__(self, base: Membership, outgoing: tuple[PeerId, ...]) -> None:
+        self.voters = set(base.voters)
+        self.learners = set(base.learners)
+        self.learners_next = set(base.learners_next)
+        self.outgoing = outgoing
+
+    def run(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.peer != NOBODY:
+                self._run_one(change)
+        if not self.voters:
+            raise MembershipRefused(MembershipRule.LAST_VOTER)
+
+    def _run_one(self, change: Change) -> None:
+        if change.kind is ChangeKind.UPDATE:
+            return
+        self.voters.discard(change.peer)
+        self.learners.discard(change.peer)
+        self.learners_next.discard(change.peer)
+        if change.kind is ChangeKind.ADD_VOTER:
+            self.voters.add(change.peer)
+        elif change.kind is ChangeKind.ADD_LEARNER:
+            # A voter of the outgoing majority cannot be a learner yet: it would be counted and not counted at once.
+            staged = self.learners_next if change.peer in self.outgoing else self.learners
+            staged.add(change.peer)
+
+    def finish(self, *, auto_leave: bool) -> Membership:
+        return _checked(
+            Membership(
+                voters=_sorted(self.voters),
+                outgoing=self.outgoing,
+                learners=_sorted(self.learners),
+                learners_next=_sorted(self.learners_next),
+                auto_leave=auto_leave,
+            )
+        )
+
+
+def _sorted(peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    return tuple(sorted(peers))
+
+
+def _checked(membership: Membership) -> Membership:
+    """What holds for every membership, whichever way it came about."""
+    for learner in membership.learners:
+        assert learner not in membership.voters, "a learner is no voter"
+        assert learner not in membership.outgoing, "a learner is no outgoing voter"
+    for staged in membership.learners_next:
+        assert staged in membership.outgoing, "only an outgoing voter waits to become a learner"
+        assert staged not in membership.voters, "who waits to become a learner no longer votes in the new majority"
+    if not membership.is_joint:
+        assert not membership.learners_next, "nobody waits outside a joint phase"
+        assert not membership.auto_leave, "there is nothing to leave outside a joint phase"
+    return membership

@@ -1,0 +1,225 @@
+"""What peers send each other, and the entries and snapshots they send.
+
+Every type is ready for the wire: an array with a number for its tag, fields only ever appended. `sender` and `to` are
+peer numbers; `term` is the sender's term except for pre-votes, which name the term the sender would campaign in.
+"""
+
+import enum
+from typing import Final, NewType
+
+import msgspec
+
+PeerId = NewType("PeerId", int)
+"""A member of one Raft group. The group that stands on this core maps hosts to numbers, and never uses one twice."""
+
+NOBODY: Final = PeerId(0)
+
+FAR_INDEX: Final = 2**64 - 1
+"""Beyond any log index: what a quorum of nobody has agreed to."""
+
+
+class EntryKind(enum.IntEnum):
+    """What an entry's bytes mean to the core. A member change carries an encoded `MembershipChange`."""
+
+    COMMAND = 0
+    MEMBER = 1
+    """One peer, one step."""
+    MEMBERS = 2
+    """Any number of peers, joint where needed; empty bytes leave a joint membership."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One position of the log. Equal index and term mean equal content, everywhere and for ever (INV-RAFT-2)."""
+
+    index: int
+    term: int
+    data: bytes = b""
+    kind: EntryKind = EntryKind.COMMAND
+
+
+class Membership(msgspec.Struct, frozen=True, array_like=True):
+    """Who counts. `outgoing` is not empty only while two majorities must agree (joint).
+
+    All are sorted. `learners_next` are voters of `outgoing` who become learners once the joint phase is left: until
+    then they must go on voting, and a peer is never voter and learner at once.
+    """
+
+    voters: tuple[PeerId, ...] = ()
+    outgoing: tuple[PeerId, ...] = ()
+    learners: tuple[PeerId, ...] = ()
+    learners_next: tuple[PeerId, ...] = ()
+    auto_leave: bool = False
+
+    @property
+    def is_joint(self) -> bool:
+        return bool(self.outgoing)
+
+    def all_voters(self) -> tuple[PeerId, ...]:
+        if not self.outgoing:
+            return self.voters
+        return tuple(sorted({*self.voters, *self.outgoing}))
+
+    def all_members(self) -> tuple[PeerId, ...]:
+        return tuple(sorted({*self.voters, *self.outgoing, *self.learners}))
+
+    def is_voter(self, peer: PeerId) -> bool:
+        return peer in self.voters or peer in self.outgoing
+
+    def is_learner(self, peer: PeerId) -> bool:
+        return peer in self.learners
+
+    def is_member(self, peer: PeerId) -> bool:
+        return peer in self.voters or peer in self.outgoing or peer in self.learners
+
+
+class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
+    """Which log prefix a snapshot stands for. Its bytes travel beside the core, in the shell's hands."""
+
+    index: int = 0
+    term: int = 0
+    membership: Membership = Membership()
+
+
+class HardState(msgspec.Struct, frozen=True, array_like=True):
+    """What must survive a crash besides the log. `commit` may lag behind: it is only a hint at restart."""
+
+    term: int = 0
+    vote: PeerId = NOBODY
+    commit: int = 0
+
+
+class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    sender: PeerId
+    to: PeerId
+    term: int
+    last_index: int
+    last_term: int
+    transfer: bool = False
+    """The leader itself asked for this election, so nobody's trust in a live leader stands against it."""
+
+
+class VoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    sender: PeerId
+    to: PeerId
+    term: int
+    granted: bool
+
+
+class PreVoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    sender: PeerId
+    to: PeerId
+    term: int
+    last_index: int
+    last_term: int
+
+
+class PreVoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    sender: PeerId
+    to: PeerId
+    term: int
+    granted: bool
+
+
+class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Entries that follow `(prev_index, prev_term)`; without entries it probes or tells the commit index."""
+
+    sender: PeerId
+    to: PeerId
+    term: int
+    prev_index: int
+    prev_term: int
+    commit: int
+    entries: tuple[Entry, ...] = ()
+
+
+class AppendResponse(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """`index` is held and durable; when rejected, `index` is the refused `prev_index` and `(hint_index, hint_term)`
+    the last place where the two logs may still agree."""
+
+    sender: PeerId
+    to: PeerId
+    term: int
+    index: int = 0
+    rejected: bool = False
+    hint_index: int = 0
+    hint_term: int = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    sender: PeerId
+    to: PeerId
+    term: int
+    commit: int = 0
+    read_context: bytes = b""
+
+
+class HeartbeatResponse(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    sender: PeerId
+    to: PeerId
+    term: int
+    read_context: bytes = b""
+
+
+class InstallSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    sender: PeerId
+    to: PeerId
+    term: int
+    snapshot: SnapshotMeta
+
+
+class TimeoutNow(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """The leader hands over: campaign at once."""
+
+    sender: PeerId
+    to: PeerId
+    term: int
+
+
+class TransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """A follower passes on somebody's wish that `target` should lead."""
+
+    sender: PeerId
+    to: PeerId
+    term: int
+    target: PeerId
+
+
+class Proposal(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Proposed at a follower and passed on to the leader. Without a term: whoever leads may take it."""
+
+    sender: PeerId
+    to: PeerId
+    kind: EntryKind
+    payloads: tuple[bytes, ...]
+
+
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    sender: PeerId
+    to: PeerId
+    read_context: bytes
+
+
+class ReadResponse(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    sender: PeerId
+    to: PeerId
+    term: int
+    index: int
+    read_context: bytes
+
+
+Message = (
+    VoteRequest
+    | VoteResponse
+    | PreVoteRequest
+    | PreVoteResponse
+    | Append
+    | AppendResponse
+    | Heartbeat
+    | HeartbeatResponse
+    | InstallSnapshot
+    | TimeoutNow
+    | TransferRequest
+    | Proposal
+    | ReadRequest
+    | ReadResponse
+)

@@ -1,0 +1,167 @@
+"""What a leader knows about one peer, and how fast it may send to it."""
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ebla.raft.messages import Membership, PeerId
+
+
+class Pace(enum.Enum):
+    """How a peer is being fed."""
+
+    PROBE = enum.auto()
+    """Where the logs part is not known: one append at a time, until one is accepted."""
+    REPLICATE = enum.auto()
+    """Appends are sent ahead of their acknowledgements, within the in-flight limits."""
+    SNAPSHOT = enum.auto()
+    """The peer needs entries that are gone; nothing is sent until it has a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLimits:
+    inflight_messages_max: int
+    inflight_bytes_max: int
+    """0: no bound."""
+
+
+class Inflight:
+    """Appends sent and not yet acknowledged, oldest first, bounded by count and bytes."""
+
+    __slots__ = ("_bytes", "_limits", "_sent")
+
+    def __init__(self, limits: FlowLimits) -> None:
+        self._limits = limits
+        self._sent: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @property
+    def is_full(self) -> bool:
+        limits = self._limits
+        return len(self._sent) >= limits.inflight_messages_max or (
+            limits.inflight_bytes_max != 0 and self._bytes >= limits.inflight_bytes_max
+        )
+
+    def add(self, last_index: int, size: int) -> None:
+        assert not self.is_full, "nothing is sent into a full window"
+        self._sent.append((last_index, size))
+        self._bytes += size
+
+    def acknowledge(self, index: int) -> None:
+        sent = self._sent
+        while sent and sent[0][0] <= index:
+            self._bytes -= sent.popleft()[1]
+
+    def clear(self) -> None:
+        self._sent.clear()
+        self._bytes = 0
+
+
+class Progress:
+    """One peer. `match` is what it holds for certain, `next_index` what it will be sent; `match < next_index`."""
+
+    __slots__ = (
+        "inflight",
+        "is_learner",
+        "is_paused",
+        "match",
+        "next_index",
+        "pace",
+        "pending_snapshot",
+        "recently_active",
+        "sent_commit",
+    )
+
+    def __init__(self, limits: FlowLimits, *, next_index: int, is_learner: bool, recently_active: bool) -> None:
+        self.match = 0
+        self.next_index = next_index
+        self.pace = Pace.PROBE
+        self.is_paused = False
+        self.pending_snapshot = 0
+        self.recently_active = recently_active
+        self.is_learner = is_learner
+        self.sent_commit = 0
+        self.inflight = Inflight(limits)
+
+    def _enter(self, pace: Pace) -> None:
+        self.pace = pace
+        self.is_paused = pace is Pace.SNAPSHOT
+        self.pending_snapshot = 0
+        self.inflight.clear()
+
+    def become_probe(self) -> None:
+        """After a snapshot, probe behind it: it may have arrived although its receipt has not."""
+        behind_snapshot = self.pending_snapshot + 1
+        self._enter(Pace.PROBE)
+        self.next_index = max(self.match + 1, behind_snapshot)
+        self.sent_commit = min(self.sent_commit, self.next_index - 1)
+
+    def become_replicate(self) -> None:
+        self._enter(Pace.REPLICATE)
+        self.next_index = self.match + 1
+
+    def become_snapshot(self, index: int) -> None:
+        self._enter(Pace.SNAPSHOT)
+        self.pending_snapshot = index
+        self.next_index = index + 1
+        self.sent_commit = index
+
+    def sent_entries(self, count: int, size: int) -> None:
+        if self.pace is Pace.REPLICATE:
+            if count:
+                self.next_index += count
+                self.inflight.add(self.next_index - 1, size)
+            # An append that fills the window, or an empty one sent into a full window, is a probe: what follows
+            # waits for an answer, or for the next heartbeat's.
+            self.is_paused = self.inflight.is_full
+            return
+        assert self.pace is Pace.PROBE, "nothing is appended to a peer that waits for a snapshot"
+        if count:
+            self.is_paused = True
+
+    def acknowledged(self, index: int) -> bool:
+        """True where this is news."""
+        if index <= self.match:
+            return False
+        self.match = index
+        self.next_index = max(self.next_index, index + 1)
+        self.is_paused = self.pace is Pace.SNAPSHOT
+        return True
+
+    def rejected(self, index: int, match_hint: int) -> bool:
+        """Steps back. False where the rejection is an old one that a later answer has overtaken."""
+        if self.pace is Pace.REPLICATE:
+            if index <= self.match:
+                return False
+            self.next_index = self.match + 1
+        else:
+            # Probes go one at a time, so an answer to anything but the last one is old.
+            if self.next_index - 1 != index:
+                return False
+            self.next_index = max(min(index, match_hint + 1), self.match + 1)
+            self.is_paused = self.pace is Pace.SNAPSHOT
+        self.sent_commit = min(self.sent_commit, self.next_index - 1)
+        return True
+
+    def would_learn_commit(self, commit: int) -> bool:
+        """Whether sending `commit` now tells the peer more than what is on its way to it already."""
+        return commit > self.sent_commit and self.sent_commit < self.next_index - 1
+
+
+def reconcile(
+    progress: Mapping[PeerId, Progress], membership: Membership, limits: FlowLimits, last_index: int
+) -> dict[PeerId, Progress]:
+    """The progress of exactly the members. Who stays keeps what is known of it; who comes starts at the last entry
+    and counts as active, or a check of the quorum right after would blame the leader for it."""
+    result: dict[PeerId, Progress] = {}
+    for peer in membership.all_members():
+        known = progress.get(peer)
+        if known is None:
+            known = Progress(limits, next_index=max(last_index, 1), is_learner=False, recently_active=True)
+        known.is_learner = membership.is_learner(peer)
+        result[peer] = known
+    return result

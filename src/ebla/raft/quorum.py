@@ -1,0 +1,55 @@
+"""Majorities, single and joint: what a set of acknowledgements or votes decides."""
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from ebla.raft.messages import FAR_INDEX, Membership, PeerId
+
+
+class VoteResult(enum.Enum):
+    PENDING = enum.auto()
+    LOST = enum.auto()
+    WON = enum.auto()
+
+
+def majority(voters: Sequence[PeerId]) -> int:
+    return len(voters) // 2 + 1
+
+
+def majority_index(voters: Sequence[PeerId], acknowledged: Mapping[PeerId, int]) -> int:
+    """The highest index that a majority has acknowledged. Nobody asked, nothing withheld: `FAR_INDEX`."""
+    if not voters:
+        return FAR_INDEX
+    indexes = sorted([acknowledged.get(voter, 0) for voter in voters])
+    return indexes[len(indexes) - majority(voters)]
+
+
+def joint_index(membership: Membership, acknowledged: Mapping[PeerId, int]) -> int:
+    """While joint, an index counts only once both majorities hold it."""
+    index = majority_index(membership.voters, acknowledged)
+    if membership.outgoing:
+        return min(index, majority_index(membership.outgoing, acknowledged))
+    return index
+
+
+def majority_vote(voters: Sequence[PeerId], votes: Mapping[PeerId, bool]) -> VoteResult:
+    """An election among nobody is won, so that a membership that is not joint needs no special case."""
+    if not voters:
+        return VoteResult.WON
+    needed = majority(voters)
+    granted = sum(1 for voter in voters if votes.get(voter) is True)
+    if granted >= needed:
+        return VoteResult.WON
+    silent = sum(1 for voter in voters if voter not in votes)
+    return VoteResult.PENDING if granted + silent >= needed else VoteResult.LOST
+
+
+def joint_vote(membership: Membership, votes: Mapping[PeerId, bool]) -> VoteResult:
+    """Won where both majorities are, lost where either is: a veto of one side cannot be mended by the other."""
+    incoming = majority_vote(membership.voters, votes)
+    outgoing = majority_vote(membership.outgoing, votes)
+    if incoming is outgoing:
+        return incoming
+    if VoteResult.LOST in (incoming, outgoing):
+        return VoteResult.LOST
+    return VoteResult.PENDING

@@ -1,0 +1,46 @@
+"""What a peer is, with what only that role needs to know. The rest of a role vanishes with it."""
+
+from dataclasses import dataclass, field
+
+from ebla.raft.messages import NOBODY, PeerId
+from ebla.raft.progress import Progress
+from ebla.raft.reads import ReadQueue
+
+
+@dataclass(slots=True)
+class Follower:
+    leader: PeerId = NOBODY
+
+
+@dataclass(slots=True)
+class PreCandidate:
+    """Asks whether an election could be won, before disturbing anybody with a new term."""
+
+    votes: dict[PeerId, bool] = field(default_factory=dict)
+
+    @property
+    def leader(self) -> PeerId:
+        return NOBODY
+
+
+@dataclass(slots=True)
+class Candidate:
+    votes: dict[PeerId, bool] = field(default_factory=dict)
+
+    @property
+    def leader(self) -> PeerId:
+        return NOBODY
+
+
+@dataclass(slots=True)
+class Leader:
+    leader: PeerId
+    progress: dict[PeerId, Progress]
+    pending_change_index: int
+    """No membership change is accepted until this index is applied: at most one is under way (INV-RAFT-5)."""
+    reads: ReadQueue = field(default_factory=ReadQueue)
+    transferee: PeerId = NOBODY
+    uncommitted_bytes: int = 0
+
+
+Role = Follower | PreCandidate | Candidate | Leader

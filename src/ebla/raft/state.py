@@ -1,0 +1,146 @@
+"""Everything one peer knows, and the few steps by which roles change. Decisions stand in the modules per role."""
+
+import enum
+
+import msgspec
+
+from ebla.ports.chance import Chance
+from ebla.raft.effects import ReadState
+from ebla.raft.events import Written
+from ebla.raft.log import Log
+from ebla.raft.messages import (
+    NOBODY,
+    AppendResponse,
+    Entry,
+    HardState,
+    Membership,
+    Message,
+    PeerId,
+    PreVoteResponse,
+    SnapshotMeta,
+    VoteResponse,
+)
+from ebla.raft.options import Options
+from ebla.raft.progress import Progress
+from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate, Role
+
+
+class Refusal(enum.Enum):
+    """Why an event had no effect. Nothing was appended, nothing will be."""
+
+    NO_LEADER = "no leader is known"
+    FORWARDING_OFF = "this peer does not lead and does not forward"
+    TRANSFERRING = "leadership is being handed over"
+    NOT_A_MEMBER = "this peer leads, but is no longer a member"
+    TOO_MUCH_UNCOMMITTED = "the bound on uncommitted bytes is reached"
+    TOO_MANY_READS = "the bound on waiting reads is reached"
+    UNKNOWN_PEER = "an answer from a peer that is no member"
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What the disk held at start. `entries` may begin before the snapshot's index."""
+
+    hard_state: HardState = HardState()
+    snapshot: SnapshotMeta = SnapshotMeta()
+    entries: tuple[Entry, ...] = ()
+
+
+class State:
+    __slots__ = (
+        "after_write",
+        "chance",
+        "election_elapsed",
+        "election_timeout",
+        "flow_limits",
+        "heartbeat_elapsed",
+        "log",
+        "membership",
+        "messages",
+        "options",
+        "peer",
+        "reads",
+        "role",
+        "term",
+        "vote",
+    )
+
+    def __init__(self, options: Options, past: Past, chance: Chance) -> None:
+        self.options = options
+        self.peer = options.peer
+        self.chance = chance
+        self.flow_limits = options.flow_limits
+        self.log = Log(past.snapshot, past.entries, apply_bytes_max=options.apply_bytes_max)
+        self.log.commit_to(past.hard_state.commit)
+        self.membership: Membership = past.snapshot.membership
+        self.term = past.hard_state.term
+        self.vote = past.hard_state.vote
+        self.messages: list[Message] = []
+        self.after_write: list[Message | Written] = []
+        """Held back until what they promise is durable."""
+        self.reads: list[ReadState] = []
+        self.election_elapsed = 0
+        self.heartbeat_elapsed = 0
+        self.election_timeout = 0
+        self.role: Role = Follower()
+        self._start_over(self.term)
+
+    @property
+    def hard_state(self) -> HardState:
+        return HardState(self.term, self.vote, self.log.committed)
+
+    @property
+    def is_promotable(self) -> bool:
+        """A voter that is not in the middle of replacing its state by a snapshot."""
+        return self.membership.is_voter(self.peer) and self.log.incoming_snapshot is None
+
+    def answer_when_written(self, answer: AppendResponse | VoteResponse | PreVoteResponse) -> None:
+        """INV-RAFT-6: an answer that a restart could contradict leaves only after what it rests on is durable."""
+        self.after_write.append(answer)
+
+    # Roles.
+
+    def _start_over(self, term: int) -> None:
+        assert term >= self.term, "terms never go back"
+        if term != self.term:
+            self.term = term
+            self.vote = NOBODY
+        self.election_elapsed = 0
+        self.heartbeat_elapsed = 0
+        # Drawn anew each time, or two peers that tie once would tie for ever.
+        election = self.options.election_ticks
+        self.election_timeout = election + self.chance.randrange(0, election)
+
+    def become_follower(self, term: int, leader: PeerId) -> None:
+        self._start_over(term)
+        self.role = Follower(leader)
+
+    def become_pre_candidate(self) -> None:
+        """Neither term nor vote changes: nothing is promised by asking."""
+        assert not isinstance(self.role, Leader), "a leader does not campaign"
+        self.role = PreCandidate()
+
+    def become_candidate(self) -> None:
+        assert not isinstance(self.role, Leader), "a leader does not campaign"
+        self._start_over(self.term + 1)
+        self.vote = self.peer
+        self.role = Candidate()
+
+    def become_leader(self) -> None:
+        assert isinstance(self.role, Candidate), "only a candidate becomes leader"
+        assert self.membership.is_voter(self.peer), "only a voter becomes leader"
+        self._start_over(self.term)
+        last = self.log.last_index
+        progress = {
+            peer: Progress(
+                self.flow_limits,
+                next_index=last + 1,
+                is_learner=self.membership.is_learner(peer),
+                recently_active=peer == self.peer,
+            )
+            for peer in self.membership.all_members()
+        }
+        own = progress[self.peer]
+        own.match = last
+        own.become_replicate()
+        # An earlier leader's membership change may be in the log unapplied: until all of it is applied, take none.
+        self.role = Leader(leader=self.peer, progress=progress, pending_change_index=last)
