@@ -78,6 +78,8 @@ def try_baseline(check: Check, limit_s: int) -> Result:
     seconds = time.perf_counter() - started
     if run.exit_code == CHECK_PASSED:
         return Result(Verdict.PASSED, "", seconds)
+    if run.exit_code is None:
+        return Result(Verdict.ERROR, f"not done within {limit_s} s", seconds)
     return Result(Verdict.ERROR, f"fails without a bug (code {run.exit_code})\n{_last_lines(run.output)}", seconds)
 
 
