@@ -4,6 +4,7 @@ A `Verb` is asked and answered; a `Notice` is sent and forgotten. Requests and a
 fields are only appended, with defaults.
 """
 
+import enum
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -88,8 +89,19 @@ class StatusRequest(msgspec.Struct, frozen=True, array_like=True):
     """What does this node see, from its own state alone?"""
 
 
+class ProcessState(enum.StrEnum):
+    """How far a process of a node is, as its control sees it."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    KILLED = "killed"
+    GONE = "gone"
+
+
 class ProcessStatus(msgspec.Struct, frozen=True, array_like=True):
-    """One process of a node. `pid` is 0 while there is none; `state` is a word for people."""
+    """One process of a node. `pid` is 0 while there is none; `state` is a `ProcessState`, or a newer peer's word."""
 
     name: str
     pid: int
