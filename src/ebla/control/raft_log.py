@@ -37,6 +37,11 @@ class RaftRecord(msgspec.Struct, frozen=True, array_like=True):
     hard_state: HardState | None
     snapshot: SnapshotMeta | None
     entries: tuple[Entry, ...] = ()
+    replaces_log: bool = False
+    """The snapshot is a leader's and what the log held gives way to it; otherwise it is our own and the rest stays.
+
+    Said rather than found out by comparing the snapshot's last entry with ours: that entry may stand in a segment that
+    was dropped since, and then a whole log would look like one that was replaced."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -71,7 +76,7 @@ class LogImage:
             _check_promise_kept(self._hard_state, record.hard_state)
             self._hard_state = record.hard_state
         if record.snapshot is not None:
-            self._continue_from(record.snapshot)
+            self._continue_from(record.snapshot, replaces_log=record.replaces_log)
         if record.entries:
             self._extend(record.entries)
 
@@ -89,14 +94,11 @@ class LogImage:
         commit = max(hard_state.commit, snapshot.index)
         return RecoveredRaft(msgspec.structs.replace(hard_state, commit=commit), snapshot, tuple(entries))
 
-    def _continue_from(self, snapshot: SnapshotMeta) -> None:
-        """What follows the snapshot stays only if the log holds the very entry that the snapshot ends with (Raft paper,
-        figure 13, step 6): otherwise it is another leader's leftover."""
+    def _continue_from(self, snapshot: SnapshotMeta, *, replaces_log: bool) -> None:
         if snapshot.index < self._snapshot.index:
             raise BrokenImage(f"snapshot {snapshot.index} after snapshot {self._snapshot.index}")
-        position = snapshot.index - self._entries[0].index if self._entries else -1
-        matches = 0 <= position < len(self._entries) and self._entries[position].term == snapshot.term
-        self._entries = self._entries[position + 1 :] if matches else []
+        covered = snapshot.index + 1 - self._entries[0].index if self._entries else 0
+        self._entries = [] if replaces_log else self._entries[max(covered, 0) :]
         self._snapshot = snapshot
 
     def _extend(self, entries: Sequence[Entry]) -> None:
@@ -104,16 +106,11 @@ class LogImage:
         entries = [entry for entry in entries if entry.index > self._snapshot.index]
         if not entries:
             return
-        first = entries[0].index
-        if not self._entries:
-            # Where segments were dropped, records older than the mark that allowed it may begin anywhere.
-            if self._snapshot.index and first != self._snapshot.index + 1:
-                raise BrokenImage(f"entry {first} follows snapshot {self._snapshot.index}")
-            self._entries = list(entries)
-            return
-        keep = first - self._entries[0].index
+        # Where segments were dropped, what is left of older times may begin anywhere; `finish` sees whether the newest
+        # snapshot and the entries meet.
+        keep = entries[0].index - self._entries[0].index if self._entries else 0
         if keep > len(self._entries):
-            raise BrokenImage(f"entry {first} follows entry {self._entries[-1].index}")
+            raise BrokenImage(f"entry {entries[0].index} follows entry {self._entries[-1].index}")
         del self._entries[max(keep, 0) :]
         self._entries.extend(entries)
 
@@ -136,9 +133,11 @@ class EntryPlaces:
     def __init__(self) -> None:
         self._runs: list[tuple[int, int]] = []
 
-    def note(self, sequence: int, entries: Sequence[Entry]) -> None:
-        if entries:
-            first = entries[0].index
+    def note(self, sequence: int, record: RaftRecord) -> None:
+        if record.replaces_log:
+            self._runs.clear()
+        if record.entries:
+            first = record.entries[0].index
             while self._runs and self._runs[-1][0] >= first:
                 self._runs.pop()
             self._runs.append((first, sequence))
@@ -183,7 +182,7 @@ class RaftLog:
     async def persist(self, writes: Sequence[Write]) -> None:
         """Durable on return, in order and all at once: their answers may go. Raises `DiskFull` and nothing happened.
 
-        A snapshot that a write names must have been stored before.
+        A snapshot that a write names comes from the leader and must have been stored before.
         """
         async with self._turn:
             records: list[RaftRecord] = []
@@ -191,7 +190,8 @@ class RaftLog:
             for write in writes:
                 hard_state = write.hard_state or hard_state
                 if write.must_sync or write.entries or write.snapshot is not None:
-                    records.append(RaftRecord(hard_state, write.snapshot, write.entries))
+                    replaces_log = write.snapshot is not None
+                    records.append(RaftRecord(hard_state, write.snapshot, write.entries, replaces_log))
             if not records:
                 # A commit index alone: a hint, which the next record carries. No sync for a hint.
                 self._hard_state = hard_state
@@ -238,7 +238,7 @@ class RaftLog:
         first = last + 1 - len(records)
         self._hard_state = hard_state
         for sequence, record in enumerate(records, first):
-            self._places.note(sequence, record.entries)
+            self._places.note(sequence, record)
         if marks:
             self._snapshot = marks[-1]
             await self._drop_superseded(first)
@@ -278,7 +278,7 @@ class RaftLog:
                 for sequence, data in enumerate(batch.records, batch.first_sequence):
                     record = _decoder.decode(data)
                     image.apply(record)
-                    self._places.note(sequence, record.entries)
+                    self._places.note(sequence, record)
             recovered = image.finish()
         except (BrokenImage, msgspec.DecodeError) as failure:
             raise Corruption(
