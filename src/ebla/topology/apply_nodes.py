@@ -67,7 +67,7 @@ def _create_cluster(draft: Draft, command: CreateCluster) -> None:
         msgspec.structs.replace(node, state=NodeState.NORMAL, tokens=tuple(sorted(command.tokens)), request=None)
     )
     commit_generation_data(draft, command.generation, command.timestamp_ms)
-    draft.set_state(upgrade=UpgradeState.DONE, enabled_features=tuple(sorted(node.supported_features)))
+    draft.step(upgrade=UpgradeState.DONE, enabled_features=tuple(sorted(node.supported_features)))
 
 
 def _start(draft: Draft, command: StartNodeRequest) -> None:
