@@ -1,4 +1,4 @@
-"""What must hold of tablets in every snapshot, and of what shards hold; each violation as a line a person understands.
+"""What must hold of tablets in every snapshot, and of what shards have in their storage.
 
 Checkers of the simulator and the tests of the model ask here, so that a promise is spelled out once.
 """
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ebla.model.identity import Replica, SessionId, TableId
+from ebla.topology.invariants import Violation
 from ebla.topology.node_states import TRANSITIONS_WITH_TABLETS_MOVING
 from ebla.topology.sharder import has_replica
 from ebla.topology.snapshot import Session, Snapshot
@@ -24,59 +25,67 @@ class HeldTablet:
     replica: Replica
 
 
-def strays(snapshot: Snapshot, held: Iterable[HeldTablet]) -> Iterator[str]:
+def strays(snapshot: Snapshot, held: Iterable[HeldTablet]) -> Iterator[Violation]:
     """INV-TABL-1: a shard has rows of a tablet only if it is a replica of it; in transition, an old or a new one."""
     for each in held:
         tablets = snapshot.tablets.get(each.table)
         if tablets is None or each.tablet >= tablets.tablet_count:
-            yield f"INV-TABL-1: shard {each.replica} has rows of tablet {each.tablet} of {each.table}, which is gone"
+            yield Violation(
+                "INV-TABL-1", f"shard {each.replica} has rows of tablet {each.tablet} of {each.table}, which is gone"
+            )
         elif not has_replica(tablets, each.tablet, each.replica):
-            yield f"INV-TABL-1: shard {each.replica} has rows of tablet {each.tablet} of {each.table} and is no replica"
+            yield Violation(
+                "INV-TABL-1", f"shard {each.replica} has rows of tablet {each.tablet} of {each.table} and is no replica"
+            )
 
 
-def tablet_violations(snapshot: Snapshot) -> Iterator[str]:
+def tablet_violations(snapshot: Snapshot) -> Iterator[Violation]:
     """INV-TABL-2 and INV-TABL-3, for every tablet."""
     expected: dict[SessionId, tuple[TableId, int]] = {}
     for table in sorted(snapshot.tablets):
         tablets = snapshot.tablets[table]
         for number, replicas in enumerate(tablets.replica_sets()):
             if len({replica.host for replica in replicas}) != len(replicas):
-                yield f"INV-TABL-3: tablet {number} of {table} has two replicas on one host"
+                yield Violation("INV-TABL-3", f"tablet {number} of {table} has two replicas on one host")
         for number, transition in tablets.transitions():
             name = f"tablet {number} of {table}"
             yield from _transition_violations(name, tablets.replicas(number), transition)
             if transition.session is not None:
                 if transition.session in expected:
-                    yield f"INV-TABL-2: {name} shares its session with another tablet"
+                    yield Violation("INV-TABL-2", f"{name} shares its session with another tablet")
                 expected[transition.session] = (table, number)
     yield from _session_violations(snapshot, expected)
     if snapshot.any_tablet_transition and snapshot.transition not in TRANSITIONS_WITH_TABLETS_MOVING:
-        yield f"INV-TABL-3: tablets are in transition while the topology is in {snapshot.transition}"
+        yield Violation("INV-TABL-3", f"tablets are in transition while the topology is in {snapshot.transition}")
 
 
-def _transition_violations(name: str, replicas: ReplicaSet, transition: TabletTransition) -> Iterator[str]:
+def _transition_violations(name: str, replicas: ReplicaSet, transition: TabletTransition) -> Iterator[Violation]:
     row = STAGES.get((transition.kind, transition.stage))
     if row is None:
-        yield f"INV-TABL-2: {name} is in {transition.stage}, which {transition.kind} does not have"
+        yield Violation("INV-TABL-2", f"{name} is in {transition.stage}, which {transition.kind} does not have")
         return
     if row.session != (transition.session is not None):
         held = "has a" if transition.session is not None else "lacks its"
-        yield f"INV-TABL-2: {name} {held} session in {transition.stage}"
+        yield Violation("INV-TABL-2", f"{name} {held} session in {transition.stage}")
     pending = pending_replicas(replicas, transition.new_replicas)
     leaving = leaving_replicas(replicas, transition.new_replicas)
     if len(pending) > 1 or len(leaving) > 1 or not (pending or leaving):
-        yield f"INV-TABL-2: {name} changes {len(leaving)} replicas for {len(pending)}, which is not one transition"
+        yield Violation(
+            "INV-TABL-2", f"{name} changes {len(leaving)} replicas for {len(pending)}, which is not one transition"
+        )
     if len({replica.host for replica in transition.new_replicas}) != len(transition.new_replicas):
-        yield f"INV-TABL-3: {name} would have two replicas on one host"
+        yield Violation("INV-TABL-3", f"{name} would have two replicas on one host")
 
 
-def _session_violations(snapshot: Snapshot, expected: dict[SessionId, tuple[TableId, int]]) -> Iterator[str]:
+def _session_violations(snapshot: Snapshot, expected: dict[SessionId, tuple[TableId, int]]) -> Iterator[Violation]:
     """INV-TABL-2: the sessions of stages that are open are exactly those of the stages tablets are in now."""
     for session in sorted(snapshot.sessions):
         listed: Session = snapshot.sessions[session]
         if listed.kind is not SessionKind.STAGE:
             continue
         if expected.pop(session, None) != (listed.table, listed.tablet):
-            yield f"INV-TABL-2: session {session} outlived the stage of tablet {listed.tablet} of {listed.table}"
+            yield Violation(
+                "INV-TABL-2", f"session {session} outlived the stage of tablet {listed.tablet} of {listed.table}"
+            )
     for session, (table, number) in expected.items():
-        yield f"INV-TABL-2: session {session} of tablet {number} of {table} is not open"
+        yield Violation("INV-TABL-2", f"session {session} of tablet {number} of {table} is not open")

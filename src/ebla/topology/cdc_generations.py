@@ -1,0 +1,270 @@
+"""Change data capture: which stream a write's change record goes to.
+
+A *generation* gives every vnode one stream per shard of its owner; it holds from its timestamp until the next one's.
+Writes choose by their own timestamp, so all routers agree on the stream without asking each other, provided they know
+the generation before it begins to hold: hence the delay put on every timestamp but the first. Tables on tablets have
+one stream per tablet instead, in sets that change when the tablet count does.
+
+Times in milliseconds are wall time; write timestamps are microseconds, as drivers send them.
+"""
+
+import enum
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NewType
+
+import msgspec
+
+from ebla.model.errors import InvalidRequest, Refused
+from ebla.model.token import Token, TokenRange
+from ebla.ports.chance import Chance
+from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart, CdcRange, Node, Snapshot
+from ebla.topology.states import NodeState
+from ebla.topology.static_sharding import first_token_in_range, static_shard
+from ebla.topology.tablet_map import TabletMap
+
+StreamId = NewType("StreamId", bytes)
+
+STREAM_VERSION = 1
+VERSION_BITS = 4
+INDEX_BITS = 22
+RANDOM_BITS = 38
+STREAM_BYTES_ESTIMATE = 20
+"""Of one stream in an encoded part, its share of the range's head included."""
+
+LEEWAY_MS = 5_000
+"""How far clocks of clients and nodes may be apart before a write is refused."""
+PART_BYTES_MAX = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParts:
+    """What a stream id is made of."""
+
+    token: int
+    random: int
+    index: int
+    version: int = STREAM_VERSION
+
+
+def stream_id(parts: StreamParts) -> StreamId:
+    """16 bytes, big-endian: the token; then 38 random bits, 22 bits of the vnode's index, 4 bits of version."""
+    assert 0 <= parts.random < 1 << RANDOM_BITS
+    assert 0 <= parts.index < 1 << INDEX_BITS
+    assert 0 <= parts.version < 1 << VERSION_BITS
+    low = parts.random << (INDEX_BITS + VERSION_BITS) | parts.index << VERSION_BITS | parts.version
+    return StreamId(struct.pack(">qQ", parts.token, low))
+
+
+def stream_parts(stream: StreamId) -> StreamParts:
+    token, low = struct.unpack(">qQ", stream)
+    index = low >> VERSION_BITS & (1 << INDEX_BITS) - 1
+    return StreamParts(token, low >> (INDEX_BITS + VERSION_BITS), index, low & (1 << VERSION_BITS) - 1)
+
+
+# Generations of vnodes
+
+
+def generation_ranges(nodes: Iterable[Node], chance: Chance) -> tuple[CdcRange, ...]:
+    """The data of a generation for a ring of these nodes' tokens (those of a joining node included)."""
+    owners = sorted(((token, node) for node in nodes for token in node.tokens), key=_by_token)
+    assert len(owners) < 1 << INDEX_BITS
+    starts = [owners[-1][0], *(token for token, _ in owners)] if owners else []
+    ranges = []
+    for index, ((start, end), (_, owner)) in enumerate(zip(pairwise(starts), owners, strict=True)):
+        within = TokenRange(Token(start), Token(end))
+        streams = tuple(
+            stream_id(
+                StreamParts(
+                    first_token_in_range(within, shard, owner.shard_count, owner.ignore_msb),
+                    chance.randrange(0, 1 << RANDOM_BITS),
+                    index,
+                )
+            )
+            for shard in range(owner.shard_count)
+        )
+        ranges.append(CdcRange(end, streams, owner.ignore_msb))
+    return tuple(ranges)
+
+
+def _by_token(owned: tuple[int, Node]) -> int:
+    return owned[0]
+
+
+def ring_owners(snapshot: Snapshot) -> Iterator[Node]:
+    """Whose tokens a new generation covers: the ring's, and those of the node about to join it."""
+    return (node for node in snapshot.nodes_in(*_COVERED) if node.tokens and not _is_replaced(snapshot, node))
+
+
+_COVERED = (
+    NodeState.NORMAL,
+    NodeState.REBUILDING,
+    NodeState.DECOMMISSIONING,
+    NodeState.REMOVING,
+    NodeState.BOOTSTRAPPING,
+    NodeState.REPLACING,
+)
+
+
+def _is_replaced(snapshot: Snapshot, node: Node) -> bool:
+    return any(each.replaced == node.host and each.tokens for each in snapshot.nodes_in(NodeState.REPLACING))
+
+
+def generation_parts(ranges: Sequence[CdcRange], part_bytes_max: int = PART_BYTES_MAX) -> tuple[CdcGenerationPart, ...]:
+    """Pieces that fit a group 0 command each, in ring order; a range is never cut."""
+    parts: list[CdcGenerationPart] = []
+    gathered: list[CdcRange] = []
+    size = 0
+    for each in ranges:
+        width = STREAM_BYTES_ESTIMATE * (len(each.streams) + 1)
+        if gathered and size + width > part_bytes_max:
+            parts.append(CdcGenerationPart(tuple(gathered)))
+            gathered, size = [], 0
+        gathered.append(each)
+        size += width
+    return (*parts, CdcGenerationPart(tuple(gathered)))
+
+
+def generation_timestamp_ms(now_ms: int, ring_delay_ms: int, newest_ms: int | None) -> int:
+    """When a generation committed now begins to hold: late enough that every node has learnt of it by then."""
+    if newest_ms is None:
+        return now_ms
+    delay_ms = 2 * ring_delay_ms + LEEWAY_MS if ring_delay_ms else 0
+    return max(now_ms + delay_ms, newest_ms + 1)
+
+
+def is_optimal(ranges: Sequence[CdcRange], ring_tokens: Iterable[int]) -> bool:
+    """Whether each vnode of the ring has streams of its own and no other range does."""
+    return [each.range_end for each in ranges] == sorted(ring_tokens)
+
+
+def committed_generations(snapshot: Snapshot) -> tuple["CommittedGeneration", ...]:
+    """Oldest first."""
+    found = (
+        CommittedGeneration(each, each.timestamp_ms)
+        for each in snapshot.cdc_generations.values()
+        if each.timestamp_ms is not None
+    )
+    return tuple(sorted(found, key=lambda each: each.timestamp_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedGeneration:
+    generation: CdcGeneration
+    timestamp_ms: int
+
+
+def generation_for_write(committed: Sequence[CommittedGeneration], write_us: int, now_ms: int) -> CommittedGeneration:
+    """The generation whose streams a write with this timestamp goes to.
+
+    Raises `InvalidRequest` for a timestamp too far ahead: the generation that will hold then may not exist yet. Raises
+    `Refused` for one that belongs to a generation already left behind: readers of its streams may have moved on.
+    """
+    if write_us > (now_ms + LEEWAY_MS) * 1000:
+        raise InvalidRequest(
+            f"the write's timestamp is {write_us // 1000 - now_ms} ms ahead; change capture allows {LEEWAY_MS} ms",
+            advice="check the client's clock, or let the server choose the timestamp",
+        )
+    wanted = _held_at(committed, write_us)
+    if wanted is None:
+        raise Refused("no stream generation held at the write's timestamp", advice="write with a current timestamp")
+    in_use = _held_at(committed, (now_ms - LEEWAY_MS) * 1000)
+    if in_use is not None and wanted < in_use:
+        raise Refused(
+            "the write's timestamp belongs to a stream generation that is no longer written to",
+            advice="write with a current timestamp",
+        )
+    return committed[wanted]
+
+
+def _held_at(committed: Sequence[CommittedGeneration], time_us: int) -> int | None:
+    """Which of them held then."""
+    after = bisect_right(committed, time_us, key=lambda each: each.timestamp_ms * 1000)
+    return after - 1 if after else None
+
+
+def stream_for_token(ranges: Sequence[CdcRange], token: int) -> StreamId:
+    """The range that has the token, then the shard its owner had for it when the generation was made."""
+    assert ranges
+    position = bisect_left(ranges, token, key=lambda each: each.range_end)
+    found = ranges[position if position < len(ranges) else 0]
+    return StreamId(found.streams[static_shard(token, len(found.streams), found.ignore_msb)])
+
+
+def generation_data(snapshot: Snapshot, generation: CdcGeneration) -> tuple[CdcRange, ...]:
+    """All its ranges in order; every part must be there."""
+    parts = (snapshot.cdc_parts[generation.id, number] for number in range(generation.part_count))
+    return tuple(each for part in parts for each in part.ranges)
+
+
+def obsolete_generations(
+    committed: Sequence[CommittedGeneration], now_ms: int, ring_delay_ms: int
+) -> tuple[CommittedGeneration, ...]:
+    """Those no write can go to any more, oldest first: superseded for longer than clocks and news may lag. One that is
+    not published yet stays, and so does every later one, since readers follow them in order."""
+    safe_before_ms = now_ms - LEEWAY_MS - ring_delay_ms
+    obsolete = []
+    for each, successor in pairwise(committed):
+        if successor.timestamp_ms > safe_before_ms or not each.generation.published:
+            break
+        obsolete.append(each)
+    return tuple(obsolete)
+
+
+# Streams of tablets
+
+
+class TabletStreams(msgspec.Struct, frozen=True, tag="tablet_streams", array_like=True):
+    """The streams of a table on tablets from a time on: one per tablet, by number."""
+
+    timestamp_ms: int
+    streams: tuple[bytes, ...]
+
+
+class StreamState(enum.IntEnum):
+    """How a set differs from the one before it, with the numbers readers see."""
+
+    CURRENT = 0
+    CLOSED = 1
+    OPENED = 2
+
+
+def tablet_streams(tablets: TabletMap, timestamp_ms: int, chance: Chance) -> TabletStreams:
+    streams = (
+        stream_id(StreamParts(tablets.last_token(number), chance.randrange(0, 1 << RANDOM_BITS), 0))
+        for number in range(tablets.tablet_count)
+    )
+    return TabletStreams(timestamp_ms, tuple(streams))
+
+
+def stream_for_tablet_write(sets: Sequence[TabletStreams], token: int, write_us: int) -> StreamId:
+    """By the set (oldest first) that held at the write's timestamp; one older than all uses the oldest.
+
+    A set says itself how many tablets it was made for, so it needs no tablet map of its time.
+    """
+    assert sets
+    after = bisect_right(sets, write_us, key=lambda each: each.timestamp_ms * 1000)
+    streams = sets[max(0, after - 1)].streams
+    position = bisect_left(streams, token, key=lambda each: stream_parts(StreamId(each)).token)
+    return StreamId(streams[position])
+
+
+def stream_changes(before: TabletStreams, after: TabletStreams) -> Iterator[tuple[StreamState, StreamId]]:
+    """What readers who followed `before` must do: closed ones first."""
+    old, new = frozenset(before.streams), frozenset(after.streams)
+    for stream in before.streams:
+        if stream not in new:
+            yield StreamState.CLOSED, StreamId(stream)
+    for stream in after.streams:
+        if stream not in old:
+            yield StreamState.OPENED, StreamId(stream)
+
+
+def obsolete_tablet_sets(sets: Sequence[TabletStreams], now_ms: int, ttl_ms: int) -> int:
+    """How many of the oldest sets have nothing left to read: superseded longer ago than records live. 0 keeps all."""
+    if not ttl_ms:
+        return 0
+    return sum(1 for _, successor in pairwise(sets) if successor.timestamp_ms <= now_ms - ttl_ms)
