@@ -356,7 +356,7 @@ def _peers(command: Command, name: str) -> tuple[PeerId, ...]:
 
 
 def _options(peer: PeerId, command: Command) -> Options:
-    lease = command.option("read-only", "safe") == "lease-based"
+    lease = command.option("read-only", "safe").startswith("lease")
     return Options(
         peer=peer,
         election_ticks=3,

@@ -149,7 +149,7 @@ def describe_hard_state(hard_state: HardState) -> str:
 
 def describe_effects(effects: Effects, parcels: Sequence[Parcel]) -> str:
     write = effects.write
-    text = f"Ready MustSync={str(write is not None and write.must_sync).lower()}:\n"
+    text = ""
     if effects.standing is not None:
         text += f"Lead:{effects.standing.leader} State:{ROLE_NAMES[effects.standing.role]}\n"
     if write is not None and write.hard_state is not None:
@@ -165,7 +165,8 @@ def describe_effects(effects: Effects, parcels: Sequence[Parcel]) -> str:
         text += f"CommittedEntries:\n{describe_entries(effects.apply.entries)}"
     if parcels:
         text += "Messages:\n" + "".join(f"{describe_parcel(parcel)}\n" for parcel in parcels)
-    return text
+    must_sync = str(write is not None and write.must_sync).lower()
+    return f"Ready MustSync={must_sync}:\n{text}" if text else "<empty Ready>\n"
 
 
 def describe_parcel(parcel: Parcel, indent: str = "") -> str:
