@@ -10,13 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ebla.control.control_process import ControlProcess, ControlSetup
 from ebla.control.liveness import LivenessLimits
 from ebla.control.members import ConfiguredMembers
+from ebla.model.error_groups import leaves
 from ebla.model.errors import EblaError, Refused
 from ebla.model.identity import Address
 from ebla.observe.events import Severity
@@ -105,6 +106,7 @@ def _control(options: NodeOptions, path: Path, overrides: Sequence[str]) -> int:
     lock = file_lock.acquire(folder.control_lock)
     _wait_for_predecessors(folder, options.limits.lock_wait_ms)
     check_addresses(options)
+    folder.last_stop.unlink(missing_ok=True)
     flags = [flag for override in overrides for flag in ("--set", override)]
     commands = [
         ChildCommand(
@@ -265,18 +267,10 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
             return runner.run(work)
     except BaseExceptionGroup as group:
         # An error that was foreseen has words for the operator; any other is a defect and shows its trace.
-        leaves = list(_leaves(group))
-        if all(isinstance(error, EblaError) for error in leaves):
-            raise leaves[0] from group
+        errors = list(leaves(group))
+        if all(isinstance(error, EblaError) for error in errors):
+            raise errors[0] from group
         raise
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if not isinstance(error, BaseExceptionGroup):
-        yield error
-        return
-    for each in error.exceptions:
-        yield from _leaves(each)
 
 
 def _stop_on_signals() -> asyncio.Event:

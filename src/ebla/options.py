@@ -129,6 +129,14 @@ def parse(table: Mapping[str, Any], origin: str) -> NodeOptions:
     return options
 
 
+def with_overrides(options: NodeOptions, overrides: Sequence[str], origin: str) -> NodeOptions:
+    """The same options with `key=value` flags on top, checked anew."""
+    table: dict[str, Any] = msgspec.to_builtins(options)
+    for flag in overrides:
+        _override(table, flag)
+    return parse(table, origin)
+
+
 def render(options: NodeOptions) -> str:
     """The text of an options file. Ports and limits at their defaults stand as comments, so that a file written once
     keeps following the defaults of later versions."""

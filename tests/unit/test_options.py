@@ -74,6 +74,14 @@ def test_a_missing_required_key_and_unreadable_files_are_told(tmp_path: Path) ->
         options.load(written(tmp_path, "data = \n"))
 
 
+def test_flags_go_on_top_of_ready_options_and_are_checked() -> None:
+    given = NodeOptions(data="d", peers=("127.0.0.2",))
+    changed = options.with_overrides(given, ["limits.stop_ms=900"], "x")
+    assert changed == msgspec.structs.replace(given, limits=Limits(stop_ms=900))
+    with pytest.raises(OptionsError, match=r"did you mean `limits\.stop_ms`"):
+        options.with_overrides(given, ["limits.stopp_ms=900"], "x")
+
+
 @pytest.mark.parametrize("flag", ["limits.stop_ms", "=3", "shards.x=1"])
 def test_malformed_flags_are_told(tmp_path: Path, flag: str) -> None:
     path = written(tmp_path, 'data = "."\nshards = 2\n')

@@ -28,6 +28,7 @@ from ebla.wire.verbs import (
     IdentityAnswer,
     IdentityRequest,
     PeerStatus,
+    ProcessState,
     ProcessStatus,
     StatusAnswer,
     StatusRequest,
@@ -124,7 +125,7 @@ class ControlProcess:
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:
         setup, now_ms = self._setup, self._surroundings.clock.boot_ms()
-        own = ProcessStatus("control", setup.pid, self._started_wall_us, state="running")
+        own = ProcessStatus("control", setup.pid, self._started_wall_us, state=ProcessState.RUNNING)
         return StatusAnswer(
             setup.introduction.host,
             setup.introduction.cluster,

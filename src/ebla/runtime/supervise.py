@@ -37,7 +37,7 @@ from ebla.runtime.child_policy import (
     pid_of,
 )
 from ebla.wire.report import Report
-from ebla.wire.verbs import ProcessStatus
+from ebla.wire.verbs import ProcessState, ProcessStatus
 
 TICK_MS = 100
 PARENT_FLAG = "--parent"
@@ -52,13 +52,13 @@ class ChildCommand:
     arguments: tuple[str, ...]
 
 
-STATE_WORDS: dict[type[ChildState], str] = {
-    Waiting: "waiting",
-    Starting: "starting",
-    Running: "running",
-    Asked: "stopping",
-    Killed: "killed",
-    Gone: "gone",
+PROCESS_STATES: dict[type[ChildState], ProcessState] = {
+    Waiting: ProcessState.WAITING,
+    Starting: ProcessState.STARTING,
+    Running: ProcessState.RUNNING,
+    Asked: ProcessState.STOPPING,
+    Killed: ProcessState.KILLED,
+    Gone: ProcessState.GONE,
 }
 
 
@@ -92,7 +92,7 @@ class Supervisor:
                 pid_of(child.state) or 0,
                 self._started_wall_us.get(child.name, 0),
                 child.exits_total,
-                STATE_WORDS[type(child.state)],
+                PROCESS_STATES[type(child.state)],
                 child.last_exit,
             )
             for child in self._policy.children.values()

@@ -1,0 +1,6 @@
+"""`ebla` and `python -m ebla`: the command line. A node's own processes enter through `ebla.node`."""
+
+from ebla.cli.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The `ebla` command. Each command reads its flags here and does its work in a file of its own."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ebla.cli import local_cluster, up
+from ebla.cli.asking import ask_all, ask_contact
+from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
+from ebla.cli.status_table import as_lines, as_table
+from ebla.client.cluster_view import ClusterView, NodeState, view_of
+from ebla.model.error_groups import leaves
+from ebla.model.errors import EblaError, InvalidRequest
+from ebla.runtime.event_loop import new_event_loop
+from ebla.version import release
+
+HELP = """
+Ebla: a replicated, tablet-sharded table store, with its data pipeline on Spark.
+
+[bold]A cluster on this machine[/bold]
+
+  ebla up                     three nodes on 127.0.0.1 to .3; Ctrl-C stops them
+  ebla up --no-follow         the same in the background
+  ebla status                 who is up, as the nodes see each other
+  ebla status --json          the same for programs
+  ebla down                   stop the nodes; their data stay
+
+[bold]Where things are[/bold]
+
+  ./data                      all data; remove it to begin anew
+  ./data/node1/options.toml   a node's options, each explained; edit, restart
+  ./data/node1/run/node.log   what the node has to say
+
+[bold]See it survive[/bold]
+
+  ebla demo                   a simulated cluster under faults, line by line
+
+Every command explains itself: ebla COMMAND --help
+"""
+
+app = typer.Typer(
+    name="ebla",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help=HELP,
+)
+
+Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
+DATA_DEFAULT = Path("data")
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        sys.stdout.write(f"ebla {release()}\n")
+        raise typer.Exit
+
+
+@app.command("up")
+def up_command(
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", help="How many nodes; 3 for a new cluster.")
+    ] = None,
+    shards: Annotated[int, typer.Option("--shards", metavar="M", help="Data processes of each new node.")] = 1,
+    data: Data = DATA_DEFAULT,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Show the cluster until Ctrl-C.")] = True,
+    base_address: Annotated[
+        str, typer.Option("--base-address", metavar="ADDRESS", help="Of the first node; the others follow on.")
+    ] = "127.0.0.1",
+    cluster_name: Annotated[str, typer.Option("--cluster-name", metavar="NAME")] = "ebla",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of each new node, as in --set limits.stop_ms=3000."),
+    ] = None,
+) -> None:
+    """Start a cluster on this machine.
+
+    The first start makes the folder, an options file and an identity for each node, and the cluster's certificates.
+    Later starts keep all of them; flags that shape a new cluster are for the first start only.
+    """
+    console = Console()
+    with _errors_told():
+        shape = Shape(nodes, shards, base_address, cluster_name, overrides or ())
+        found = local_cluster.find_or_make_nodes(data, shape)
+        local_cluster.check_all(found)
+        local_cluster.give_identities(found)
+        console.print(f"starting {len(found)} nodes in {escape(str(data))} …", highlight=False)
+        started = up.bring_up(found)
+        _print_addresses(console, found, data)
+        if follow:
+            _follow_and_stop(started, console)
+
+
+def _follow_and_stop(started: up.Started, console: Console) -> None:
+    try:
+        up.follow(started, console)
+    finally:
+        console.print("stopping …")
+        up.take_down(started, "ebla up was ended")
+        console.print("all nodes are stopped; their data stay")
+
+
+@app.command()
+def down(data: Data = DATA_DEFAULT) -> None:
+    """Stop the nodes of a folder. Their data stay."""
+    console = Console()
+    with _errors_told():
+        ran = up.take_down(up.Started(_nodes_of(data)), "ebla down")
+        names = ", ".join(node.name for node in ran)
+        console.print(f"stopped {names}" if ran else f"nothing runs in {escape(str(data))}", highlight=False)
+
+
+@app.command()
+def status(
+    data: Data = DATA_DEFAULT,
+    contact: Annotated[
+        str | None,
+        typer.Option(
+            "--contact",
+            metavar="ADDRESS",
+            help="Ask this node alone (host, host:port or a socket's path) and show what it sees.",
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the nodes: who is up, since when, how far away, with which processes.
+
+    The exit status is 0 if every node is up, else 1.
+    """
+    console = Console()
+    with _errors_told():
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            if contact is not None:
+                asked = [runner.run(ask_contact(contact, data))]
+            else:
+                asked = runner.run(ask_all(_nodes_of(data)))
+        view = view_of(asked)
+        _show(view, console, as_json=as_json)
+    raise typer.Exit(0 if all(node.state is NodeState.UP for node in view.nodes) else 1)
+
+
+@app.command()
+def node(
+    options: Annotated[Path, typer.Option("--options", metavar="FILE", help="The node's options file (TOML).")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option that wins over the file.")
+    ] = None,
+) -> None:
+    """Run one node in the foreground, as a service would.
+
+    SIGTERM or Ctrl-C stops it; SIGHUP reads its certificates anew.
+    """
+    flags = [flag for override in overrides or () for flag in ("--set", override)]
+    # The same process goes on as the node, so that whoever started it watches and signals the node itself.
+    arguments = [sys.executable, "-m", "ebla.node", "control", "--options", str(options), *flags]
+    os.execv(sys.executable, arguments)  # noqa: S606  # the arguments are our own
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another seed is another run.")] = 7,
+) -> None:
+    """Run a simulated cluster under faults and tell what happens. The same seed gives the same run."""
+    arguments = ["-m", "ebla.sim", "--scenario", "register", "--seed", str(seed), "--narrate"]
+    raise typer.Exit(subprocess.run([sys.executable, *arguments], check=False).returncode)  # noqa: S603  # our own
+
+
+def main() -> None:
+    app()
+
+
+def _nodes_of(data: Path) -> list[LocalNode]:
+    nodes = find_nodes(data)
+    if not nodes:
+        raise InvalidRequest(
+            f"there are no nodes in {data}", advice="start some with `ebla up`, or name another --data"
+        )
+    return nodes
+
+
+def _print_addresses(console: Console, nodes: list[LocalNode], data: Path) -> None:
+    for each in nodes:
+        shards = ", ".join(str(each.options.shard_address(number)) for number in range(each.options.shards))
+        line = f"  {each.name}  control {each.options.control_address}  shards {shards}  log {each.folder.log}"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    flag = "" if data == DATA_DEFAULT else f" --data {data}"
+    console.print(f"look: ebla status{flag}    stop: ebla down{flag}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _show(view: ClusterView, console: Console, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(view)).decode() + "\n")
+    elif console.is_terminal:
+        console.print(as_table(view))
+    else:
+        for line in as_lines(view):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    try:
+        yield
+    except EblaError as error:
+        _tell(error)
+    except BaseExceptionGroup as group:
+        errors = list(leaves(group))
+        if not all(isinstance(error, EblaError) for error in errors):
+            raise
+        _tell(*errors)
+
+
+def _tell(*errors: BaseException) -> NoReturn:
+    for error in errors:
+        sys.stderr.write(f"ebla: {error}\n")
+    raise typer.Exit(1) from None

@@ -1,0 +1,102 @@
+"""Asks the nodes of this machine over their Unix sockets, and others over TLS with a node's own certificate."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from ebla.cli.local_cluster import LocalNode, find_nodes
+from ebla.client.admin import Admin
+from ebla.client.cluster_view import Asked
+from ebla.model.errors import EblaError, InvalidRequest, Unavailable
+from ebla.model.identity import Address
+from ebla.options import Ports
+from ebla.runtime.data_folder import Identity
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.wire.frames import Introduction
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext
+from ebla.wire.report import unreported
+
+ANSWER_MS = 2_000
+LIMITS = WireLimits(connect_ms=ANSWER_MS)
+
+
+async def ask_all(nodes: Sequence[LocalNode]) -> list[Asked]:
+    """Every node is asked at once; one that does not answer costs the others nothing."""
+    async with TcpTransport(None, TransportLimits(), unreported) as transport:
+        async with asyncio.TaskGroup() as tasks:
+            asking = [tasks.create_task(_ask_one(node, transport)) for node in nodes]
+    return [task.result() for task in asking]
+
+
+async def ask_to_stop(node: LocalNode, reason: str) -> None:
+    async with TcpTransport(None, TransportLimits(), unreported) as transport:
+        admin = _admin(transport, _identity_of(node))
+        await admin.stop(Address(str(node.folder.control_socket)), reason)
+
+
+async def ask_contact(contact: str, data: Path) -> Asked:
+    """One node by its socket's path or its address; an address needs the certificate of a node of this machine."""
+    nodes = find_nodes(data)
+    member = next((node for node in nodes if node.folder.read_identity() is not None), None)
+    if member is None:
+        raise InvalidRequest(
+            f"{data} holds no node whose certificate could be shown to {contact}",
+            advice="name the folder of a node of that cluster with --data",
+        )
+    address = parse_contact(contact, member.options.ports)
+    tls = None if address.is_local_socket else NodeTls(TlsFolder(member.folder.tls))
+    async with TcpTransport(tls, TransportLimits(), unreported) as transport:
+        answer = await _admin(transport, _identity_of(member)).status(address)
+    return Asked(str(address), answer.address, answer.host, answer)
+
+
+def parse_contact(text: str, ports: Ports) -> Address:
+    """A path, or a host with or without a port."""
+    if text.startswith("/"):
+        return Address(text)
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
+        return Address(text.strip("[]"), ports.control)
+    if not port.isdigit() or not 0 < int(port) < 65_536:
+        raise InvalidRequest(f"--contact {text!r} has no valid port", advice="as in 127.0.0.1:7000, or without a port")
+    return Address(host.strip("[]"), int(port))
+
+
+async def _ask_one(node: LocalNode, transport: TcpTransport) -> Asked:
+    address = str(node.options.control_address)
+    try:
+        identity = node.folder.read_identity()
+        if identity is None:
+            return Asked(node.name, address, trouble="never started")
+        pid = node.running_pid()
+        if pid is None:
+            return Asked(node.name, address, identity.host, trouble=_why_stopped(node))
+    except EblaError as error:
+        return Asked(node.name, address, trouble=str(error))
+    try:
+        answer = await _admin(transport, identity).status(Address(str(node.folder.control_socket)))
+    except EblaError:
+        return Asked(node.name, address, identity.host, trouble=f"process {pid} does not answer")
+    return Asked(node.name, address, identity.host, answer)
+
+
+def _why_stopped(node: LocalNode) -> str:
+    try:
+        return f"stopped: {node.folder.last_stop.read_text(encoding='utf-8').strip()}"
+    except FileNotFoundError:
+        return "not running"
+
+
+def _identity_of(node: LocalNode) -> Identity:
+    identity = node.folder.read_identity()
+    if identity is None:
+        raise Unavailable(f"{node.name} was never started")
+    return identity
+
+
+def _admin(transport: TcpTransport, identity: Identity) -> Admin:
+    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "cli")
+    return Admin(PeersContext(transport, SystemChance(), introduction, LIMITS, unreported), ANSWER_MS)

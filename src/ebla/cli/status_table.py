@@ -1,0 +1,82 @@
+"""A cluster for people: a table in a terminal, plain lines elsewhere."""
+
+from rich.table import Table
+from rich.text import Text
+
+from ebla.client.cluster_view import ClusterView, NodeState, NodeView, ProcessView
+from ebla.wire.verbs import ProcessState
+
+MISSING = "–"
+COLOURS = {NodeState.UP: "green", NodeState.DOWN: "red"}
+
+
+def as_table(view: ClusterView) -> Table:
+    title = None if view.cluster is None else f"cluster {view.cluster_name} ({view.cluster})"
+    table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
+    table.add_column("node", no_wrap=True)
+    table.add_column("address", no_wrap=True)
+    table.add_column("state")
+    table.add_column("seen up by", justify="right")
+    table.add_column("round trip", justify="right", no_wrap=True)
+    table.add_column("uptime", justify="right", no_wrap=True)
+    table.add_column("processes")
+    table.add_column("host id", overflow="fold")
+    for node in view.nodes:
+        table.add_row(
+            node.name or MISSING,
+            node.address,
+            Text(node.state.value, style=COLOURS[node.state]),
+            f"{node.held_up_by}/{node.asked_others}",
+            round_trip(node.round_trip_us),
+            duration(node.uptime_ms),
+            processes(node),
+            MISSING if node.host is None else str(node.host),
+        )
+    return table
+
+
+def as_lines(view: ClusterView) -> list[str]:
+    return [
+        f"{node.name or MISSING} {node.address} {node.state.value} seen-up-by={node.held_up_by}/{node.asked_others} "
+        f"round-trip={round_trip(node.round_trip_us)} uptime={duration(node.uptime_ms)} "
+        f"host={node.host or MISSING} {processes(node)}"
+        for node in view.nodes
+    ]
+
+
+def essence(view: ClusterView) -> tuple[object, ...]:
+    """What makes a view news: everything but the figures that always move."""
+    return tuple((node.name, node.host, node.state, node.held_up_by, processes(node)) for node in view.nodes)
+
+
+def processes(node: NodeView) -> str:
+    if node.trouble:
+        return node.trouble
+    return " ".join(_process(process) for process in node.processes) or MISSING
+
+
+def _process(process: ProcessView) -> str:
+    text = f"{process.name}:{process.pid or MISSING}"
+    if process.state != ProcessState.RUNNING:
+        text += f"({process.state})"
+    if process.restarts:
+        text += f"(restarts {process.restarts})"
+    return text
+
+
+def round_trip(microseconds: int | None) -> str:
+    return MISSING if microseconds is None else f"{microseconds / 1000:.2f} ms"
+
+
+def duration(milliseconds: int | None) -> str:
+    if milliseconds is None:
+        return MISSING
+    seconds = milliseconds // 1000
+    days, seconds = divmod(seconds, 86_400)
+    hours, seconds = divmod(seconds, 3_600)
+    minutes, seconds = divmod(seconds, 60)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,0 +1,164 @@
+"""`ebla up` and `ebla down`: the life of a cluster on this machine."""
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+
+from ebla.cli.asking import ask_all, ask_to_stop
+from ebla.cli.local_cluster import LocalNode, end, last_words, start
+from ebla.cli.status_table import as_lines, as_table, essence
+from ebla.client.cluster_view import ClusterView, view_of
+from ebla.model.errors import EblaError, Unavailable
+from ebla.runtime.event_loop import new_event_loop
+
+START_S = 60.0
+POLL_S = 0.1
+FOLLOW_S = 1.0
+STOP_SLACK_S = 1.5
+KILL_S = 3.0
+
+
+@dataclass(slots=True)
+class Started:
+    """The nodes and, for those that this process started, their processes."""
+
+    nodes: Sequence[LocalNode]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def reap(self) -> None:
+        """A child that ended is a zombie until somebody asks for its status."""
+        for process in self.processes.values():
+            process.poll()
+
+
+def bring_up(nodes: Sequence[LocalNode]) -> Started:
+    """Starts all and returns once each runs, sees the others and has its children; else ends all of them again."""
+    started = Started(nodes)
+    try:
+        for node in nodes:
+            started.processes[node.name] = start(node)
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_wait_all_up(started))
+    except BaseException:
+        take_down(started, "the start failed")
+        raise
+    return started
+
+
+def follow(started: Started, console: Console) -> None:
+    """Shows the cluster until Ctrl-C (or SIGTERM, or the terminal's end)."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_follow(started, console))
+
+
+def take_down(started: Started, reason: str) -> list[LocalNode]:
+    """Ends all nodes that run and waits until their locks are free. Returns those that ran."""
+    running = [node for node in started.nodes if not node.is_gone() or _unfinished(started, node)]
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_stop_all(running, started, reason))
+    return running
+
+
+def _unfinished(started: Started, node: LocalNode) -> bool:
+    """Started and not yet at its lock."""
+    process = started.processes.get(node.name)
+    return process is not None and process.poll() is None
+
+
+# ---- up
+
+
+async def _wait_all_up(started: Started) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        for node in started.nodes:
+            status = started.processes[node.name].poll()
+            if status is not None:
+                raise Unavailable(f"{node.name} ended with status {status} while starting; its log ends with\n"
+                                  f"{last_words(node)}")  # fmt: skip
+        view = view_of(await ask_all(started.nodes))
+        if view.all_up:
+            return
+        if time.monotonic() >= deadline:
+            lines = "\n".join(f"    {line}" for line in as_lines(view))
+            raise Unavailable(f"not all nodes were up within {START_S:.0f} s:\n{lines}")
+        await asyncio.sleep(POLL_S)
+
+
+async def _follow(started: Started, console: Console) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if not console.is_terminal:
+        await _follow_lines(started, console, stop)
+        return
+    view = view_of(await ask_all(started.nodes))
+    with Live(as_table(view), console=console, auto_refresh=False) as live:
+        while not await _is_set_within(stop, FOLLOW_S):
+            started.reap()
+            live.update(as_table(view_of(await ask_all(started.nodes))), refresh=True)
+
+
+async def _follow_lines(started: Started, console: Console, stop: asyncio.Event) -> None:
+    """Only what is new, so that a log of it stays readable."""
+    shown: tuple[object, ...] = ()
+    while True:
+        started.reap()
+        view: ClusterView = view_of(await ask_all(started.nodes))
+        if essence(view) != shown:
+            shown = essence(view)
+            for line in as_lines(view):
+                console.print(line, soft_wrap=True, highlight=False)
+        if await _is_set_within(stop, FOLLOW_S):
+            return
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+# ---- down
+
+
+async def _stop_all(nodes: Sequence[LocalNode], started: Started, reason: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for node in nodes:
+            tasks.create_task(_stop_one(node, started, reason))
+
+
+async def _stop_one(node: LocalNode, started: Started, reason: str) -> None:
+    """Asked by its socket, else by signal; killed where it does not go in time."""
+    try:
+        await ask_to_stop(node, reason)
+    except EblaError:
+        end(node, signal.SIGTERM)
+        if (process := started.processes.get(node.name)) is not None:
+            process.terminate()
+    if await _gone_within(node, started, node.options.limits.stop_ms / 1000 + STOP_SLACK_S):
+        return
+    end(node, signal.SIGKILL)
+    if not await _gone_within(node, started, KILL_S):
+        raise Unavailable(
+            f"{node.name} (process {node.running_pid()}) is still there after it was killed",
+            advice="look at it with ps; it may hang in the kernel",
+        )
+
+
+async def _gone_within(node: LocalNode, started: Started, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not node.is_gone() or _unfinished(started, node):
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True

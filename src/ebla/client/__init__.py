@@ -1,0 +1,1 @@
+"""What a program outside the nodes asks them, and how it puts the answers together."""

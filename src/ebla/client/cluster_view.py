@@ -1,0 +1,107 @@
+"""A cluster as its nodes' answers show it. Pure: answers in, one view out, for tables and for JSON."""
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from ebla.model.identity import HostId
+from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
+
+
+class NodeState(enum.StrEnum):
+    UP = "up"
+    DOWN = "down"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A node that was asked, and what came of it. `trouble` says why there is no answer."""
+
+    name: str
+    address: str
+    host: HostId | None = None
+    answer: StatusAnswer | None = None
+    trouble: str = ""
+
+
+class ProcessView(msgspec.Struct, frozen=True):
+    name: str
+    pid: int | None
+    state: str
+    restarts: int
+    last_exit: str
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    """One node. Where it could not be asked itself, `state` is the opinion of those that could."""
+
+    name: str
+    host: HostId | None
+    address: str
+    state: NodeState
+    uptime_ms: int | None
+    round_trip_us: int | None
+    """As measured by the first other node that knows one."""
+    held_up_by: int
+    """How many of the others that answered hold it to be up."""
+    asked_others: int
+    processes: tuple[ProcessView, ...]
+    trouble: str
+
+
+class ClusterView(msgspec.Struct, frozen=True):
+    cluster: str | None
+    cluster_name: str | None
+    nodes: tuple[NodeView, ...]
+
+    @property
+    def all_up(self) -> bool:
+        return all(
+            node.state is NodeState.UP
+            and node.held_up_by == node.asked_others == len(self.nodes) - 1
+            and all(process.state == ProcessState.RUNNING for process in node.processes)
+            for node in self.nodes
+        )
+
+
+def view_of(asked: Sequence[Asked]) -> ClusterView:
+    """Nodes that were asked, in their order, then those that only the answers mention."""
+    answers = [node.answer for node in asked if node.answer is not None]
+    addresses = [node.address for node in asked]
+    mentioned = sorted({peer.address for answer in answers for peer in answer.peers} - set(addresses))
+    everybody = [*asked, *(Asked("", address) for address in mentioned)]
+    return ClusterView(
+        str(answers[0].cluster) if answers else None,
+        answers[0].cluster_name if answers else None,
+        tuple(_node_view(node, answers) for node in everybody),
+    )
+
+
+def _node_view(node: Asked, answers: Sequence[StatusAnswer]) -> NodeView:
+    others = [answer for answer in answers if answer.address != node.address]
+    opinions = [peer for answer in others for peer in answer.peers if peer.address == node.address]
+    held_up_by = sum(peer.up for peer in opinions)
+    was_asked = bool(node.name)
+    up = node.answer is not None if was_asked else held_up_by > 0
+    return NodeView(
+        node.name,
+        _host_of(node, opinions),
+        node.address,
+        NodeState.UP if up else NodeState.DOWN,
+        None if node.answer is None else node.answer.uptime_ms,
+        next((peer.round_trip_us for peer in opinions if peer.up and peer.round_trip_us is not None), None),
+        held_up_by,
+        len(others),
+        () if node.answer is None else tuple(_process_view(process) for process in node.answer.processes),
+        node.trouble,
+    )
+
+
+def _host_of(node: Asked, opinions: Sequence[PeerStatus]) -> HostId | None:
+    if node.answer is not None:
+        return node.answer.host
+    return node.host or next((peer.host for peer in opinions if peer.host is not None), None)
+
+
+def _process_view(process: ProcessStatus) -> ProcessView:
+    return ProcessView(process.name, process.pid or None, process.state, process.restarts, process.last_exit)
