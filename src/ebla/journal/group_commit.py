@@ -107,6 +107,8 @@ def _settle(batch: list[_Commit], failure: EblaError) -> None:
     for commit in batch:
         if not commit.durable.done():
             commit.durable.set_exception(failure)
+            # Counts as seen: whoever still waits gets it, and a caller that is gone must not make asyncio complain.
+            commit.durable.exception()
 
 
 def _log_ended() -> LogFailed:
