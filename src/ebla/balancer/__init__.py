@@ -1,0 +1,1 @@
+"""Where tablets go: placement of new tables by capacity. Pure."""
