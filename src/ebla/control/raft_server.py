@@ -8,7 +8,7 @@ and the followers' work side by side.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -33,7 +33,7 @@ from ebla.raft.membership import MembershipChange, change_of
 from ebla.raft.messages import Append, Entry, EntryKind, InstallSnapshot, Message, PeerId, SnapshotMeta
 from ebla.raft.options import Options
 from ebla.raft.roles import Leader
-from ebla.raft.state import Past, Refusal
+from ebla.raft.state import Past
 from ebla.wire.report import Report
 
 Content = TypeVar("Content")
@@ -88,6 +88,9 @@ class RaftSetup:
     """Left in memory behind a snapshot, so that a peer that lags a little needs no snapshot."""
     disk_full_retry_ms: int = 500
     read_wait_max_ms: int = 10_000
+    before_first_state: Callable[[], Awaitable[None]] | None = None
+    """Awaited once, after the first snapshot is durable here and before the core hears of it: from then on this peer
+    may acknowledge and vote, so whoever must not forget that writes it down here."""
 
 
 @dataclass(slots=True)
@@ -103,7 +106,6 @@ class _Incoming(Generic[Content]):
 class _Proposal:
     payload: bytes
     kind: EntryKind
-    refused: Callable[[Refusal], None]
 
 
 class RaftServer(Generic[Content]):
@@ -193,10 +195,10 @@ class RaftServer(Generic[Content]):
         self._inbox.extend(events)
         self._wake.set()
 
-    def propose(self, payload: bytes, kind: EntryKind, refused: Callable[[Refusal], None]) -> None:
-        """Proposals of one turn become one event. `refused` is called where nothing was appended; otherwise the
-        machine sees the entry if and when it is committed."""
-        self._proposals.append(_Proposal(payload, kind, refused))
+    def propose(self, payload: bytes, kind: EntryKind) -> None:
+        """Proposals of one turn become one event. The machine sees the entry if and when it is committed; whether it
+        ever will is not told here, so whoever proposes must be ready to propose again."""
+        self._proposals.append(_Proposal(payload, kind))
         self._wake.set()
 
     async def read_index(self) -> int:
@@ -325,8 +327,7 @@ class RaftServer(Generic[Content]):
             together = proposals[start:end]
             refusal = self.core.step(Propose(tuple(one.payload for one in together), kind), now_ms)
             if refusal is not None:
-                for one in together:
-                    one.refused(refusal)
+                self._setup.report("raft.proposal_refused", {"count": len(together), "cause": refusal.value})
             start = end
 
     # ---- reads
@@ -418,6 +419,9 @@ class RaftServer(Generic[Content]):
         meta = incoming.message.snapshot
         content = incoming.receiver.finish()
         await self._log.store_snapshot(meta, iter(incoming.chunks))
+        before = self._setup.before_first_state
+        if before is not None and self.core.state.log.snapshot.index == 0:
+            await before()
         # Two leaders may send at once; whichever the core takes is there, and the core never goes back to an older one.
         self._received[meta] = content
         self.post(incoming.message)

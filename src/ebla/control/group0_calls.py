@@ -1,0 +1,256 @@
+"""Asking group 0: transactions, locks, membership changes and reads, on any node, each with a deadline.
+
+A command is offered to the leader, again and again under the same call id, until it shows up in this node's own log or
+the deadline passes. The store applies a call once, so offering it again is safe; giving up is the only way to not know.
+"""
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import assert_never
+
+from ebla.control.group0_machine import Group0Machine
+from ebla.control.group0_wire import Group0Wire
+from ebla.control.raft_server import RaftServer
+from ebla.group0.commands import (
+    AcquireLock,
+    Answer,
+    Body,
+    CallId,
+    ChangeMembers,
+    Command,
+    ConditionFailed,
+    Done,
+    Forgotten,
+    LockRevoked,
+    Rejected,
+    encode_command,
+)
+from ebla.group0.members import Member, Role, peer_number
+from ebla.group0.store import Store
+from ebla.model.errors import (
+    DeadlineExceeded,
+    EblaError,
+    InvalidRequest,
+    Outcome,
+    Refused,
+    Stale,
+    TooLarge,
+    Unavailable,
+)
+from ebla.model.identity import HostId
+from ebla.model.transaction import Put, Revision, Transaction
+from ebla.ports.chance import Chance
+from ebla.raft.membership import Change, ChangeKind, MembershipChange, encode_change
+from ebla.raft.messages import NOBODY, EntryKind, PeerId
+from ebla.wire.group0_messages import ProposeRequest
+from ebla.wire.peers import Peers
+from ebla.wire.verbs import GROUP0_PROPOSE
+
+_CHANGE_OF_ROLE = {
+    Role.VOTER: ChangeKind.ADD_VOTER,
+    Role.LEARNER: ChangeKind.ADD_LEARNER,
+    Role.REMOVED: ChangeKind.REMOVE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group0Limits:
+    key_characters_max: int = 512
+    value_bytes_max: int = 512 * 1024
+    command_bytes_max: int = 1024 * 1024
+    offer_again_ms: int = 500
+    """How long to wait for a command to be applied before it is offered again; the leader may be another by then."""
+    read_again_ms: int = 500
+
+
+class Forgot(EblaError):
+    """The call was repeated so late that its answer is no longer kept."""
+
+    outcome = Outcome.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: a host, and which of its lives, so that calls of an earlier life are never mistaken for new ones."""
+
+    host: HostId
+    incarnation: int
+
+
+class Group0Calls:
+    def __init__(
+        self, caller: Caller, machine: Group0Machine, raft: RaftServer[Store], way: tuple[Peers, Group0Wire]
+    ) -> None:
+        self._caller = caller
+        self._machine = machine
+        self._raft = raft
+        self._peers, self._wire = way
+        self._limits = Group0Limits()
+        self._serials = itertools.count(1)
+        self._open: dict[int, None] = {}
+        """Serials under way, oldest first: every one before the first has been answered."""
+
+    # ---- changes
+
+    async def transact(self, transaction: Transaction, deadline_ms: int) -> Answer:
+        """The answer of the store. Raises `TooLarge`, `Unavailable` (not applied) or `DeadlineExceeded` (unknown)."""
+        self._check_sizes(transaction)
+        return await self._execute(transaction, EntryKind.COMMAND, deadline_ms)
+
+    async def acquire_lock(self, chance: Chance, deadline_ms: int) -> tuple[bytes, Revision]:
+        lock = chance.bytes(16)
+        answer = await self._execute(AcquireLock(lock), EntryKind.COMMAND, deadline_ms)
+        return lock, revision_of(answer)
+
+    async def change_members(self, members: tuple[Member, ...], lock: bytes | None, deadline_ms: int) -> Answer:
+        return await self._execute(ChangeMembers(members, lock), EntryKind.MEMBERS, deadline_ms)
+
+    # ---- reads
+
+    async def read_barrier(self, deadline_ms: int) -> Revision:
+        """Returns once this node has applied every write that was answered, anywhere, before the call."""
+        reason = "no leader is known"
+        try:
+            async with asyncio.timeout(deadline_ms / 1000):
+                while True:
+                    try:
+                        async with asyncio.timeout(self._limits.read_again_ms / 1000):
+                            index = await self._raft.read_index()
+                    except Unavailable as error:
+                        reason = error.message
+                        await asyncio.sleep(self._limits.read_again_ms / 10_000)
+                        continue
+                    except TimeoutError:
+                        continue
+                    await self._machine.wait_applied(index)
+                    return self._machine.store.revision
+        except TimeoutError:
+            raise Unavailable(f"no quorum of group 0 answered within {deadline_ms} ms ({reason})") from None
+
+    # ---- what other nodes ask of a leader
+
+    def take_proposal(self, request: ProposeRequest) -> None:
+        """Puts another node's command before the leader, if that is us; raises `Refused` otherwise."""
+        if not self._raft.is_leader:
+            raise Refused("this node does not lead group 0")
+        self._raft.propose(request.payload, request.kind)
+
+    # ---- how a command gets into the log
+
+    async def _execute(self, body: Body, kind: EntryKind, deadline_ms: int) -> Answer:
+        serial = next(self._serials)
+        self._open[serial] = None
+        call = CallId(self._caller.host, self._caller.incarnation, serial, next(iter(self._open)) - 1)
+        payload = self._payload(Command(call, body))
+        waiting = self._machine.wait_answer(call)
+        offers = _Offers()
+        try:
+            async with asyncio.timeout(deadline_ms / 1000):
+                return await self._offer_until_applied(kind, payload, waiting, offers)
+        except TimeoutError:
+            raise offers.gave_up(deadline_ms) from None
+        finally:
+            self._machine.forget(call)
+            del self._open[serial]
+
+    async def _offer_until_applied(
+        self, kind: EntryKind, payload: bytes, waiting: "asyncio.Future[Answer]", offers: "_Offers"
+    ) -> Answer:
+        while True:
+            try:
+                await self._offer(kind, payload, offers)
+            except EblaError as error:
+                offers.failed(error)
+                await self._wait_for_better(waiting)
+            else:
+                await asyncio.wait((waiting,), timeout=self._limits.offer_again_ms / 1000)
+            if waiting.done():
+                return waiting.result()
+
+    async def _wait_for_better(self, waiting: "asyncio.Future[Answer]") -> None:
+        """A short while, or less where an earlier offer is applied after all."""
+        await asyncio.wait((waiting,), timeout=self._limits.offer_again_ms / 10_000)
+
+    async def _offer(self, kind: EntryKind, payload: bytes, offers: "_Offers") -> None:
+        leader = self._raft.core.leader
+        if leader == self._raft.core.peer:
+            offers.sent = True
+            self._raft.propose(payload, kind)
+            return
+        host = None if leader == NOBODY else self._wire.host_of(leader)
+        if host is None:
+            raise Unavailable("no leader of group 0 is known")
+        offers.sent = True
+        await self._peers.call(host, GROUP0_PROPOSE, ProposeRequest(kind, payload), self._limits.offer_again_ms)
+
+    def _payload(self, command: Command) -> bytes:
+        data = encode_command(command)
+        if len(data) > self._limits.command_bytes_max:
+            raise TooLarge(
+                f"the command has {len(data)} bytes; group 0 takes at most {self._limits.command_bytes_max}",
+                advice="split it into several transactions",
+            )
+        if isinstance(command.body, ChangeMembers):
+            return encode_change(_raft_change(command.body, data))
+        return data
+
+    def _check_sizes(self, transaction: Transaction) -> None:
+        for change in transaction.changes:
+            if not 0 < len(change.key) <= self._limits.key_characters_max:
+                raise InvalidRequest(
+                    f"a key has 1 to {self._limits.key_characters_max} characters, not {len(change.key)}"
+                )
+            if isinstance(change, Put) and len(change.value) > self._limits.value_bytes_max:
+                raise TooLarge(
+                    f"the value of {change.key} has {len(change.value)} bytes; "
+                    f"group 0 takes at most {self._limits.value_bytes_max}",
+                    advice="store large data in a table and keep only a reference here",
+                )
+
+
+@dataclass(slots=True)
+class _Offers:
+    """What is known of a command's chances, for the error if time runs out."""
+
+    sent: bool = False
+    reason: str = ""
+
+    def failed(self, error: EblaError) -> None:
+        self.reason = error.message
+
+    def gave_up(self, deadline_ms: int) -> EblaError:
+        because = f" ({self.reason})" if self.reason else ""
+        if self.sent:
+            return DeadlineExceeded(
+                f"group 0 did not answer within {deadline_ms} ms{because}",
+                advice="the change may have happened or may yet: read before trying again",
+            )
+        return Unavailable(f"group 0 took nothing up within {deadline_ms} ms{because}", advice="try again later")
+
+
+def _raft_change(body: ChangeMembers, context: bytes) -> MembershipChange:
+    changes = tuple(Change(_CHANGE_OF_ROLE[member.role], PeerId(peer_number(member.host))) for member in body.members)
+    return MembershipChange(changes, context=context)
+
+
+def revision_of(answer: Answer) -> Revision:
+    """The revision of a change that happened; raises the error that fits where it did not."""
+    if isinstance(answer, Done):
+        return answer.revision
+    raise error_of(answer)
+
+
+def error_of(answer: ConditionFailed | LockRevoked | Rejected | Forgotten) -> EblaError:
+    match answer:
+        case ConditionFailed(key=key, actual=actual):
+            is_now = "does not exist" if actual is None else f"is at index {actual.index}"
+            return Refused(f"a condition does not hold: {key} {is_now}", advice="read it again and decide anew")
+        case LockRevoked():
+            return Stale("the lock was revoked by a later one", advice="acquire it anew and start over")
+        case Rejected(reason=reason):
+            return InvalidRequest(reason)
+        case Forgotten(reason=reason):
+            return Forgot(reason, advice="read before trying again")
+        case _ as never:
+            assert_never(never)

@@ -1,0 +1,66 @@
+"""What a node must remember of group 0 outside its log: how far it got in joining, and how often it started.
+
+It stands beside the group 0 folder, not in it. A member whose folder is gone must not come back with an empty log
+under its old id: it may have voted and acknowledged, and would take that back.
+"""
+
+import enum
+import uuid
+
+import msgspec
+
+from ebla.journal.replace import read_checked_file, replace_file
+from ebla.model.errors import Corruption
+from ebla.model.identity import Address, HistoryId
+from ebla.ports.disk import Disk
+
+NO_HISTORY = HistoryId(uuid.UUID(int=0))
+
+
+class Stage(enum.StrEnum):
+    FRESH = "fresh"
+    """Looking for others. May create or join."""
+    JOINING = "joining"
+    """Taken in as a learner, or about to be; holds no state yet."""
+    MEMBER = "member"
+    """Holds state. What it said to others counts."""
+    REMOVED = "removed"
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    stage: Stage = Stage.FRESH
+    incarnation: int = 0
+    known: tuple[Address, ...] = ()
+    """Every address heard of while fresh (INV-FORM-1 needs it to survive a restart)."""
+    history: HistoryId = NO_HISTORY
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Mark)
+
+
+class MarkFile:
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self.mark = Mark()
+
+    async def load(self) -> Mark:
+        try:
+            data = await read_checked_file(self._disk, self._path)
+        except FileNotFoundError:
+            return self.mark
+        try:
+            self.mark = _decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise Corruption(
+                f"{self._path} does not decode ({error})",
+                advice="remove the node from the cluster and start it with a new, empty folder",
+            ) from error
+        return self.mark
+
+    async def save(self, mark: Mark) -> None:
+        """Durable on return."""
+        if mark != self.mark:
+            await replace_file(self._disk, self._path, _encoder.encode(mark))
+            self.mark = mark

@@ -1,0 +1,56 @@
+"""The way from one peer of group 0 to another: hosts instead of numbers, messages fenced by the history."""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+from ebla.control.group0_machine import Group0Machine
+from ebla.group0.members import Member, peer_number
+from ebla.model.errors import Unreachable
+from ebla.model.identity import HistoryId, HostId
+from ebla.raft.messages import InstallSnapshot, Message, PeerId
+from ebla.wire.group0_messages import RaftMessages, SnapshotChunk
+from ebla.wire.peers import Peers
+from ebla.wire.verbs import RAFT, SNAPSHOT_CHUNK
+
+CHUNK_DEADLINE_MS = 10_000
+
+
+class Group0Wire:
+    def __init__(self, peers: Peers, machine: Group0Machine, history: Callable[[], HistoryId]) -> None:
+        self._peers = peers
+        self._machine = machine
+        self._history = history
+        self._hosts: dict[PeerId, HostId] = {}
+
+    def learn(self, members: Iterable[Member]) -> None:
+        """Where members are. Of those that left nothing is forgotten but their address: numbers are for ever."""
+        for member in members:
+            self._hosts[PeerId(peer_number(member.host))] = member.host
+            if member.present:
+                self._peers.set_address(member.host, member.address)
+
+    def host_of(self, peer: PeerId) -> HostId | None:
+        return self._hosts.get(peer)
+
+    def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
+        host = self._hosts.get(peer)
+        if host is None:
+            return False
+        try:
+            return self._peers.send(host, RAFT, RaftMessages(self._history(), tuple(messages)))
+        except Unreachable:
+            return False
+
+    async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
+        """One chunk ahead: while the peer takes in one, the next is read, so that neither waits for the other long."""
+        host = self._hosts.get(message.to)
+        if host is None:
+            raise Unreachable(f"no host is known for peer {message.to}")
+        number = 0
+        ahead = await anext(chunks)
+        async for following in chunks:
+            await self._send_chunk(host, SnapshotChunk(self._history(), message, number, ahead, False))
+            number, ahead = number + 1, following
+        await self._send_chunk(host, SnapshotChunk(self._history(), message, number, ahead, True))
+
+    async def _send_chunk(self, host: HostId, chunk: SnapshotChunk) -> None:
+        await self._peers.call(host, SNAPSHOT_CHUNK, chunk, CHUNK_DEADLINE_MS)
