@@ -5,6 +5,8 @@ order is explained in `effects.py`. Choices that Raft leaves open (what is sent 
 etcd-io/raft, whose recorded transcripts replay against this core.
 """
 
+import enum
+from collections.abc import Mapping
 from typing import Final
 
 from ebla.ports.chance import Chance
@@ -13,6 +15,7 @@ from ebla.raft.elections import REFUSE_OLDER, enter_newer_term
 from ebla.raft.events import Applied, Event, Tick, Written
 from ebla.raft.log import ENTRY_OVERHEAD_BYTES
 from ebla.raft.messages import (
+    NOBODY,
     AppendResponse,
     Entry,
     HardState,
@@ -28,13 +31,29 @@ from ebla.raft.messages import (
     VoteResponse,
 )
 from ebla.raft.options import Options
-from ebla.raft.roles import Role
+from ebla.raft.roles import Follower, Role
 from ebla.raft.state import Past, Refusal, State
 from ebla.raft.tables import TABLES, TICKS
 
-_TERMLESS: Final = frozenset({Proposal, ReadRequest})
-_ANSWERS: Final = frozenset({AppendResponse, VoteResponse, PreVoteResponse, HeartbeatResponse, ReadResponse})
-_MESSAGES: Final = frozenset(Message.__args__)
+
+class _Admission(enum.IntEnum):
+    """What is checked before a message reaches its row. Events of our own side are not listed: nothing is."""
+
+    BY_TERM = 1
+    BY_TERM_AND_MEMBERSHIP = 2
+    """Answers: only a member's count."""
+    FREE = 3
+    """Without a term: whoever leads may take it."""
+
+
+_ADMISSION: Final[Mapping[type, _Admission]] = {
+    **dict.fromkeys(Message.__args__, _Admission.BY_TERM),
+    **dict.fromkeys(
+        (AppendResponse, VoteResponse, PreVoteResponse, HeartbeatResponse, ReadResponse),
+        _Admission.BY_TERM_AND_MEMBERSHIP,
+    ),
+    **dict.fromkeys((Proposal, ReadRequest), _Admission.FREE),
+}
 
 
 class Core:
@@ -43,7 +62,7 @@ class Core:
         self._now_ms = now_ms
         self._ticked_ms = now_ms
         self._given_hard_state = self.state.hard_state
-        self._given_standing = self._standing()
+        self._given_standing = Standing(Follower, NOBODY)
 
     # What may be asked at any time.
 
@@ -87,11 +106,11 @@ class Core:
             state.messages
             or state.after_write
             or state.reads
-            or log.has_unwritten
+            or log.writing < log.last_index
             or log.has_committed(unstable_too=state.options.apply_unstable)
             or (log.incoming_snapshot is not None and not log.snapshot_is_writing)
-            or self._standing() != self._given_standing
-            or state.hard_state != self._given_hard_state
+            or self._has_new_standing()
+            or self._has_new_hard_state()
         )
 
     # In.
@@ -101,18 +120,19 @@ class Core:
         assert now_ms >= self._now_ms, "the clock never goes back"
         self._now_ms = now_ms
         kind = type(event)
-        if kind is Tick:
-            self._tick()
-            return None
         state = self.state
-        if kind in _MESSAGES:
+        admission = _ADMISSION.get(kind)
+        if admission is not None:
             assert event.to == state.peer, "a message for somebody else"  # type: ignore[union-attr]  # is a Message
-            if kind in _ANSWERS and not self._knows(event.sender):  # type: ignore[union-attr]  # is an answer
-                return Refusal.UNKNOWN_PEER
-            if kind not in _TERMLESS:
-                term = event.term  # type: ignore[union-attr]  # only termless messages lack it
+            if admission is not _Admission.FREE:
+                if admission is _Admission.BY_TERM_AND_MEMBERSHIP and not self._knows(event.sender):  # type: ignore[union-attr]  # is an answer
+                    return Refusal.UNKNOWN_PEER
+                term = event.term  # type: ignore[union-attr]  # only free messages lack it
                 if term != state.term and not self._admit(event, term):  # type: ignore[arg-type]  # is a Message
                     return None
+        elif kind is Tick:
+            self._tick()
+            return None
         return TABLES[type(state.role)][kind](state, event)
 
     def _knows(self, peer: PeerId) -> bool:
@@ -141,57 +161,56 @@ class Core:
         """Everything asked for since the last batch. Empty where there is nothing."""
         state = self.state
         log = state.log
-        standing = self._standing()
         messages, state.messages = state.messages, []
         reads, state.reads = state.reads, []
         write = self._take_write()
         entries = log.take_committed(unstable_too=state.options.apply_unstable)
-        effects = Effects(
-            standing=None if standing == self._given_standing else standing,
-            messages=tuple(messages),
-            write=write,
-            apply=self._apply(entries) if entries else None,
-            reads=tuple(reads),
+        return Effects(
+            self._take_standing() if self._has_new_standing() else None,
+            tuple(messages),
+            write,
+            self._apply(entries) if entries else None,
+            tuple(reads),
         )
-        self._given_standing = standing
-        return effects
 
-    def _standing(self) -> Standing:
+    def _has_new_standing(self) -> bool:
+        role, given = self.state.role, self._given_standing
+        return role.leader != given.leader or type(role) is not given.role
+
+    def _take_standing(self) -> Standing:
         role = self.state.role
-        return Standing(type(role), role.leader)
+        self._given_standing = Standing(type(role), role.leader)
+        return self._given_standing
+
+    def _has_new_hard_state(self) -> bool:
+        state, given = self.state, self._given_hard_state
+        return state.log.committed != given.commit or state.term != given.term or state.vote != given.vote
 
     def _take_write(self) -> Write | None:
         state = self.state
         log = state.log
-        given, hard_state = self._given_hard_state, state.hard_state
-        has_new_state = hard_state != given
+        given = self._given_hard_state
+        hard_state: HardState | None = None
+        if self._has_new_hard_state():
+            hard_state = self._given_hard_state = state.hard_state
         answers, state.after_write = state.after_write, []
-        snapshot = log.take_snapshot_to_write()
-        entries = log.take_unwritten() if log.has_unwritten else ()
-        if not (has_new_state or answers or entries or snapshot is not None):
+        snapshot = log.take_snapshot_to_write() if log.incoming_snapshot is not None else None
+        entries = log.take_unwritten() if log.writing < log.last_index else ()
+        if not answers and not entries and hard_state is None and snapshot is None:
             return None
-        if not log.is_stable or snapshot is not None:
+        if log.stable < log.last_index or snapshot is not None:
             answers.append(self._written(snapshot))
-        self._given_hard_state = hard_state
-        return Write(
-            hard_state=hard_state if has_new_state else None,
-            entries=entries,
-            snapshot=snapshot,
-            must_sync=_must_sync(given, hard_state, entries),
-            answers=tuple(answers),
-        )
+        # A commit index alone may be lost: it can be learned again.
+        must_sync = bool(entries) or given.term != state.term or given.vote != state.vote
+        return Write(hard_state, entries, snapshot, must_sync, tuple(answers))
 
     def _written(self, snapshot: SnapshotMeta | None) -> Written:
         state, log = self.state, self.state.log
-        last_index, last_term = (0, 0) if log.is_stable else (log.last_index, log.last_term)
-        return Written(state.peer, state.term, last_index, last_term, snapshot)
+        if log.stable == log.last_index:
+            return Written(state.peer, state.term, 0, 0, snapshot)
+        return Written(state.peer, state.term, log.last_index, log.last_term, snapshot)
 
     def _apply(self, entries: tuple[Entry, ...]) -> Apply:
         size = self.state.log.size_of(entries)
         payload_bytes = size - len(entries) * ENTRY_OVERHEAD_BYTES
         return Apply(entries, Applied(self.state.peer, entries[-1].index, size, payload_bytes))
-
-
-def _must_sync(given: HardState, hard_state: HardState, entries: tuple[Entry, ...]) -> bool:
-    """A commit index alone may be lost: it can be learned again."""
-    return bool(entries) or given.term != hard_state.term or given.vote != hard_state.vote

@@ -31,6 +31,7 @@ class Log:
         "base_term",
         "committed",
         "incoming_snapshot",
+        "last_index",
         "snapshot",
         "snapshot_is_writing",
         "stable",
@@ -41,6 +42,7 @@ class Log:
         self.snapshot = snapshot
         """The newest one there is, for peers that need entries we no longer have."""
         self.base_index, self.base_term, retained = _retained(snapshot, entries)
+        self.last_index = self.base_index
         self._entries: list[Entry] = []
         self._sizes: list[int] = []
         self._base_size = 0
@@ -60,10 +62,6 @@ class Log:
         return self.base_index + 1
 
     @property
-    def last_index(self) -> int:
-        return self.base_index + len(self._entries)
-
-    @property
     def last_term(self) -> int:
         return self._entries[-1].term if self._entries else self.base_term
 
@@ -73,6 +71,10 @@ class Log:
         if 0 < position <= len(self._entries):
             return self._entries[position - 1].term
         return self.base_term if position == 0 else None
+
+    def entry_at(self, index: int) -> Entry:
+        assert self.base_index < index <= self.last_index, "this entry is not here"
+        return self._entries[index - self.base_index - 1]
 
     def matches(self, index: int, term: int) -> bool:
         return self.term_at(index) == term
@@ -99,31 +101,28 @@ class Log:
 
     def slice(self, first: int, last: int, bytes_max: int) -> tuple[Entry, ...]:
         """Entries from `first` to `last`, cut to `bytes_max` but never to nothing."""
-        start, stop = first - self.first_index, last - self.base_index
-        assert start >= 0, "compacted entries cannot be read"
-        if start >= stop:
+        if first > last:
             return ()
+        start, stop = first - self.base_index - 1, last - self.base_index
+        assert start >= 0, "compacted entries cannot be read"
         assert stop <= len(self._entries), "entries behind the end cannot be read"
-        if self._size_between(start, stop) > bytes_max:
-            stop = max(start + 1, bisect_right(self._sizes, self._size_before(start) + bytes_max, start, stop))
+        sizes = self._sizes
+        before = sizes[start - 1] if start else self._base_size
+        if sizes[stop - 1] - before > bytes_max:
+            stop = max(start + 1, bisect_right(sizes, before + bytes_max, start, stop))
         return tuple(self._entries[start:stop])
 
     def size_of(self, entries: Sequence[Entry]) -> int:
         """Of entries that are in this log, without walking them."""
         if not entries:
             return 0
-        start = entries[0].index - self.first_index
-        return self._size_between(start, start + len(entries))
+        start = entries[0].index - self.base_index - 1
+        before = self._sizes[start - 1] if start else self._base_size
+        return self._sizes[start + len(entries) - 1] - before
 
     def has_membership_change(self, first: int, last: int) -> bool:
         start, stop = first - self.first_index, last - self.base_index
         return any(entry.kind is not EntryKind.COMMAND for entry in self._entries[max(start, 0) : stop])
-
-    def _size_before(self, position: int) -> int:
-        return self._sizes[position - 1] if position else self._base_size
-
-    def _size_between(self, start: int, stop: int) -> int:
-        return self._sizes[stop - 1] - self._size_before(start)
 
     # Growing.
 
@@ -144,6 +143,7 @@ class Log:
     def _extend(self, entries: Sequence[Entry]) -> None:
         size = self._sizes[-1] if self._sizes else self._base_size
         self._entries.extend(entries)
+        self.last_index = self.base_index + len(self._entries)
         push = self._sizes.append
         for entry in entries:
             size += len(entry.data) + ENTRY_OVERHEAD_BYTES
@@ -176,12 +176,10 @@ class Log:
             assert index <= self.last_index, "what is committed must be here"
             self.committed = index
 
-    def _appliable(self, *, unstable_too: bool) -> int:
-        return self.committed if unstable_too else min(self.committed, self.stable)
-
     def has_committed(self, *, unstable_too: bool) -> bool:
         return (
-            self.applying < self._appliable(unstable_too=unstable_too)
+            self.applying < self.committed
+            and (unstable_too or self.applying < self.stable)
             and not self.apply_is_paused
             and self.incoming_snapshot is None
         )
@@ -190,7 +188,7 @@ class Log:
         """The next entries to apply, as many as the bound on bytes being applied allows."""
         if not self.has_committed(unstable_too=unstable_too):
             return ()
-        appliable = self._appliable(unstable_too=unstable_too)
+        appliable = self.committed if unstable_too else min(self.committed, self.stable)
         room = self._apply_bytes_max - self._applying_bytes
         assert room > 0, "applying is paused at its bound"
         entries = self.slice(self.applying + 1, appliable, room)
@@ -210,18 +208,10 @@ class Log:
 
     # Writing.
 
-    @property
-    def has_unwritten(self) -> bool:
-        return self.writing < self.last_index
-
     def take_unwritten(self) -> tuple[Entry, ...]:
         first = self.writing - self.base_index
         self.writing = self.last_index
         return tuple(self._entries[first:])
-
-    @property
-    def is_stable(self) -> bool:
-        return self.stable >= self.last_index
 
     def stable_to(self, index: int, term: int) -> None:
         """A write finished. Where the entry at `index` is another one by now, it says nothing (the ABA race)."""
@@ -242,6 +232,7 @@ class Log:
 
     def _rebase(self, index: int, term: int) -> None:
         self.base_index, self.base_term = index, term
+        self.last_index = index
         self._entries = []
         self._sizes = []
         self._base_size = 0
