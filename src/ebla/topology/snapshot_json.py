@@ -1,0 +1,49 @@
+"""A snapshot as JSON, for people and for `explain`: the rows under their group 0 keys."""
+
+import msgspec
+
+from ebla.model.errors import InvalidRequest
+from ebla.topology import keys
+from ebla.topology.keys import Row, TabletMapRow, chunk_row
+from ebla.topology.rebuild import with_rows
+from ebla.topology.snapshot import Snapshot
+
+FORMAT = 1
+
+
+class SnapshotFile(msgspec.Struct, frozen=True):
+    format: int
+    rows: dict[str, Row]
+
+
+def rows_of(snapshot: Snapshot) -> dict[str, Row]:
+    """Every row, by key; the snapshot can be made from them again."""
+    rows: dict[str, Row] = {keys.STATE: snapshot.state}
+    rows.update({keys.node_key(each.host): each for each in snapshot.nodes.values()})
+    rows.update({keys.request_key(each.id): each for each in snapshot.node_requests.values()})
+    rows.update({keys.request_key(each.id): each for each in snapshot.global_requests.values()})
+    rows.update({keys.session_key(each.id): each for each in snapshot.sessions.values()})
+    rows.update({keys.keyspace_key(each.name): each for each in snapshot.keyspaces.values()})
+    rows.update({keys.table_key(each.id): each for each in snapshot.tables.values()})
+    rows.update({keys.generation_key(each.id): each for each in snapshot.cdc_generations.values()})
+    rows.update({keys.part_key(*identity): part for identity, part in snapshot.cdc_parts.items()})
+    for table, tablets in snapshot.tablets.items():
+        rows[keys.map_key(table)] = TabletMapRow(tablets.tablet_count, tablets.resize)
+        for index, chunk in enumerate(tablets.chunks):
+            rows[keys.chunk_key(table, index)] = chunk_row(chunk.replicas, chunk.repair_times_ms)
+        rows.update({keys.transition_key(table, number): each for number, each in tablets.transitions()})
+    return {key: rows[key] for key in sorted(rows)}
+
+
+def to_json(snapshot: Snapshot) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(SnapshotFile(FORMAT, rows_of(snapshot))), indent=1)
+
+
+def from_json(text: bytes) -> Snapshot:
+    try:
+        file = msgspec.json.decode(text, type=SnapshotFile)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"this is no snapshot of a topology: {error}") from error
+    if file.format != FORMAT:
+        raise InvalidRequest(f"the snapshot has format {file.format}, and this release reads {FORMAT}")
+    return with_rows(Snapshot(), dict(file.rows))
