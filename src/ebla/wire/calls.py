@@ -56,15 +56,11 @@ class Target:
     expected_host: HostId | None = None
 
 
-class _Pending:
-    """A request that is sent and not answered. Its future is given the answer's body or the error, never raises."""
+_Outcome = asyncio.Future[msgspec.Raw | EblaError]
+"""Given the answer's body or the error; never raises by itself, so one that nobody awaits any more makes no noise."""
 
-    __slots__ = ("bytes", "expires_at", "outcome")
-
-    def __init__(self, outcome: "asyncio.Future[msgspec.Raw | EblaError]", expires_at: float, size: int) -> None:
-        self.outcome = outcome
-        self.expires_at = expires_at
-        self.bytes = size
+_Pending = tuple[_Outcome, float, int]
+"""A request that is sent and not answered: its outcome, its deadline, its bytes. A plain tuple: one per request."""
 
 
 class Caller:
@@ -80,6 +76,7 @@ class Caller:
         self._next_id = 1
         self._pending: dict[int, _Pending] = {}
         self._pending_bytes = 0
+        self._withdrawn = False
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._answer_decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
         self._deadlines = Deadlines(self._loop, limits.deadline_slack_ms, self._expire)
@@ -134,9 +131,9 @@ class Caller:
         self._deadlines.close()
         pending, self._pending = self._pending, {}
         self._pending_bytes = 0
-        for entry in pending.values():
-            if not entry.outcome.done():
-                entry.outcome.set_result(ConnectionLost(f"{self._peer_name()}: {self.closed_cause}"))
+        for outcome, _, _ in pending.values():
+            if not outcome.done():
+                outcome.set_result(ConnectionLost(f"{self._peer_name()}: {self.closed_cause}"))
         while self._waiting:
             self._waiting.popleft().set_result(None)
         self._greeted.set()
@@ -204,12 +201,13 @@ class Caller:
             raise Unreachable(f"{self._peer_name()}: {self.closed_cause}")
         request_id = self._next_id
         frame = encode(Request(request_id, verb.number, deadline_ms, with_body(request)))
-        if len(frame) > self._frame_bytes_max:
-            raise _too_large(verb.name, len(frame), self._frame_bytes_max)
+        size = len(frame)
+        if size > self._frame_bytes_max:
+            raise _too_large(verb.name, size, self._frame_bytes_max)
         self._next_id = request_id + 1
-        outcome: asyncio.Future[msgspec.Raw | EblaError] = self._loop.create_future()
-        self._pending[request_id] = _Pending(outcome, expires_at, len(frame))
-        self._pending_bytes += len(frame)
+        outcome: _Outcome = self._loop.create_future()
+        self._pending[request_id] = (outcome, expires_at, size)
+        self._pending_bytes += size
         link.send(frame)
         if expires_at < self._deadlines.armed_at:
             self._deadlines.note(expires_at)
@@ -250,29 +248,31 @@ class Caller:
     def _settle(self, request_id: int, result: msgspec.Raw | EblaError) -> None:
         entry = self._pending.pop(request_id, None)
         if entry is not None:
-            self._pending_bytes -= entry.bytes
-            if not entry.outcome.done():
-                entry.outcome.set_result(result)
+            outcome, _, size = entry
+            self._pending_bytes -= size
+            if not outcome.done():
+                outcome.set_result(result)
         if self._waiting:
             self._admit_waiting()
 
     def _withdraw(self, request_id: int) -> None:
         entry = self._pending.pop(request_id, None)
         if entry is not None and self._link is not None:
-            self._pending_bytes -= entry.bytes
+            self._pending_bytes -= entry[2]
+            self._withdrawn = True
             self._link.send(encode(Cancel(request_id)))
             self._admit_waiting()
 
     def _expire(self, now: float) -> float:
         earliest = math.inf
         passed = []
-        for request_id, entry in self._pending.items():
-            if entry.expires_at <= now:
+        for request_id, (_, expires_at, _) in self._pending.items():
+            if expires_at <= now:
                 passed.append(request_id)
-            elif entry.expires_at < earliest:
-                earliest = entry.expires_at
+            elif expires_at < earliest:
+                earliest = expires_at
         for request_id in passed:
-            outcome = self._pending[request_id].outcome
+            outcome = self._pending[request_id][0]
             self._withdraw(request_id)
             if not outcome.done():
                 outcome.set_result(DeadlineExceeded(f"{self._peer_name()} did not answer in time"))
@@ -281,16 +281,19 @@ class Caller:
     # ---- back-pressure
 
     def _has_room(self) -> bool:
-        """Bytes of requests that ended early may still lie in the link's queue: a peer that does not read must not
-        make us fill it with ever new requests, so the queue counts as well as what is under way."""
         limits = self._limits
         if self.closed_cause is not None:
             return True  # nothing to wait for: the call fails by itself
-        return (
-            len(self._pending) < limits.in_flight_requests_max
-            and self._pending_bytes < limits.in_flight_bytes_max
-            and (self._link is None or self._link.queued_bytes < limits.in_flight_bytes_max)
-        )
+        if len(self._pending) >= limits.in_flight_requests_max or self._pending_bytes >= limits.in_flight_bytes_max:
+            return False
+        return not self._withdrawn or self._is_queue_short()
+
+    def _is_queue_short(self) -> bool:
+        """Bytes of requests that ended early may still lie in the link's queue: a peer that does not read must not
+        make us fill it with ever new requests. Where none ended early, what is under way counts every byte queued."""
+        queued = 0 if self._link is None else self._link.queued_bytes
+        self._withdrawn = queued > 0
+        return queued < self._limits.in_flight_bytes_max
 
     async def _wait_for_room(self, verb: Verb[Q, A], expires_at: float) -> int:
         """Waits in line and returns what is left of the deadline, in milliseconds."""

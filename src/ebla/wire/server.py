@@ -43,20 +43,18 @@ from ebla.wire.verbs import A, Notice, Q, Verb
 _MISSING_IDS_MAX = 4096
 
 
-class IncomingCall:
-    """What a served function learns besides the request."""
+class IncomingCall(msgspec.Struct, frozen=True, gc=False):
+    """What a served function learns besides the request. A struct only because one is made per request."""
 
-    __slots__ = ("_loop", "expires_at", "lane", "peer")
-
-    def __init__(self, peer: Introduction, lane: Lane, expires_at: float, loop: asyncio.AbstractEventLoop) -> None:
-        self.peer = peer
-        self.lane = lane
-        self.expires_at = expires_at
-        self._loop = loop
+    peer: Introduction
+    lane: Lane
+    expires_at: float
+    """By the loop's clock; infinite for a notice."""
+    loop: asyncio.AbstractEventLoop
 
     def remaining_ms(self) -> int:
-        """What is left for calls made on behalf of this one. Infinite deadlines (of notices) give a day."""
-        return max(0, math.floor(min(self.expires_at - self._loop.time(), 86_400.0) * 1000))
+        """What is left for calls made on behalf of this one; a day at most."""
+        return max(0, math.floor(min(self.expires_at - self.loop.time(), 86_400.0) * 1000))
 
 
 Serve = Callable[[Q, IncomingCall], A] | Callable[[Q, IncomingCall], Awaitable[A]]
@@ -72,12 +70,8 @@ class _Served:
     task: Callable[[Any, IncomingCall], Awaitable[Any]] | None
 
 
-class _Running:
-    __slots__ = ("expires_at", "task")
-
-    def __init__(self, task: "asyncio.Task[None]", expires_at: float) -> None:
-        self.task = task
-        self.expires_at = expires_at
+_Running = tuple["asyncio.Task[None]", float]
+"""A request under way: its task and its deadline."""
 
 
 class Server:
@@ -284,8 +278,9 @@ class ServedLink:
         else:
             task = self._start(self._run(message.id, served, request, call))
             if task is not None:
-                self._running[message.id] = _Running(task, call.expires_at)
-                self._deadlines.note(call.expires_at)
+                self._running[message.id] = (task, call.expires_at)
+                if call.expires_at < self._deadlines.armed_at:
+                    self._deadlines.note(call.expires_at)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
         try:
@@ -365,15 +360,15 @@ class ServedLink:
         """Off the table here, not in the task's `finally`: a task cancelled before its first step never gets there."""
         running = self._running.pop(request_id, None)
         if running is not None:
-            running.task.cancel(cause)
+            running[0].cancel(cause)
 
     def _expire(self, now: float) -> float:
         earliest = math.inf
-        for request_id, running in list(self._running.items()):
-            if running.expires_at <= now:
+        for request_id, (_, expires_at) in list(self._running.items()):
+            if expires_at <= now:
                 self._stop_running(request_id, "its deadline has passed")
-            elif running.expires_at < earliest:
-                earliest = running.expires_at
+            elif expires_at < earliest:
+                earliest = expires_at
         return earliest
 
     # ---- answers
