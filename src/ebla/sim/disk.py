@@ -395,13 +395,21 @@ def _settle_content(content: _Content, chance: SimChance) -> None:
 
 
 def _tear(target: bytearray, offset: int, data: bytes, chance: SimChance) -> None:
-    """A part of the write: its beginning, or some of its sectors with old bytes or zeros between them."""
-    if chance.happens(0.5):
-        _apply(target, offset, data[: chance.randrange(0, len(data) + 1)])
-        return
-    for start in range(0, len(data), SECTOR_BYTES):
-        if chance.happens(0.5):
-            _apply(target, offset + start, data[start : start + SECTOR_BYTES])
+    """A part of the write: its beginning, some of its sectors, or its whole length with the end never written."""
+    kept = chance.randrange(0, len(data) + 1)
+    match chance.randrange(0, 4):
+        case 0:
+            _apply(target, offset, data[:kept])
+        case 1:
+            _apply(target, offset, data[:kept] + bytes(len(data) - kept))
+        case 2:  # blocks that belonged to another file before, which some file systems let through where a file grows
+            garbage_from = max(kept, min(len(target) - offset, len(data)))
+            _apply(target, offset, data[:kept])
+            _apply(target, offset + garbage_from, chance.bytes(len(data) - garbage_from))
+        case _:
+            for start in range(0, len(data), SECTOR_BYTES):
+                if chance.happens(0.5):
+                    _apply(target, offset + start, data[start : start + SECTOR_BYTES])
 
 
 def _walk(folder: _Folder, path: str) -> Iterator[tuple[str, _Content]]:

@@ -44,22 +44,23 @@ class Outcome:
         return f"python -m ebla.sim --scenario {self.scenario} --seed {self.seed} --seconds {self.seconds:g} --narrate"
 
 
+def scenario_names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(scenarios.__path__))
+
+
 def all_scenarios() -> dict[str, Scenario]:
-    found: dict[str, Scenario] = {}
-    for module_info in sorted(pkgutil.iter_modules(scenarios.__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{scenarios.__name__}.{module_info.name}")
-        scenario = module.SCENARIO
-        assert isinstance(scenario, Scenario), f"{module.__name__}.SCENARIO is not a Scenario"
-        assert scenario.name not in found, f"two scenarios are called {scenario.name}"
-        found[scenario.name] = scenario
-    return found
+    return {name: find_scenario(name) for name in scenario_names()}
 
 
 def find_scenario(name: str) -> Scenario:
-    found = all_scenarios()
-    if name not in found:
-        raise InvalidRequest(f"there is no scenario {name!r}", advice=f"there are: {', '.join(found)}")
-    return found[name]
+    """A scenario is called as its file is, so that one can be run without importing the others."""
+    if name not in scenario_names():
+        raise InvalidRequest(f"there is no scenario {name!r}", advice=f"there are: {', '.join(scenario_names())}")
+    module = importlib.import_module(f"{scenarios.__name__}.{name}")
+    scenario = module.SCENARIO
+    assert isinstance(scenario, Scenario), f"{module.__name__}.SCENARIO is not a Scenario"
+    assert scenario.name == name, f"the scenario of {module.__name__} calls itself {scenario.name}"
+    return scenario
 
 
 def run_scenario(

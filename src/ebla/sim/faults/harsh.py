@@ -7,7 +7,7 @@ cut in one direction, a crash between two syncs and a late frame in the same sec
 import dataclasses
 from collections.abc import Sequence
 
-from ebla.sim.faults import devices, links, processes
+from ebla.sim.faults import devices, distress, links, processes
 from ebla.sim.faults.fault import Fault, storm
 from ebla.sim.world import Unit, World
 
@@ -16,6 +16,8 @@ PROCESS_FAULTS = (
     Fault("crash and back", 3.0, processes.crash_and_back),
     Fault("kill", 1.0, processes.kill),
     Fault("power cut", 1.5, processes.power_cut),
+    Fault("crash in sync", 2.0, distress.crash_in_sync),
+    Fault("crash while unheard", 2.0, distress.crash_while_unheard),
     Fault("pause", 1.5, processes.pause),
     Fault("start the down", 4.0, processes.start_the_down),
 )

@@ -14,7 +14,7 @@ from ebla.sim.workloads.register_client import Load, RegisterClient
 from ebla.sim.world import World
 
 REPLICAS = ("r1", "r2", "r3")
-CLIENTS = ("c1", "c2", "c3", "c4")
+CLIENTS = ("c1", "c2", "c3", "c4", "c5", "c6")
 PORT = 7000
 CALM_S = 30.0
 

@@ -143,6 +143,7 @@ class RegisterClient:
 
 
 def _draw_call(kind: int, number: int) -> RegisterCall:
+    """Amounts differ, so that the value tells which changes it contains: equal ones could stand for each other."""
     if kind < 40:
         return Read()
-    return Write(number * 1000) if kind < 55 else Add(1)
+    return Write(number * 1_000_000) if kind < 50 else Add(number)

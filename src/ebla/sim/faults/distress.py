@@ -1,0 +1,53 @@
+"""Crashes at bad moments. A crash at a random time seldom falls between a decision and its sync, or between two frames
+that should arrive together; so the moment is stretched first, and the crash comes inside it."""
+
+import asyncio
+from collections.abc import Sequence
+
+from ebla.sim.world import Unit, World
+
+
+async def crash_in_sync(world: World, units: Sequence[Unit]) -> None:
+    """Some or all machines lose power while every sync takes long: whoever spoke before it is found out."""
+    struck = list(units) if world.chance.happens(0.6) else [world.chance.choice(units)]
+    sync_ms = world.chance.between(20.0, 250.0)
+    world.tell("faults", f"syncs of {_names(struck)} need {sync_ms:.0f} ms until they crash")
+    for unit in struck:
+        unit.machine.disk.behaviour.sync_ms = sync_ms
+    try:
+        await asyncio.sleep(world.chance.between(0.0, 0.5))
+        for unit in struck:
+            unit.crash()
+    finally:
+        for unit in struck:
+            unit.machine.disk.heal()
+    await _back(world, struck)
+
+
+async def crash_while_unheard(world: World, units: Sequence[Unit]) -> None:
+    """One unit crashes after a moment in which the others heard only some of what it said."""
+    unit = world.chance.choice(units)
+    loss = world.chance.between(0.3, 0.8)
+    paths = [world.network.path(unit.name, peer.name) for peer in units if peer is not unit]
+    world.tell("faults", f"{unit.name} is half heard until it crashes")
+    for path in paths:
+        path.extra_loss = loss
+    try:
+        await asyncio.sleep(world.chance.between(0.0, 0.4))
+        unit.crash()
+    finally:
+        for path in paths:
+            path.extra_loss = 0.0
+    await asyncio.sleep(world.chance.exponential(0.7))
+    await _back(world, [unit])
+
+
+async def _back(world: World, units: Sequence[Unit]) -> None:
+    for unit in units:
+        await asyncio.sleep(world.chance.exponential(0.1))
+        if unit.down:
+            unit.start()
+
+
+def _names(units: Sequence[Unit]) -> str:
+    return ", ".join(unit.name for unit in units)

@@ -1,0 +1,188 @@
+"""Bugs of the example register: the measure of the simulator. One that escapes says the adversary is too gentle."""
+
+from tests.mutations.framework import Mutation, SimSeeds
+
+SEEDS = SimSeeds("register", "1-200")
+CORE = "ebla.sim.example.register"
+PROCESS = "ebla.sim.example.process"
+STORE = "ebla.sim.example.store"
+
+
+def _bug(name: str, module: str, change: tuple[str, str], why: str) -> Mutation:
+    return Mutation(name=f"register-{name}", module=module, find=change[0], replace=change[1], check=SEEDS, why=why)
+
+
+MUTATIONS = (
+    _bug(
+        "answer-before-sync",
+        STORE,
+        ("        await self._journal.sync()\n", ""),
+        "an answered change is gone after a power cut",
+    ),
+    _bug(
+        "send-before-store",
+        PROCESS,
+        (
+            """        if effects.held is not None:
+            await self._store.save(effects.held)
+        for target, message in effects.sends:
+            self._send(target, message)
+""",
+            """        for target, message in effects.sends:
+            self._send(target, message)
+        if effects.held is not None:
+            await self._store.save(effects.held)
+""",
+        ),
+        "a replica that crashes between both has said what it then forgets",
+    ),
+    _bug(
+        "forget-after-crash",
+        STORE,
+        ("held = last_record(_content(disk)) or Held()", "held = Held()"),
+        "a replica that was restarted votes for a state without answered changes",
+    ),
+    _bug(
+        "folder-not-synced",
+        STORE,
+        ("    await disk.sync_folder(FOLDER)\n", ""),
+        "after a power cut the journal is the one from before the rename",
+    ),
+    _bug(
+        "journal-gone-on-with",
+        STORE,
+        (
+            "return Store(disk, await rewrite(disk, held), held)",
+            "return Store(disk, disk.open(JOURNAL) if disk.exists(JOURNAL) else await rewrite(disk, held), held)",
+        ),
+        "records after a torn one, or after a failed sync, are never read again",
+    ),
+    _bug(
+        "torn-record-taken",
+        STORE,
+        ("if len(body) < length or zlib.crc32(body) != checksum or not body:", "if len(body) < length or not body:"),
+        "half a record is taken for a state",
+    ),
+    _bug(
+        "promise-not-kept",
+        CORE,
+        (
+            """        if epoch > self.held.promised:
+            self._hold(msgspec.structs.replace(self.held, promised=epoch))
+            self.role = Backup()
+        self._put_off_election(now_ms)
+        self._send(sender, Promise(epoch, self.held))
+""",
+            """        if epoch > self.held.promised:
+            self.role = Backup()
+        self._put_off_election(now_ms)
+        self._send(sender, Promise(epoch, self.held))
+""",
+        ),
+        "two primaries at once: the old one still gets its changes stored",
+    ),
+    _bug(
+        "two-primaries",
+        CORE,
+        ("            self._send(peer, Prepare(epoch))\n", "            self._lead(epoch, self.held)\n"),
+        "a replica that is cut off leads by itself",
+    ),
+    _bug(
+        "old-primary-obeyed",
+        CORE,
+        (
+            """        if epoch < self.held.promised:
+            self._send(sender, Outdated(self.held.promised))
+            return False
+        if epoch > self.held.promised:
+            self._hold(msgspec.structs.replace(self.held, promised=epoch))
+        self._newest_epoch""",
+            """        if epoch > self.held.promised:
+            self._hold(msgspec.structs.replace(self.held, promised=epoch))
+        self._newest_epoch""",
+        ),
+        "a primary that was replaced goes on confirming reads of its old state",
+    ),
+    _bug(
+        "stale-read",
+        CORE,
+        (
+            "        self._wait(primary, ask, self.held.value, primary.round)\n",
+            "        self._send(ask.client, Answer(ask.client, ask.number, self.held.value))\n",
+        ),
+        "a replaced primary answers reads from the past",
+    ),
+    _bug(
+        "read-of-unstored",
+        CORE,
+        (
+            "if waiting.sequence <= stored and waiting.round <= confirmed:",
+            "if (waiting.round or waiting.sequence <= stored) and waiting.round <= confirmed:",
+        ),
+        "a read shows a change that is lost afterwards",
+    ),
+    _bug(
+        "answer-from-minority",
+        CORE,
+        ("return sorted(numbers, reverse=True)[self._majority - 1]", "return sorted(numbers, reverse=True)[0]"),
+        "an answered change is on one replica only",
+    ),
+    _bug(
+        "oldest-state-taken-over",
+        CORE,
+        ("return max(promises, key=lambda held: held.age)", "return promises[0]"),
+        "a new primary starts from its own state, without changes it missed",
+    ),
+    _bug(
+        "sequence-without-epoch",
+        CORE,
+        ("return max(promises, key=lambda held: held.age)", "return max(promises, key=lambda held: held.sequence)"),
+        "a long line of changes nobody answered beats the right state",
+    ),
+    _bug(
+        "duplicate-apply",
+        CORE,
+        ("if before is not None and ask.number <= before.number:", "if False:"),
+        "a repeated request is counted twice",
+    ),
+    _bug(
+        "retries-forgotten-by-backups",
+        CORE,
+        (
+            "self._hold(msgspec.structs.replace(held, promised=epoch))\n        # A frame",
+            "self._hold(msgspec.structs.replace(held, promised=epoch, answers=self.held.answers))\n        # A frame",
+        ),
+        "a request repeated at the next primary is counted twice",
+    ),
+    _bug(
+        "lost-retry",
+        CORE,
+        (
+            """            if ask.number == before.number:
+                self._wait(primary, ask, before.result, 0)
+            return
+""",
+            """            return
+""",
+        ),
+        "a client whose answer was lost waits for ever",
+    ),
+    _bug(
+        "retry-answered-too-early",
+        CORE,
+        (
+            "                self._wait(primary, ask, before.result, 0)\n",
+            "                self._send(ask.client, Answer(ask.client, ask.number, before.result))\n",
+        ),
+        "a repeated request is answered from a change that no majority has",
+    ),
+    _bug(
+        "late-state-acknowledged",
+        CORE,
+        (
+            "self._send(sender, Stored(epoch, self.held.sequence))",
+            "self._send(sender, Stored(epoch, self.held.sequence + 1))",
+        ),
+        "a change counts as stored where it is not",
+    ),
+)
