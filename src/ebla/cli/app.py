@@ -25,11 +25,11 @@ from ebla.runtime.event_loop import new_event_loop
 from ebla.version import release
 
 HELP = """
-Ebla: a replicated, tablet-sharded table store, with its data pipeline on Spark.
+Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
 
 [bold]A cluster on this machine[/bold]
 
-  ebla up                     three nodes on 127.0.0.1 to .3; Ctrl-C stops them
+  ebla up                     three nodes, shown live; Ctrl-C stops them
   ebla up --no-follow         the same in the background
   ebla status                 who is up, as the nodes see each other
   ebla status --json          the same for programs

@@ -1,0 +1,131 @@
+"""Real nodes for tests: on addresses of their own, with bounded waits, and none left behind."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ebla.cli.asking import ask_all
+from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
+from ebla.client.cluster_view import ClusterView, NodeView, view_of
+
+QUICK = (
+    "limits.peer_heartbeat_ms=100",
+    "limits.peer_silence_ms=1000",
+    "limits.child_heartbeat_ms=100",
+    "limits.feed_silence_ms=1000",
+    "limits.child_silence_ms=2000",
+    "limits.child_restart_pause_ms=50",
+    "limits.free_disk_bytes_min=0",
+)
+"""Limits short enough for a test and long enough for a busy machine."""
+
+
+def eventually(condition: Callable[[], object], what: str, seconds: float = 20.0) -> float:
+    """Waits until the condition holds, and fails with `what` after the bound. Returns how long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
+        time.sleep(0.03)
+    return time.monotonic() - began
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is dead: only its parent has not looked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def random_base_address() -> str:
+    """The first address of a /24 of the loopback network, apart from those of tests that run at the same time."""
+    return f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
+
+
+class LocalNodes:
+    """Nodes that a test makes, starts and hurts."""
+
+    def __init__(self, data: Path, nodes: int, settings: Sequence[str] = ()) -> None:
+        self.data = data
+        shape = Shape(nodes, 1, random_base_address(), "test", (*QUICK, *settings))
+        self.nodes: list[LocalNode] = find_or_make_nodes(data, shape)
+        give_identities(self.nodes)
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, number: int = 0) -> subprocess.Popen[bytes]:
+        """Starts one node and returns at once. Its output goes to a file beside its log."""
+        with (self.nodes[number].folder.run / "test-output").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ebla.node", "control", "--options", str(self.nodes[number].options_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self._started.append(process)
+        return process
+
+    def start_all(self) -> None:
+        for number in range(len(self.nodes)):
+            self.start(number)
+        self.wait_all_up()
+
+    def wait_all_up(self) -> None:
+        eventually(lambda: self.view().all_up, "every node is up and sees the others", 40.0)
+
+    def view(self) -> ClusterView:
+        return asyncio.run(_view(self.nodes))
+
+    def view_from(self, *numbers: int) -> ClusterView:
+        """As these nodes alone tell it: a node that does not answer is not waited for."""
+        return asyncio.run(_view([self.nodes[number] for number in numbers]))
+
+    def node(self, number: int = 0) -> NodeView:
+        return self.view().nodes[number]
+
+    def pid(self, process: str, number: int = 0) -> int:
+        found = {each.name: each.pid for each in self.node(number).processes}
+        pid = found[process]
+        assert pid is not None
+        return pid
+
+    def output(self, number: int = 0) -> str:
+        return (self.nodes[number].folder.run / "test-output").read_text()
+
+    def end_all(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGCONT)
+                process.terminate()
+        for process in self._started:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        for node in self.nodes:
+            eventually(node.is_gone, f"{node.name} left a process behind")
+
+
+async def _view(nodes: Sequence[LocalNode]) -> ClusterView:
+    return view_of(await ask_all(nodes))
+
+
+@pytest.fixture
+def make_nodes(tmp_path: Path) -> Iterator[Callable[..., LocalNodes]]:
+    made: list[LocalNodes] = []
+
+    def make(nodes: int = 1, settings: Sequence[str] = ()) -> LocalNodes:
+        made.append(LocalNodes(tmp_path / f"c{len(made)}", nodes, settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end_all()

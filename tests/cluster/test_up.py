@@ -1,0 +1,119 @@
+"""`ebla up`, `status` and `down` from end to end, as somebody at a terminal runs them."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.conftest import QUICK, eventually, random_base_address
+
+from ebla.cli.local_cluster import find_nodes
+
+SETTINGS = [flag for setting in QUICK for flag in ("--set", setting)]
+
+
+class Terminal:
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.base_address = random_base_address()
+
+    def command(self, name: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "ebla", name, "--data", str(self.data), *arguments]
+
+    def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command(name, *arguments), capture_output=True, text=True, timeout=100, check=False)
+
+    def up_arguments(self, nodes: int) -> list[str]:
+        return ["--nodes", str(nodes), "--base-address", self.base_address, *SETTINGS]
+
+    def status(self) -> tuple[int, dict[str, Any]]:
+        done = self.run("status", "--json")
+        return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    made = Terminal(tmp_path / "data")
+    yield made
+    if not all(node.is_gone() for node in find_nodes(made.data)):
+        made.run("down")
+        assert all(node.is_gone() for node in find_nodes(made.data))
+
+
+def test_a_cluster_comes_up_shows_itself_goes_down_and_keeps_its_identities(terminal: Terminal) -> None:
+    up = terminal.run("up", "--no-follow", *terminal.up_arguments(3))
+    assert up.returncode == 0, up.stderr
+    prefix = terminal.base_address.rpartition(".")[0]
+    for number in (1, 2, 3):
+        assert f"node{number}  control {prefix}.{number}:7000  shards {prefix}.{number}:7010" in up.stdout
+
+    code, first = terminal.status()
+    assert code == 0
+    assert [(node["name"], node["state"], node["held_up_by"]) for node in first["nodes"]] == [
+        ("node1", "up", 2), ("node2", "up", 2), ("node3", "up", 2)
+    ]  # fmt: skip
+    assert [[process["name"] for process in node["processes"]] for node in first["nodes"]] == [
+        ["control", "shard-0"]
+    ] * 3
+    assert all(node["round_trip_us"] > 0 and node["uptime_ms"] > 0 for node in first["nodes"])
+    hosts = [node["host"] for node in first["nodes"]]
+    assert len(set(hosts)) == 3
+
+    seen = terminal.run("status", "--contact", f"{prefix}.2")
+    assert seen.returncode == 0, seen.stderr
+    assert sorted(re.findall(r"host=(\S+)", seen.stdout)) == sorted(hosts)
+
+    again = terminal.run("up", "--no-follow")
+    assert again.returncode == 1
+    assert "a node already runs in" in again.stderr
+
+    down = terminal.run("down")
+    assert down.stdout == "stopped node1, node2, node3\n"
+    code, stopped = terminal.status()
+    assert code == 1
+    assert [node["trouble"] for node in stopped["nodes"]] == ["stopped: asked to stop"] * 3
+    assert terminal.run("down").stdout.startswith("nothing runs in")
+
+    assert terminal.run("up", "--no-follow").returncode == 0
+    code, second = terminal.status()
+    assert (code, second["cluster"]) == (0, first["cluster"])
+    assert [node["host"] for node in second["nodes"]] == hosts
+
+
+def test_ctrl_c_stops_what_up_follows(terminal: Terminal) -> None:
+    with subprocess.Popen(
+        terminal.command("up", *terminal.up_arguments(2)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as following:
+        assert following.stdout is not None
+        shown: list[str] = []
+        while not shown or not shown[-1].startswith("node2 "):
+            shown.append(following.stdout.readline())
+            assert shown[-1], f"ended early: {shown}"
+        following.send_signal(signal.SIGINT)
+        rest, _ = following.communicate(timeout=20)
+    assert following.returncode == 0
+    assert "all nodes are stopped; their data stay" in rest
+    nodes = find_nodes(terminal.data)
+    assert len(nodes) == 2
+    assert all(node.is_gone() for node in nodes)
+
+
+def test_a_node_that_cannot_start_is_told_with_its_log_and_the_others_are_ended(terminal: Terminal) -> None:
+    assert terminal.run("up", "--no-follow", *terminal.up_arguments(2)).returncode == 0
+    terminal.run("down")
+    nodes = find_nodes(terminal.data)
+    (nodes[1].folder.tls / "node.pem").write_text("not a certificate")
+    up = terminal.run("up", "--no-follow")
+    assert up.returncode == 1
+    assert "node2 ended with status 1 while starting; its log ends with" in up.stderr
+    assert "certificates in" in up.stderr
+    for node in nodes:
+        eventually(node.is_gone, f"{node.name} is ended")
