@@ -1,0 +1,66 @@
+"""Small snapshots for the tests of replicas, shards and streams."""
+
+import uuid
+
+import msgspec
+
+from ebla.model.identity import HostId, Replica, RequestId, SessionId, ShardNumber, TableId
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table, TopologyState
+from ebla.topology.states import NodeState, Strategy, TransitionState
+from ebla.topology.tablet_map import TabletMap, TabletTransition, tablet_map
+
+TABLE = TableId(uuid.UUID(int=0x7AB1E))
+SHARDS = 4
+IGNORE_MSB = 12
+
+
+def host(number: int) -> HostId:
+    return HostId(uuid.UUID(int=number))
+
+
+def session(number: int) -> SessionId:
+    return SessionId(uuid.UUID(int=number))
+
+
+def request_id(number: int) -> RequestId:
+    return RequestId(uuid.UUID(int=number))
+
+
+def replica(number: int, shard: int = 0) -> Replica:
+    return Replica(host(number), ShardNumber(shard))
+
+
+def node(number: int, **fields: object) -> Node:
+    plain = Node(host(number), "dc1", "r1", SHARDS, IGNORE_MSB, "1", f"127.0.0.{number}", 1, NodeState.NORMAL)
+    return msgspec.structs.replace(plain, **fields)
+
+
+def network(**factors: int) -> Replication:
+    return Replication(Strategy.NETWORK_TOPOLOGY, tuple(sorted(factors.items())))
+
+
+def simple(factor: int) -> Replication:
+    return Replication(Strategy.SIMPLE, (("", factor),))
+
+
+def cluster(
+    *nodes: Node,
+    replication: Replication | None = None,
+    tablets: TabletMap | None = None,
+    transition: TransitionState | None = None,
+) -> Snapshot:
+    """One table, on tablets if a map is given."""
+    keyspace = Keyspace("ks", replication or network(dc1=3), on_tablets=tablets is not None)
+    return Snapshot(
+        state=TopologyState(transition=transition),
+        nodes=FrozenMap({each.host: each for each in nodes}),
+        keyspaces=FrozenMap({"ks": keyspace}),
+        tables=FrozenMap({TABLE: Table(TABLE, "ks", "t")}),
+        tablets=FrozenMap() if tablets is None else FrozenMap({TABLE: tablets}),
+    )
+
+
+def one_tablet(*replicas: Replica, transition: TabletTransition | None = None) -> TabletMap:
+    tablets = tablet_map(TABLE, [replicas])
+    return tablets if transition is None else tablets.with_transition(0, transition)

@@ -1,0 +1,134 @@
+import uuid
+
+import pytest
+from tests.unit.topology.small_cluster import TABLE, request_id, session
+
+from ebla.model.identity import HistoryId
+from ebla.model.transaction import Revision
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.sessions import (
+    PHASES,
+    SESSION_RULES,
+    BarrierProof,
+    FrozenGuard,
+    GuardRefusal,
+    SessionBook,
+    SessionEvent,
+    SessionPhase,
+    overdue_jobs,
+)
+from ebla.topology.snapshot import Session, Snapshot
+from ebla.topology.states import SessionKind
+
+HISTORY, OTHER_HISTORY = HistoryId(uuid.UUID(int=1)), HistoryId(uuid.UUID(int=2))
+STAGE = Session(session(1), SessionKind.STAGE, table=TABLE, tablet=0)
+JOB = Session(session(2), SessionKind.BULK_JOB, request=request_id(3), deadline_ms=1000)
+GUARD = FrozenGuard(STAGE.id)
+
+
+def at(index: int, history: HistoryId = HISTORY) -> Revision:
+    return Revision(history, index)
+
+
+def listing(*sessions: Session) -> Snapshot:
+    return Snapshot(sessions=FrozenMap({each.id: each for each in sessions}))
+
+
+def book(*sessions: Session, index: int = 10) -> SessionBook:
+    return SessionBook(at(0)).followed(listing(*sessions), at(index))
+
+
+PROOF = BarrierProof(at(10), now_ms=0)
+
+
+def test_every_kind_has_a_rule() -> None:
+    assert SESSION_RULES.keys() == set(SessionKind)
+    assert [kind for kind, rule in SESSION_RULES.items() if rule.has_deadline] == [SessionKind.BULK_JOB]
+    assert [kind for kind, rule in SESSION_RULES.items() if rule.names_tablet] == [SessionKind.STAGE]
+
+
+def test_a_session_only_goes_forward() -> None:
+    order = list(SessionPhase)
+    for (before, _), after in PHASES.items():
+        assert order.index(before) <= order.index(after)
+    reached = {SessionPhase.NOT_OPENED} | set(PHASES.values())
+    assert reached == set(SessionPhase)
+    assert {event for _, event in PHASES} == set(SessionEvent)
+    assert not [phase for phase, _ in PHASES if phase is SessionPhase.CLOSED]
+
+
+def test_the_book_goes_through_the_phases_of_the_table() -> None:
+    now = book(STAGE)
+    assert now.phase(STAGE.id) is PHASES[SessionPhase.NOT_OPENED, SessionEvent.LISTED]
+    now = now.entered(GUARD, PROOF)
+    now = now.followed(listing(STAGE), at(11))
+    assert now.phase(STAGE.id) is PHASES[SessionPhase.OPEN, SessionEvent.LISTED]
+    now = now.released(GUARD)
+    assert now.phase(STAGE.id) is PHASES[SessionPhase.OPEN, SessionEvent.DRAINED]
+    now = now.entered(GUARD, PROOF).followed(listing(), at(12))
+    assert now.phase(STAGE.id) is PHASES[SessionPhase.OPEN, SessionEvent.UNLISTED]
+    now = now.followed(listing(), at(13))
+    assert now.phase(STAGE.id) is PHASES[SessionPhase.CLOSING, SessionEvent.UNLISTED]
+    assert not now.is_drained
+    now = now.released(GUARD)
+    assert now.phase(STAGE.id) is PHASES[SessionPhase.CLOSING, SessionEvent.DRAINED]
+    assert now.is_drained
+
+
+def test_a_session_without_guards_is_closed_as_soon_as_it_is_seen_to_be_gone() -> None:
+    now = book(STAGE).followed(listing(), at(11))
+    assert now.phase(STAGE.id) is SessionPhase.CLOSED
+    assert now.is_drained
+
+
+def test_a_guard_of_an_open_session_is_materialised() -> None:
+    assert book(STAGE).refusal(GUARD, PROOF) is None
+    assert book(STAGE).entered(GUARD, PROOF).guards == {STAGE.id: 1}
+
+
+def test_without_a_read_barrier_no_guard_is_materialised() -> None:
+    """Two cases, one rule: a process that has not yet seen the close, and one cut off from the quorum."""
+    assert book(STAGE).refusal(GUARD, BarrierProof(None, 0)) is GuardRefusal.NO_BARRIER
+
+
+def test_the_feed_must_have_reached_the_barrier() -> None:
+    stale = book(STAGE, index=10)
+    assert stale.refusal(GUARD, BarrierProof(at(11), 0)) is GuardRefusal.BEHIND_BARRIER
+    assert stale.refusal(GUARD, BarrierProof(at(5, OTHER_HISTORY), 0)) is GuardRefusal.BEHIND_BARRIER
+
+
+def test_a_session_that_is_not_listed_admits_nobody_even_while_guards_are_held() -> None:
+    assert book().refusal(GUARD, PROOF) is GuardRefusal.NOT_LISTED
+    closing = book(STAGE).entered(GUARD, PROOF).followed(listing(), at(11))
+    assert closing.refusal(GUARD, BarrierProof(at(11), 0)) is GuardRefusal.NOT_LISTED
+    with pytest.raises(AssertionError):
+        closing.entered(GUARD, BarrierProof(at(11), 0))
+
+
+def test_a_bulk_job_past_its_deadline_has_no_effects_even_before_it_is_closed() -> None:
+    guard = FrozenGuard(JOB.id)
+    assert book(JOB).refusal(guard, BarrierProof(at(10), 999)) is None
+    assert book(JOB).refusal(guard, BarrierProof(at(10), 1000)) is GuardRefusal.PAST_DEADLINE
+
+
+def test_a_barrier_waits_for_every_guard_of_closing_sessions_and_for_no_other() -> None:
+    now = book(STAGE, JOB).entered(GUARD, PROOF).entered(GUARD, PROOF).entered(FrozenGuard(JOB.id), PROOF)
+    now = now.followed(listing(JOB), at(11))
+    assert list(now.closing()) == [STAGE.id]
+    now = now.released(GUARD)
+    assert not now.is_drained
+    now = now.released(GUARD)
+    assert now.is_drained
+    assert now.phase(JOB.id) is SessionPhase.OPEN
+
+
+def test_a_closed_session_is_never_opened_again() -> None:
+    closing = book(STAGE).entered(GUARD, PROOF).followed(listing(), at(11))
+    with pytest.raises(AssertionError, match="never opened again"):
+        closing.followed(listing(STAGE), at(12))
+
+
+def test_the_leader_closes_jobs_that_ran_out_of_time() -> None:
+    snapshot = listing(STAGE, JOB)
+    assert overdue_jobs(snapshot, 999) == ()
+    assert overdue_jobs(snapshot, 1000) == (JOB.id,)
