@@ -1,6 +1,6 @@
 """The way from one peer of group 0 to another: hosts instead of numbers, messages fenced by the history."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from ebla.control.group0_machine import Group0Machine
 from ebla.group0.members import Member, peer_number
@@ -15,18 +15,23 @@ CHUNK_DEADLINE_MS = 10_000
 
 
 class Group0Wire:
-    def __init__(self, peers: Peers, machine: Group0Machine, history: Callable[[], HistoryId]) -> None:
+    def __init__(self, peers: Peers, machine: Group0Machine) -> None:
         self._peers = peers
         self._machine = machine
-        self._history = history
         self._hosts: dict[PeerId, HostId] = {}
 
     def learn(self, members: Iterable[Member]) -> None:
-        """Where members are. Of those that left nothing is forgotten but their address: numbers are for ever."""
+        """Where members are. Of those that left only the address is forgotten: numbers are for ever."""
         for member in members:
             self._hosts[PeerId(peer_number(member.host))] = member.host
             if member.present:
                 self._peers.set_address(member.host, member.address)
+            else:
+                self._peers.forget(member.host)
+
+    @property
+    def _history(self) -> HistoryId:
+        return self._machine.store.revision.history
 
     def host_of(self, peer: PeerId) -> HostId | None:
         return self._hosts.get(peer)
@@ -36,7 +41,7 @@ class Group0Wire:
         if host is None:
             return False
         try:
-            return self._peers.send(host, RAFT, RaftMessages(self._history(), tuple(messages)))
+            return self._peers.send(host, RAFT, RaftMessages(self._history, tuple(messages)))
         except Unreachable:
             return False
 
@@ -48,9 +53,9 @@ class Group0Wire:
         number = 0
         ahead = await anext(chunks)
         async for following in chunks:
-            await self._send_chunk(host, SnapshotChunk(self._history(), message, number, ahead, False))
+            await self._send_chunk(host, SnapshotChunk(self._history, message, number, ahead, False))
             number, ahead = number + 1, following
-        await self._send_chunk(host, SnapshotChunk(self._history(), message, number, ahead, True))
+        await self._send_chunk(host, SnapshotChunk(self._history, message, number, ahead, True))
 
     async def _send_chunk(self, host: HostId, chunk: SnapshotChunk) -> None:
         await self._peers.call(host, SNAPSHOT_CHUNK, chunk, CHUNK_DEADLINE_MS)

@@ -375,18 +375,21 @@ class RaftServer(Generic[Content]):
     def _consider_snapshot(self, applied: int) -> None:
         setup, held = self._setup, self.core.state.log.snapshot.index
         due = applied - held >= setup.snapshot_entries_max or self._bytes_since_snapshot >= setup.snapshot_bytes_max
-        if not due or self._snapshot_runs:
-            return
-        term = self.core.state.log.term_at(applied)
-        assert term is not None, "what was just applied is in the log"
-        meta = SnapshotMeta(applied, term, self.core.membership)
-        self._snapshot_runs = True
-        self._bytes_since_snapshot = 0
-        assert self._tasks is not None
-        self._tasks.create_task(self._take_snapshot(meta, self._machine.freeze()))
+        if due and not self._snapshot_runs:
+            self._snapshot_runs = True
+            assert self._tasks is not None
+            self._tasks.create_task(self._take_snapshot(self._next_snapshot(), self._machine.freeze()))
+
+    def _next_snapshot(self) -> SnapshotMeta:
+        """What a snapshot taken in this very turn stands for."""
+        log = self.core.state.log
+        term = log.term_at(log.applied)
+        assert term is not None, "what was applied last is in the log"
+        return SnapshotMeta(log.applied, term, self.core.membership)
 
     async def _take_snapshot(self, meta: SnapshotMeta, content: Iterator[bytes]) -> None:
         assert self._log is not None
+        self._bytes_since_snapshot = 0
         try:
             await self._log.store_snapshot(meta, content)
             await self._log.adopt_snapshot(meta)
@@ -402,9 +405,13 @@ class RaftServer(Generic[Content]):
             self._snapshot_runs = False
 
     async def _send_snapshot(self, message: InstallSnapshot) -> None:
+        """A snapshot from before the peer was a member would be of no use to it, so a newer one is taken first."""
         assert self._log is not None
         delivered = False
         try:
+            if not message.snapshot.membership.is_member(message.to):
+                await self._take_newer(message)
+                return
             await self._wire.send_snapshot(message, self._log.read_snapshot(message.snapshot))
             delivered = True
         except (FileNotFoundError, EblaError) as error:
@@ -412,7 +419,13 @@ class RaftServer(Generic[Content]):
             if isinstance(error, Corruption):
                 raise
             self._setup.report("raft.snapshot_not_delivered", {"to": message.to, "cause": str(error)})
-        self.post(SnapshotSent(message.to, delivered))
+        finally:
+            self.post(SnapshotSent(message.to, delivered))
+
+    async def _take_newer(self, message: InstallSnapshot) -> None:
+        if not self._snapshot_runs and self.core.state.log.applied > message.snapshot.index:
+            self._snapshot_runs = True
+            await self._take_snapshot(self._next_snapshot(), self._machine.freeze())
 
     async def _received_whole(self, incoming: _Incoming[Content]) -> None:
         assert self._log is not None

@@ -33,11 +33,20 @@ def _refuse_one(known: Mapping[str, Member], member: Member) -> str | None:
     if before is None:
         if member.role is Role.REMOVED:
             return f"{member.host} is not a member"
-        number = peer_number(member.host)
-        for other in known.values():
-            if peer_number(other.host) == number:
-                return f"{member.host} has the Raft number of {other.host}; start it with a new, empty folder"
-        return None
+        return _refuse_newcomer(known, member)
     if before.role is Role.REMOVED and member.role is not Role.REMOVED:
         return f"{member.host} was removed and can never come back; start the node with a new, empty folder"
+    return None
+
+
+def _refuse_newcomer(known: Mapping[str, Member], member: Member) -> str | None:
+    number = peer_number(member.host)
+    for other in known.values():
+        if peer_number(other.host) == number:
+            return f"{member.host} has the Raft number of {other.host}; start it with a new, empty folder"
+        if other.present and other.address == member.address:
+            return (
+                f"{member.address} is the address of member {other.host}; if that node lost its folder, "
+                f"remove it first: ebla group0 remove {other.host}"
+            )
     return None

@@ -164,6 +164,16 @@ def test_two_hosts_of_one_raft_number_cannot_both_be_members(driver: Driver) -> 
     assert isinstance(driver.do(ChangeMembers((twin,))).answer, Rejected)
 
 
+def test_an_address_belongs_to_one_member_at_a_time(driver: Driver) -> None:
+    driver.do(ChangeMembers((member(1), member(2))))
+    newcomer = Member(host(3), Role.LEARNER, member(2).address)
+    refused = driver.do(ChangeMembers((newcomer,))).answer
+    assert isinstance(refused, Rejected)
+    assert f"ebla group0 remove {host(2)}" in refused.reason
+    driver.do(ChangeMembers((member(2, Role.REMOVED),)))
+    assert isinstance(driver.do(ChangeMembers((newcomer,))).answer, Done)
+
+
 def test_transactions_cannot_write_member_keys(driver: Driver) -> None:
     assert isinstance(driver.do(change(Put(f"members/{host(1)}", b"x"))).answer, Rejected)
 

@@ -1,0 +1,264 @@
+"""The verbs of group 0, for other nodes and for the operator of this one. Each asks a part and answers."""
+
+import asyncio
+
+import msgspec
+
+from ebla.control.group0_calls import revision_of
+from ebla.control.group0_server import Group0Server, Running
+from ebla.group0.discovery import InCluster
+from ebla.group0.feed import Step, matching
+from ebla.group0.members import Member, Role, peer_number
+from ebla.group0.membership import member_key
+from ebla.model.errors import InvalidRequest, Refused, Unavailable
+from ebla.model.identity import Address, HostId
+from ebla.ports.chance import Chance
+from ebla.raft.events import TransferLeadership
+from ebla.raft.messages import PeerId
+from ebla.raft.roles import Leader
+from ebla.wire.group0_messages import (
+    ChangeMemberRequest,
+    DiscoverAnswer,
+    DiscoverRequest,
+    ExecuteAnswer,
+    ExecuteRequest,
+    FoundKey,
+    Group0Report,
+    JoinAnswer,
+    JoinRequest,
+    LockAnswer,
+    LockRequest,
+    MemberReport,
+    MembershipAnswer,
+    MembershipRequest,
+    MembersRequest,
+    ProposeRequest,
+    RaftMessages,
+    ReadAnswer,
+    ReadRequest,
+    SnapshotChunk,
+    TransferRequest,
+    WatchAnswer,
+    WatchedChange,
+    WatchRequest,
+)
+from ebla.wire.peers import Peers
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import (
+    GROUP0_CHANGE_MEMBER,
+    GROUP0_DISCOVER,
+    GROUP0_EXECUTE,
+    GROUP0_JOIN,
+    GROUP0_LOCK,
+    GROUP0_MEMBERS,
+    GROUP0_MEMBERSHIP,
+    GROUP0_PROPOSE,
+    GROUP0_READ,
+    GROUP0_TRANSFER,
+    GROUP0_WATCH,
+    RAFT,
+    SNAPSHOT_CHUNK,
+    Done,
+)
+
+
+class Group0Doors:
+    def __init__(self, group0: Group0Server, peers: Peers, chance: Chance) -> None:
+        self._group0 = group0
+        self._peers = peers
+        self._chance = chance
+
+    def serve_peers(self, server: Server) -> None:
+        server.serve_notice(RAFT, self._raft)
+        server.serve(SNAPSHOT_CHUNK, self._chunk)
+        server.serve(GROUP0_PROPOSE, self._propose)
+        server.serve(GROUP0_DISCOVER, self._discover)
+        server.serve(GROUP0_JOIN, self._join)
+        server.serve(GROUP0_MEMBERSHIP, self._membership)
+        server.serve(GROUP0_TRANSFER, self._transfer)
+
+    def serve_operator(self, server: Server) -> None:
+        server.serve(GROUP0_READ, self._read)
+        server.serve(GROUP0_EXECUTE, self._execute)
+        server.serve(GROUP0_WATCH, self._watch)
+        server.serve(GROUP0_LOCK, self._lock)
+        server.serve(GROUP0_MEMBERS, self._members)
+        server.serve(GROUP0_CHANGE_MEMBER, self._change_member)
+        server.serve(GROUP0_TRANSFER, self._transfer)
+
+    # ---- between peers
+
+    def _raft(self, notice: RaftMessages, _call: IncomingCall) -> None:
+        """Messages of another history, or before there is a peer to hear them, are as good as lost."""
+        try:
+            running = self._of_history(notice.history)
+        except (Refused, Unavailable):
+            return
+        running.raft.post_all(notice.messages)
+
+    async def _chunk(self, chunk: SnapshotChunk, _call: IncomingCall) -> Done:
+        running = self._of_history(chunk.history)
+        await running.raft.receive_chunk(chunk.message, chunk.number, chunk.data, last=chunk.last)
+        return Done()
+
+    def _propose(self, request: ProposeRequest, _call: IncomingCall) -> Done:
+        self._group0.running.calls.take_proposal(request)
+        return Done()
+
+    async def _discover(self, request: DiscoverRequest, _call: IncomingCall) -> DiscoverAnswer:
+        setup = self._group0.setup
+        if self._is_member():
+            return DiscoverAnswer(InCluster(setup.member.host, setup.cluster, setup.cluster_name))
+        return DiscoverAnswer(await self._group0.formation.answer(request))
+
+    async def _join(self, request: JoinRequest, call: IncomingCall) -> JoinAnswer:
+        """Takes a newcomer in as a learner. Said again by one that waits for its first state, it is true already."""
+        running, member = self._group0.running, request.member
+        await running.calls.read_barrier(call.remaining_ms())
+        known = running.store.members.get(member_key(member.host))
+        if known is not None and known.role is Role.VOTER:
+            raise InvalidRequest(
+                f"host {member.host} votes in this cluster already, so it must not start over with an empty log",
+                advice=f"remove it (ebla group0 remove {member.host}) and start the node with a new, empty folder",
+            )
+        if known is None or not known.present:
+            newcomer = msgspec.structs.replace(member, role=Role.LEARNER)
+            revision_of(await running.calls.change_members((newcomer,), None, call.remaining_ms()))
+        return JoinAnswer(running.store.revision.history, tuple(running.store.members.values()))
+
+    def _membership(self, request: MembershipRequest, _call: IncomingCall) -> MembershipAnswer:
+        store = self._group0.running.store
+        known = store.members.get(member_key(request.host))
+        return MembershipAnswer(None if known is None else known.role, store.revision)
+
+    async def _transfer(self, request: TransferRequest, call: IncomingCall) -> Done:
+        running = self._group0.running
+        member = self._known_member(running, request.host)
+        if member.role is not Role.VOTER:
+            raise InvalidRequest(f"host {request.host} is a {member.role}, and only a voter can lead")
+        leader = running.leader_host()
+        if leader is None:
+            raise Unavailable("no leader of group 0 is known")
+        if leader == request.host:
+            return Done()
+        if not running.raft.is_leader:
+            return await self._peers.call(leader, GROUP0_TRANSFER, request, call.remaining_ms())
+        running.raft.post(TransferLeadership(PeerId(peer_number(request.host))))
+        while running.leader_host() != request.host:
+            await running.raft.wait_standing_changed()
+        return Done()
+
+    # ---- for the operator
+
+    async def _read(self, request: ReadRequest, call: IncomingCall) -> ReadAnswer:
+        running = self._group0.running
+        if request.quorum:
+            await running.calls.read_barrier(call.remaining_ms())
+        store = running.store
+        keys = dict.fromkeys(request.keys)
+        for prefix in request.prefixes:
+            keys.update(dict.fromkeys(store.keys(prefix)))
+        entries = [(key, store.get(key)) for key in keys]
+        found = tuple(FoundKey(key, entry.value, entry.revision) for key, entry in entries if entry is not None)
+        return ReadAnswer(store.revision, found)
+
+    async def _execute(self, request: ExecuteRequest, call: IncomingCall) -> ExecuteAnswer:
+        answer = await self._group0.running.calls.transact(request.transaction, call.remaining_ms())
+        return ExecuteAnswer(answer)
+
+    async def _watch(self, request: WatchRequest, call: IncomingCall) -> WatchAnswer:
+        running = self._group0.running
+        store = running.store
+        after = request.after or store.revision
+        if after.history != store.revision.history:
+            return self._reset(running, request.prefix)
+        woken = asyncio.Event()
+
+        def look(step: Step) -> None:
+            if matching(step.changes, request.prefix):
+                woken.set()
+
+        ticket = running.machine.watch(look)
+        try:
+            steps = store.recent.after(after.index, request.prefix)
+            if steps == ():
+                wait_ms = min(request.wait_ms, call.remaining_ms() - 200)
+                try:
+                    async with asyncio.timeout(max(wait_ms, 0) / 1000):
+                        await woken.wait()
+                except TimeoutError:
+                    pass
+                steps = running.store.recent.after(after.index, request.prefix)
+        finally:
+            running.machine.unwatch(ticket)
+        if steps is None:
+            return self._reset(running, request.prefix)
+        changes = tuple(
+            WatchedChange(change.key, change.value, step.index) for step in steps for change in step.changes
+        )
+        return WatchAnswer(running.store.revision, False, changes)
+
+    async def _lock(self, _request: LockRequest, call: IncomingCall) -> LockAnswer:
+        lock, revision = await self._group0.running.calls.acquire_lock(self._chance, call.remaining_ms())
+        return LockAnswer(lock, revision)
+
+    def _members(self, _request: MembersRequest, _call: IncomingCall) -> Group0Report:
+        return report_of(self._group0.running)
+
+    async def _change_member(self, request: ChangeMemberRequest, call: IncomingCall) -> ExecuteAnswer:
+        running = self._group0.running
+        await running.calls.read_barrier(call.remaining_ms())
+        known = running.store.members.get(member_key(request.host))
+        if known is None and request.address is None:
+            raise InvalidRequest(f"host {request.host} is not a member; to add it, name its address")
+        member = known or Member(request.host, request.role, request.address or Address(""))
+        wanted = msgspec.structs.replace(member, role=request.role, address=request.address or member.address)
+        answer = await running.calls.change_members((wanted,), request.lock, call.remaining_ms())
+        return ExecuteAnswer(answer)
+
+    # ---- parts of the above
+
+    def _is_member(self) -> bool:
+        try:
+            return self._group0.running.store.index > 0
+        except Unavailable:
+            return False
+
+    def _of_history(self, history: object) -> Running:
+        running = self._group0.running
+        if history != running.store.revision.history:
+            raise Refused(f"this node follows history {running.store.revision.history}, not {history}")
+        return running
+
+    def _known_member(self, running: Running, host: HostId) -> Member:
+        member = running.store.members.get(member_key(host))
+        if member is None or not member.present:
+            raise InvalidRequest(f"host {host} is not a member of group 0")
+        return member
+
+    def _reset(self, running: Running, prefix: str) -> WatchAnswer:
+        store = running.store
+        found = ((key, store.entries[key]) for key in store.keys(prefix))
+        changes = tuple(WatchedChange(key, entry.value, entry.revision.index) for key, entry in found)
+        return WatchAnswer(store.revision, True, changes)
+
+
+def report_of(running: Running) -> Group0Report:
+    core, store = running.raft.core, running.store
+    progress = core.role.progress if isinstance(core.role, Leader) else {}
+
+    def lag_of(member: Member) -> int | None:
+        known = progress.get(PeerId(peer_number(member.host)))
+        return None if known is None else core.last_index - known.match
+
+    return Group0Report(
+        store.revision.history,
+        type(core.role).__name__.lower(),
+        core.term,
+        running.leader_host(),
+        core.commit_index,
+        store.index,
+        core.first_index,
+        core.last_index,
+        tuple(MemberReport(member, lag_of(member)) for _, member in sorted(store.members.items())),
+    )
