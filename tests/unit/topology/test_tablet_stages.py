@@ -49,7 +49,9 @@ def test_every_row_is_reachable_and_leads_back_to_rest(kind: TransitionKind) -> 
     assert reached <= ending
 
 
-SEED_EDGES = [
+Edge = tuple[TabletStage | None, TabletStage | None, EdgeCause]
+
+SEED_EDGES: list[Edge] = [
     (None, S.ALLOW_WRITE_BOTH_READ_OLD, EdgeCause.STARTED),
     (S.ALLOW_WRITE_BOTH_READ_OLD, S.WRITE_BOTH_READ_OLD, EdgeCause.DONE),
     (S.WRITE_BOTH_READ_OLD, S.STREAMING, EdgeCause.DONE),
@@ -66,7 +68,7 @@ SEED_EDGES = [
     (S.REVERT_MIGRATION, None, EdgeCause.DONE),
 ]
 """All of the seed's but `write_both_read_new` → `cleanup_target`, which goes through one more stage here."""
-OUR_EDGES = [
+OUR_EDGES: list[Edge] = [
     (S.WRITE_BOTH_READ_NEW, S.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP, EdgeCause.CHOSE_BACK),
     (S.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP, S.CLEANUP_TARGET, EdgeCause.DONE),
 ]
