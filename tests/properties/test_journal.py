@@ -114,8 +114,8 @@ def test_the_log_is_a_list_that_crashes_do_not_shorten(seed: int, lives: list[Li
     machine.run(partial(live, machine, model, Life([], None, with_power=False, fills_disk=False)))
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), writers=st.integers(1, 12), ends_after_ms=st.integers(0, 30))
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**6), writers=st.integers(1, 12), ends_after_ms=st.integers(0, 150))
 def test_group_commit_keeps_what_it_answered(seed: int, writers: int, ends_after_ms: int) -> None:
     machine = Machine(seed)
     answered: dict[int, list[bytes]] = {}

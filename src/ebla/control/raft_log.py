@@ -15,8 +15,8 @@ from typing import Self
 
 import msgspec
 
-from ebla.journal.recovery import LogLimits
-from ebla.journal.replace import TEMPORARY_SUFFIX, parent_folder, read_checked_pieces, replace_file
+from ebla.journal.recovery import LogLimits, make_durable_folder
+from ebla.journal.replace import TEMPORARY_SUFFIX, read_checked_pieces, replace_file
 from ebla.journal.segments import DEFAULT_LIMITS, LogFailed, SegmentedLog
 from ebla.model.errors import Corruption, DiskFull, TooLarge
 from ebla.ports.chance import Chance
@@ -167,11 +167,7 @@ class RaftLog:
         cls, disk: Disk, chance: Chance, folder: str, limits: LogLimits = DEFAULT_LIMITS
     ) -> tuple[Self, RecoveredRaft]:
         """Raises `Corruption`, or `Refused` for a newer format."""
-        if not disk.exists(folder):
-            disk.make_folder(folder)
-            await disk.sync_folder(parent_folder(folder))
-        # Names that a killed process left in the page cache must be durable before anybody acts on them.
-        await disk.sync_folder(folder)
+        await make_durable_folder(disk, folder)
         journal = await SegmentedLog.open(disk, chance, f"{folder}/log", limits)
         log = cls(disk, folder, journal)
         recovered = await log._replay()

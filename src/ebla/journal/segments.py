@@ -24,7 +24,7 @@ from ebla.journal.records import (
     framed_size,
     payload_size,
 )
-from ebla.journal.recovery import LogLimits, LogPlace, RecoveredLog, make_segment, recover_log
+from ebla.journal.recovery import LogLimits, LogPlace, RecoveredLog, make_segment, recover_log, reserve
 from ebla.journal.scan import Spot, read_batches
 from ebla.model.errors import DiskFull, InternalError, InvalidRequest, TooLarge
 from ebla.ports.chance import Chance
@@ -76,6 +76,7 @@ class SegmentedLog:
             await self._finish_sync()
             if self._rotation_begun or self._needs_rotation(size):
                 await self._rotate()
+            await self._make_room(self._tail.offset + size)
             self._write(records)
             await self._finish_sync()
             return self._tail.sequence - 1
@@ -167,19 +168,37 @@ class SegmentedLog:
         self._tail = Spot(SEGMENT_HEADER_BYTES, first_sequence)
         self._rotation_begun = False
 
+    async def _make_room(self, end: int) -> None:
+        """For a batch larger than a segment. Frames are written only inside the durable size of the file: there a torn
+        write leaves zeros behind, whereas some file systems let a file that was growing end in another's old bytes."""
+        if end <= self._newest.size():
+            return
+        try:
+            reserve(self._newest, end)
+            await self._newest.sync()
+        except OSError as failure:
+            raise self._fail(failure) from failure
+
     def _write(self, records: Sequence[bytes]) -> None:
         frame = encode_frame(self._log_id, self._tail.offset, self._tail.sequence, records)
         try:
             try:
                 self._newest.write(self._tail.offset, frame)
             except DiskFull:
-                # A part may have been written. It has no valid end, but it must not lie under a shorter batch either.
-                self._newest.truncate(self._tail.offset)
+                self._blank(len(frame))
                 raise
         except OSError as failure:
             raise self._fail(failure) from failure
         self._tail = Spot(self._tail.offset + len(frame), self._tail.sequence + len(records))
         self._unsynced = True
+
+    def _blank(self, length: int) -> None:
+        """Takes back a write that found no space half-way (blocks were not reserved: the file system cannot). What is
+        left of it would stand behind the next, shorter batch and look like damage."""
+        try:
+            self._newest.write(self._tail.offset, bytes(length))
+        except DiskFull as failure:
+            raise self._fail(failure) from failure
 
     async def _finish_sync(self) -> None:
         """Also what a cancelled caller left: its frame is written, and the next one must not be before it is synced."""
