@@ -252,16 +252,17 @@ class Log:
 
     def snapshot_taken(self, snapshot: SnapshotMeta) -> None:
         assert snapshot.index <= self.committed, "a snapshot holds committed entries only"
-        if snapshot.index > self.snapshot.index:
+        # One from a leader may have overtaken it while it was being stored; then the log begins behind that one.
+        if snapshot.index > max(self.snapshot.index, self.base_index):
             assert self.matches(snapshot.index, snapshot.term), "the snapshot is one of this log"
             self.snapshot = snapshot
 
     def compact(self, index: int) -> None:
         """Forgets entries up to `index`, which a snapshot must cover."""
-        assert index <= self.snapshot.index, "only what a snapshot holds may be forgotten"
-        assert index <= self.applying, "what the state machine was never given is kept"
         if index <= self.base_index:
             return
+        assert index <= self.snapshot.index, "only what a snapshot holds may be forgotten"
+        assert index <= self.applying, "what the state machine was never given is kept"
         count = index - self.base_index
         self.base_term = self._entries[count - 1].term
         self._base_size = self._sizes[count - 1]
