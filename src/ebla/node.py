@@ -32,7 +32,9 @@ from ebla.runtime.data_folder import DataFolder, Identity, write_durably
 from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.first_start import found_cluster
+from ebla.runtime.first_start import found_cluster, join_by_token
+from ebla.runtime.hand_over import AuthorityDesk
+from ebla.runtime.join_door import WithJoinDoor
 from ebla.runtime.preflight import check_addresses, check_folder
 from ebla.runtime.process_limits import raise_open_files
 from ebla.runtime.supervise import PARENT_FLAG, PIPE_FLAG, ChildCommand, Supervisor
@@ -42,8 +44,10 @@ from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
 from ebla.version import release
 from ebla.wire.frames import Introduction
+from ebla.wire.join_token import parse_join_token
 from ebla.wire.limits import WireLimits
 from ebla.wire.report import Report
+from ebla.wire.server import Server
 
 EXIT_OK = 0
 EXIT_REFUSED = 1
@@ -56,6 +60,7 @@ WARNINGS = (
     "child.ended",
     "child.killed",
     "child.not_started",
+    "join.token_refused",
     "liveness.peer_down",
     "node.gave_up",
     "shard.stopped_serving",
@@ -77,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise_open_files(options.limits.open_files_min)
         if chosen.role == "shard":
             return _shard(options, chosen.number)
-        return _control(options, chosen.options, chosen.set)
+        return _control(options, chosen)
     except EblaError as error:
         sys.stderr.write(f"ebla: {error}\n")
         return EXIT_REFUSED
@@ -90,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     shard.add_argument("--number", type=int, required=True)
     shard.add_argument(PARENT_FLAG, type=int, required=True)
     shard.add_argument(PIPE_FLAG, type=int, required=True)
-    for role in (roles.add_parser("control", help="a node: control and the processes it starts"), shard):
+    control = roles.add_parser("control", help="a node: control and the processes it starts")
+    control.add_argument("--join", metavar="TOKEN", help="at its first start: be handed the cluster's authority")
+    for role in (control, shard):
         role.add_argument("--options", type=Path, required=True, metavar="FILE")
         role.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return parser
@@ -99,20 +106,17 @@ def _parser() -> argparse.ArgumentParser:
 # ---- control
 
 
-def _control(options: NodeOptions, path: Path, overrides: Sequence[str]) -> int:
+def _control(options: NodeOptions, chosen: argparse.Namespace) -> int:
     """Everything that can be refused is refused before the first child starts or a peer is answered."""
     clock, folder = SystemClock(), DataFolder(options.folder)
-    identity = check_folder(options) or _first_start(options)
+    identity = check_folder(options) or _first_start(options, chosen.join)
     lock = file_lock.acquire(folder.control_lock)
     _wait_for_predecessors(folder, options.limits.lock_wait_ms)
     check_addresses(options)
     folder.last_stop.unlink(missing_ok=True)
-    flags = [flag for override in overrides for flag in ("--set", override)]
+    again = ["--options", str(chosen.options), *(flag for override in chosen.set for flag in ("--set", override))]
     commands = [
-        ChildCommand(
-            f"shard-{number}",
-            (sys.executable, "-m", "ebla.node", "shard", "--options", str(path), "--number", str(number), *flags),
-        )
+        ChildCommand(f"shard-{number}", (sys.executable, "-m", "ebla.node", "shard", *again, "--number", str(number)))
         for number in range(options.shards)
     ]
     report = _reporter(clock, "control")
@@ -126,11 +130,14 @@ def _control(options: NodeOptions, path: Path, overrides: Sequence[str]) -> int:
     return EXIT_GAVE_UP
 
 
-def _first_start(options: NodeOptions) -> Identity:
+def _first_start(options: NodeOptions, token: str | None) -> Identity:
+    if token is not None:
+        return join_by_token(options, parse_join_token(token), SystemClock(), SystemChance())
     if options.peer_addresses:
         raise Refused(
             f"{options.folder} has no identity yet, and its options name peers: it must join their cluster",
-            advice="a single node starts a cluster (leave `peers` empty); `ebla up` starts several on this machine",
+            advice="make a token there (`ebla token`) and start with --join TOKEN; a node without `peers` founds a "
+            "cluster of its own",
         )
     return found_cluster(options, SystemClock(), SystemChance())
 
@@ -166,11 +173,15 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
     tls = NodeTls(TlsFolder(folder.tls))
     stop = _stop_on_signals()
     _on_signal(signal.SIGHUP, lambda: _reload(tls, report, supervisor))
-    async with TcpTransport(tls, TransportLimits(), report) as transport:
+    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name)
+    async with TcpTransport(tls, TransportLimits(), report) as transport, asyncio.TaskGroup() as tasks:
+        desk = Server(tasks, introduction, WireLimits(), report)
+        AuthorityDesk(TlsFolder(folder.tls).authority(), identity.cluster, clock, desk)
+        doors = WithJoinDoor(transport, options.control_address, desk.accept)
         control = ControlProcess(
-            Surroundings(clock, SystemChance(), FileDisk(), transport),
+            Surroundings(clock, SystemChance(), FileDisk(), doors),
             ControlSetup(
-                introduction=Introduction(identity.host, identity.cluster, identity.cluster_name),
+                introduction=introduction,
                 address=options.control_address,
                 local_address=Address(str(folder.control_socket)),
                 members=ConfiguredMembers(options.peer_addresses),
@@ -183,18 +194,18 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
             supervisor,
             stop,
         )
-        async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(control.run())
-            await control.ready.wait()
-            report("node.started", {"host": str(identity.host), "address": str(options.control_address)})
-            children = tasks.create_task(supervisor.run())
-            stopping = tasks.create_task(stop.wait())
-            await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
-            _end_within(options.limits.stop_ms)
-            stop.set()
-            supervisor.stop()
-            await asyncio.wait([children])
-            serving.cancel()
+        serving = tasks.create_task(control.run())
+        await control.ready.wait()
+        report("node.started", {"host": str(identity.host), "address": str(options.control_address)})
+        children = tasks.create_task(supervisor.run())
+        stopping = tasks.create_task(stop.wait())
+        await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
+        _end_within(options.limits.stop_ms)
+        stop.set()
+        supervisor.stop()
+        await asyncio.wait([children])
+        serving.cancel()
+        desk.close("the node stops")
     if supervisor.gave_up is not None:
         report("node.gave_up", {"reason": supervisor.gave_up})
     report("node.stopped", {})

@@ -1,5 +1,6 @@
 """`ebla up`, `status` and `down` from end to end, as somebody at a terminal runs them."""
 
+import asyncio
 import json
 import re
 import signal
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import QUICK, eventually, random_base_address
 
-from ebla.cli.local_cluster import find_nodes
+from ebla.cli.asking import ask_all
+from ebla.cli.local_cluster import LocalNode, find_nodes
+from ebla.node import main as run_process
 
 SETTINGS = [flag for setting in QUICK for flag in ("--set", setting)]
 
@@ -117,3 +120,44 @@ def test_a_node_that_cannot_start_is_told_with_its_log_and_the_others_are_ended(
     assert "certificates in" in up.stderr
     for node in nodes:
         eventually(node.is_gone, f"{node.name} is ended")
+
+
+def test_a_node_joins_by_token_and_is_refused_without_one_or_with_a_wrong_one(
+    terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert terminal.run("up", "--no-follow", *terminal.up_arguments(1)).returncode == 0
+    prefix = terminal.base_address.rpartition(".")[0]
+    folder = terminal.data / "node2"
+    folder.mkdir(mode=0o700)
+    (folder / "options.toml").write_text(f'data = "."\naddress = "{prefix}.2"\npeers = ["{prefix}.1"]\n')
+    options = ["--options", str(folder / "options.toml")]
+    token = terminal.run("token").stdout.strip()
+    assert token.startswith("ebla-join-")
+
+    for arguments, told in (
+        ([], "it must join their cluster"),
+        (["--join", "ebla-join-nonsense"], "not a join token"),
+        (["--join", token[:-4] + ("AAAA" if not token.endswith("AAAA") else "BBBB")], "is not of this cluster"),
+    ):
+        assert run_process(["control", *options, *arguments]) == 1
+        assert told in capsys.readouterr().err
+        assert not (folder / "identity").exists()
+
+    command = [sys.executable, "-m", "ebla", "node", *options, "--join", token]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as joined:
+        try:
+            nodes = find_nodes(terminal.data)
+            eventually(lambda: all(answers(node) for node in nodes), "both answer")
+            clusters = [node.folder.read_identity() for node in nodes]
+            assert len({identity.cluster for identity in clusters if identity is not None}) == 1
+            seen = terminal.run("status", "--contact", f"{prefix}.1", "--json")
+            assert json.loads(seen.stdout)["cluster"] is not None
+        finally:
+            joined.terminate()
+            joined.wait(10)
+    assert joined.returncode == 0
+
+
+def answers(node: LocalNode) -> bool:
+    (asked,) = asyncio.run(ask_all([node]))
+    return asked.answer is not None

@@ -22,6 +22,10 @@ from ebla.client.cluster_view import ClusterView, NodeState, view_of
 from ebla.model.error_groups import leaves
 from ebla.model.errors import EblaError, InvalidRequest
 from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.hand_over import new_join_token
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tls import TlsFolder
 from ebla.version import release
 
 HELP = """
@@ -160,15 +164,38 @@ def node(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option that wins over the file.")
     ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option("--join", metavar="TOKEN", help="At its first start: a token of the cluster (see `ebla token`)."),
+    ] = None,
 ) -> None:
     """Run one node in the foreground, as a service would.
 
     SIGTERM or Ctrl-C stops it; SIGHUP reads its certificates anew.
     """
     flags = [flag for override in overrides or () for flag in ("--set", override)]
+    flags += [] if join is None else ["--join", join]
     # The same process goes on as the node, so that whoever started it watches and signals the node itself.
     arguments = [sys.executable, "-m", "ebla.node", "control", "--options", str(options), *flags]
     os.execv(sys.executable, arguments)  # noqa: S606  # the arguments are our own
+
+
+@app.command()
+def token(
+    data: Data = DATA_DEFAULT,
+    minutes: Annotated[int, typer.Option("--minutes", metavar="N", min=1, max=10_080, help="How long it counts.")] = 60,
+) -> None:
+    """Make a join token: with it, a node on another machine is handed the cluster's authority.
+
+    Whoever has it can become a node until it ends. On the new machine: ebla node --options FILE --join TOKEN
+    """
+    with _errors_told():
+        member = next((each for each in _nodes_of(data) if each.folder.read_identity() is not None), None)
+        if member is None:
+            raise InvalidRequest(f"no node in {data} was ever started", advice="start them first (`ebla up`)")
+        authority = TlsFolder(member.folder.tls).authority()
+        made = new_join_token(authority, minutes * 60, SystemClock(), SystemChance())
+        sys.stdout.write(f"{made}\n")
 
 
 @app.command()

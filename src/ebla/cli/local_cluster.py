@@ -21,7 +21,7 @@ from ebla.model.errors import InvalidRequest
 from ebla.options import NodeOptions
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, FolderRefused, Identity
-from ebla.runtime.first_start import found_cluster, join_cluster
+from ebla.runtime.first_start import found_cluster, join_from_folder
 from ebla.runtime.preflight import check_addresses, check_folder
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
@@ -113,7 +113,7 @@ def give_identities(nodes: Sequence[LocalNode]) -> list[Identity]:
         if identity is None and member is None:
             identity = found_cluster(node.options, clock, chance)
         elif identity is None and member is not None:
-            identity = join_cluster(node.options, member.folder, clock, chance)
+            identity = join_from_folder(node.options, member.folder, clock, chance)
         assert identity is not None
         member = member or node
         settled.append(identity)

@@ -2,16 +2,25 @@
 
 A cluster begins with the node that makes its authority; every further node is given the authority first, because
 whoever makes one of his own has founded another cluster. On one machine the operator who owns all the folders hands
-it over as a file (`ebla up`); between machines the join token does it.
+it over as a file (`ebla up`); between machines a join token does it (`ebla token`, `ebla node --join`).
 """
 
-from ebla.model.errors import Refused
-from ebla.model.identity import ClusterId, HostId
+import asyncio
+
+from ebla.model.errors import DeadlineExceeded, Refused, Unreachable
+from ebla.model.identity import Address, ClusterId, HostId
 from ebla.options import NodeOptions
 from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
 from ebla.runtime.data_folder import DataFolder, Identity
+from ebla.runtime.hand_over import Newcomer, fetch_authority
+from ebla.runtime.tcp_transport import TransportLimits
 from ebla.runtime.tls import AUTHORITY_DAYS, Authority, TlsFolder, TlsIdentity, Validity, make_authority
+from ebla.wire.frames import Introduction
+from ebla.wire.join_token import JoinToken
+from ebla.wire.limits import WireLimits
+from ebla.wire.report import unreported
+from ebla.wire.verbs import HandOverAnswer
 
 
 def found_cluster(options: NodeOptions, clock: Clock, chance: Chance) -> Identity:
@@ -21,7 +30,7 @@ def found_cluster(options: NodeOptions, clock: Clock, chance: Chance) -> Identit
     return _settle(options, identity, authority, clock)
 
 
-def join_cluster(options: NodeOptions, member: DataFolder, clock: Clock, chance: Chance) -> Identity:
+def join_from_folder(options: NodeOptions, member: DataFolder, clock: Clock, chance: Chance) -> Identity:
     """A further node, given the authority of a member whose folder this user owns."""
     known = member.read_identity()
     assert known is not None
@@ -29,6 +38,30 @@ def join_cluster(options: NodeOptions, member: DataFolder, clock: Clock, chance:
         raise Refused(f"{member.path} belongs to cluster {known.cluster_name!r}, not to {options.cluster_name!r}")
     identity = Identity(HostId(chance.uuid()), known.cluster, known.cluster_name)
     return _settle(options, identity, TlsFolder(member.tls).authority(), clock)
+
+
+def join_by_token(options: NodeOptions, token: JoinToken, clock: Clock, chance: Chance) -> Identity:
+    """A further node, handed the authority by the first of its peers that answers."""
+    host = HostId(chance.uuid())
+    introduction = Introduction(host, None, options.cluster_name)
+    newcomer = Newcomer(introduction, chance, WireLimits(), TransportLimits(), unreported)
+    handed = asyncio.run(_first_to_answer(newcomer, options.peer_addresses, token))
+    identity = Identity(host, handed.cluster, handed.cluster_name)
+    return _settle(options, identity, Authority(handed.certificate_pem, handed.key_pem), clock)
+
+
+async def _first_to_answer(newcomer: Newcomer, peers: tuple[Address, ...], token: JoinToken) -> HandOverAnswer:
+    """Only silence sends it to the next peer: a refusal is a refusal everywhere."""
+    silent: list[str] = []
+    for peer in peers:
+        try:
+            return await fetch_authority(newcomer, peer, token)
+        except (Unreachable, DeadlineExceeded) as error:
+            silent.append(error.message)
+    raise Unreachable(
+        "no peer handed over the cluster's authority: " + ("; ".join(silent) or "the options name none"),
+        advice="name running nodes of the cluster in `peers`",
+    )
 
 
 def _settle(options: NodeOptions, identity: Identity, authority: Authority, clock: Clock) -> Identity:
