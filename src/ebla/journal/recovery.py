@@ -62,9 +62,9 @@ async def make_durable_folder(disk: Disk, folder: str) -> None:
     """The folder, with its own name and those in it durable, whoever made them. The parent is the caller's.
 
     Not only where it is new: names that a killed process left in the page cache vanish with the power. Two failing
-    orders. Make the folder, killed before the sync; start again, find it, append, answer; power cut: the folder is lost.
-    Rotate, killed before the folder sync; start again on the new manifest, append to the new segment, answer; power
-    cut; the old manifest is back and the new segment counts as never used.
+    orders. Make the folder, killed before the sync; start again, find it, append, answer; power cut: it is gone. Or:
+    rotate, killed before the folder sync; start again on the new manifest, append to the new segment, answer; power
+    cut: the old manifest is back and the new segment counts as never used.
     """
     disk.make_folder(folder)
     await disk.sync_folder(parent_folder(folder))
