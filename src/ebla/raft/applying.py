@@ -36,7 +36,10 @@ def _applied_to(state: State, index: int, size: int) -> None:
 
 
 def on_apply_membership(state: State, event: ApplyMembership) -> None:
-    state.membership = apply_change(state.membership, event.change)
+    if event.index <= state.membership_index:
+        # A snapshot overtook the entry on its way through the state machine, and holds its effect already.
+        return
+    state.membership, state.membership_index = apply_change(state.membership, event.change), event.index
     role = state.role
     if not isinstance(role, Leader):
         return

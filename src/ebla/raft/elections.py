@@ -71,11 +71,18 @@ def _take_office(state: State) -> None:
 
 
 def on_vote_response(state: State, answer: VoteResponse) -> None:
+    """Others' votes may be enough before our own is durable; to take office then would be wrong.
+
+    A asks for votes in term 2, all others grant, A appends x and brings it to B, A crashes before term 2 reached its
+    disk. A comes back in term 1, asks for term 2 again, and C and D repeat their votes: A leads term 2 a second time
+    and appends y where B holds x, with the same index and term.
+    """
     role = state.role
     assert isinstance(role, Candidate)
     match _count(state, role, answer):
         case VoteResult.WON:
-            _take_office(state)
+            if state.peer in role.votes:
+                _take_office(state)
         case VoteResult.LOST:
             state.become_follower(state.term, NOBODY)
         case VoteResult.PENDING:

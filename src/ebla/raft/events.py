@@ -64,9 +64,10 @@ class Compact(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApplyMembership(msgspec.Struct, frozen=True):
-    """A committed membership entry takes effect. To be told while that entry is applied, before what follows it; not
-    at all where the layer above found the change void."""
+    """The committed membership entry at `index` takes effect. To be told while that entry is applied, before what
+    follows it; not at all where the layer above found the change void."""
 
+    index: int
     change: MembershipChange
 
 

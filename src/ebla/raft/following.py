@@ -78,18 +78,16 @@ def on_install_snapshot(state: State, message: InstallSnapshot) -> None:
 
 
 def _install(state: State, snapshot: SnapshotMeta) -> bool:
-    """Whether our state gives way to the snapshot."""
+    """Whether our state gives way to the snapshot. It need not know of us: we may have been added behind it."""
     log = state.log
     if snapshot.index <= log.committed:
-        return False
-    if not snapshot.membership.is_member(state.peer):
         return False
     if log.matches(snapshot.index, snapshot.term):
         # We hold the log up to there and lack only the news that it is committed.
         log.commit_to(snapshot.index)
         return False
     log.install(snapshot)
-    state.membership = snapshot.membership
+    state.membership, state.membership_index = snapshot.membership, snapshot.index
     return True
 
 

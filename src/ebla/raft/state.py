@@ -55,6 +55,7 @@ class State:
         "heartbeat_elapsed",
         "log",
         "membership",
+        "membership_index",
         "messages",
         "options",
         "peer",
@@ -70,10 +71,17 @@ class State:
         self.chance = chance
         self.flow_limits = options.flow_limits
         self.log = Log(past.snapshot, past.entries, apply_bytes_max=options.apply_bytes_max)
-        self.log.commit_to(past.hard_state.commit)
+        # The crash may have come between the hard state and the entries of one write: a commit index ahead of the log
+        # is learned again.
+        self.log.commit_to(min(past.hard_state.commit, self.log.last_index))
         self.membership: Membership = past.snapshot.membership
+        self.membership_index = past.snapshot.index
+        """Up to where the log is reflected in `membership`."""
         self.term = past.hard_state.term
         self.vote = past.hard_state.vote
+        if self.term and self.log.last_term > self.term:
+            # Between the snapshot and the hard state of one write: in that term no vote of ours was ever told.
+            self.term, self.vote = self.log.last_term, NOBODY
         self.messages: list[Message] = []
         self.after_write: list[Message | Written] = []
         """Held back until what they promise is durable."""

@@ -96,7 +96,7 @@ class Node:
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if entry.kind is not EntryKind.COMMAND:
-                self.core.step(ApplyMembership(change_of(entry)), self.now_ms)
+                self.core.step(ApplyMembership(entry.index, change_of(entry)), self.now_ms)
             self.newest_snapshot = SnapshotMeta(entry.index, entry.term, self.core.membership)
             self.core.step(SnapshotTaken(self.newest_snapshot), self.now_ms)
 

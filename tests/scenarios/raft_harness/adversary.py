@@ -1,0 +1,427 @@
+"""A whole group without IO under a seeded adversary: loss, repetition, reordering, cuts, crashes that lose what was not
+yet durable, membership changes, transfers, snapshots. Invariants are checked after every step."""
+
+import random
+import uuid
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ebla.raft.core import Core
+from ebla.raft.effects import Apply, Write
+from ebla.raft.events import (
+    ApplyMembership,
+    Campaign,
+    Compact,
+    Event,
+    ForgetLeader,
+    PeerUnreachable,
+    Propose,
+    ReadIndex,
+    SnapshotSent,
+    SnapshotTaken,
+    Tick,
+    TransferLeadership,
+    Written,
+)
+from ebla.raft.invariants import History
+from ebla.raft.membership import (
+    Change,
+    ChangeKind,
+    MembershipChange,
+    MembershipRefused,
+    Transition,
+    apply_change,
+    change_of,
+    encode_change,
+)
+from ebla.raft.messages import Entry, EntryKind, HardState, Membership, Message, PeerId, SnapshotMeta
+from ebla.raft.options import Options
+from ebla.raft.roles import Leader
+from ebla.raft.state import Past, Refusal
+
+T = TypeVar("T")
+
+
+class SeededChance:
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def random(self) -> float:
+        return self._random.random()
+
+    def randrange(self, start: int, stop: int) -> int:
+        return self._random.randrange(start, stop)
+
+    def choice(self, options: Sequence[T]) -> T:
+        return self._random.choice(options)
+
+    def shuffle(self, items: MutableSequence[T]) -> None:
+        self._random.shuffle(items)
+
+    def bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
+
+    def uuid(self) -> uuid.UUID:
+        return uuid.UUID(bytes=self.bytes(16))
+
+
+@dataclass
+class Durable:
+    """What a crash leaves."""
+
+    hard_state: HardState
+    snapshot: SnapshotMeta
+    base: Entry
+    entries: list[Entry] = field(default_factory=list)
+
+    def holds(self, index: int, term: int) -> bool:
+        if index <= self.snapshot.index:
+            return True
+        position = index - self.base.index - 1
+        return 0 <= position < len(self.entries) and self.entries[position].term == term
+
+    def write(self, write: Write) -> None:
+        if write.snapshot is not None and write.snapshot.index > self.snapshot.index:
+            self.snapshot = write.snapshot
+            self.base = Entry(write.snapshot.index, write.snapshot.term)
+            self.entries = []
+        if write.hard_state is not None:
+            self.hard_state = write.hard_state
+        if write.entries:
+            keep = write.entries[0].index - self.base.index - 1
+            if keep >= 0:
+                self.entries[keep:] = write.entries
+
+    def past(self) -> Past:
+        kept = (self.base, *self.entries) if self.base.index else tuple(self.entries)
+        return Past(self.hard_state, self.snapshot, kept)
+
+
+class Peer:
+    def __init__(self, options: Options, snapshot: SnapshotMeta, seed: int) -> None:
+        self.options = options
+        self.durable = Durable(HardState(), snapshot, Entry(snapshot.index, snapshot.term))
+        self.chance = SeededChance(seed)
+        self.now_ms = 0
+        self.writes: list[Write] = []
+        self.applies: list[Apply] = []
+        self.applied = snapshot
+        self.core = Core(options, self.durable.past(), self.chance, 0)
+
+    def restart(self) -> None:
+        self.writes.clear()
+        self.applies.clear()
+        self.applied = self.durable.snapshot
+        self.core = Core(self.options, self.durable.past(), self.chance, self.now_ms)
+
+
+@dataclass(frozen=True)
+class Harshness:
+    """How often things go wrong, per thousand actions."""
+
+    crash: int = 6
+    cut: int = 4
+    heal: int = 6
+    lose: int = 60
+    repeat: int = 20
+    change: int = 6
+    transfer: int = 4
+    snapshot: int = 8
+
+
+class Adversary:
+    def __init__(
+        self,
+        seed: int,
+        peers: int,
+        harshness: Harshness | None = None,
+        options: Callable[[PeerId], Options] | None = None,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.harshness = harshness or Harshness()
+        self.history = History()
+        self.flying: list[Message] = []
+        self.cuts: set[tuple[PeerId, PeerId]] = set()
+        self.peers: dict[PeerId, Peer] = {}
+        self.reads: dict[bytes, int] = {}
+        self.reads_answered = 0
+        self._serial = 0
+        first = SnapshotMeta(1, 1, Membership(voters=tuple(PeerId(n) for n in range(1, min(peers, 5) + 1))))
+        for number in range(1, peers + 1):
+            peer = PeerId(number)
+            chosen = options(peer) if options is not None else self._options(peer)
+            start = first if first.membership.is_member(peer) else SnapshotMeta()
+            self.peers[peer] = Peer(chosen, start, seed * 1000 + number)
+
+    def _options(self, peer: PeerId) -> Options:
+        """The same for all peers of a run, different between runs."""
+        return Options(
+            peer=peer,
+            election_ticks=5,
+            check_quorum=self.random.random() < 0.6,
+            pre_vote=self.random.random() < 0.6,
+            message_bytes_max=200,
+            inflight_messages_max=4,
+            apply_bytes_max=300,
+            uncommitted_bytes_max=2000,
+        )
+
+    # Running.
+
+    def run(self, actions: int) -> None:
+        for _ in range(actions):
+            self.act()
+
+    def act(self) -> None:
+        h, dice = self.harshness, self.random.randrange(1000)
+        rare: list[tuple[int, Callable[[], None]]] = [
+            (h.crash, self._crash),
+            (h.cut, self._cut),
+            (h.heal, self.cuts.clear),
+            (h.change, self._propose_change),
+            (h.transfer, self._transfer),
+            (h.snapshot, self._snapshot),
+            (2, self._forget),
+            (2, self._unreachable),
+            (4, self._campaign),
+            (15, self._read),
+            (40, self._propose),
+            (100, self._tick),
+        ]
+        for weight, action in rare:
+            if dice < weight:
+                action()
+                return
+            dice -= weight
+        self.random.choice((self._deliver, self._deliver, self._take, self._take, self._write, self._apply))()
+
+    def _any(self) -> Peer:
+        return self.random.choice(list(self.peers.values()))
+
+    def step(self, peer: Peer, event: Event) -> Refusal | None:
+        refusal = peer.core.step(event, peer.now_ms)
+        self._check(peer)
+        return refusal
+
+    def _check(self, peer: Peer) -> None:
+        self.history.observe(peer.core, {number: each.durable for number, each in self.peers.items()})
+
+    def _send(self, message: Message) -> None:
+        self.history.left(message)
+        self.flying.append(message)
+
+    # What a shell does.
+
+    def _take(self, peer: Peer | None = None) -> None:
+        peer = peer or self._any()
+        if not peer.core.has_effects:
+            return
+        effects = peer.core.take()
+        for message in effects.messages:
+            self._send(message)
+        if effects.write is not None:
+            peer.writes.append(effects.write)
+        if effects.apply is not None:
+            peer.applies.append(effects.apply)
+        for read in effects.reads:
+            self.reads_answered += 1
+            asked = self.reads[read.context]
+            assert read.index >= asked, f"a read asked at {asked} was answered with {read.index}"
+
+    def _write(self, peer: Peer | None = None) -> None:
+        peer = peer or self._any()
+        if not peer.writes:
+            return
+        write = peer.writes.pop(0)
+        self._make_durable(peer, write)
+        for answer in write.answers:
+            if answer.to == peer.core.peer:
+                self.step(peer, answer)
+            else:
+                assert not isinstance(answer, Written)
+                self._send(answer)
+
+    def _make_durable(self, peer: Peer, write: Write) -> None:
+        peer.durable.write(write)
+        if write.snapshot is not None and write.snapshot.index > peer.applied.index:
+            peer.applied = write.snapshot
+
+    def _apply(self, peer: Peer | None = None) -> None:
+        peer = peer or self._any()
+        if not peer.applies:
+            return
+        apply = peer.applies.pop(0)
+        if apply.entries[-1].index > peer.applied.index:
+            self.history.applied(peer.core.peer, apply.entries)
+            for entry in apply.entries:
+                if entry.kind is not EntryKind.COMMAND:
+                    self.step(peer, ApplyMembership(entry.index, change_of(entry)))
+            last = apply.entries[-1]
+            peer.applied = SnapshotMeta(last.index, last.term, peer.core.membership)
+        self.step(peer, apply.answer)
+
+    def _tick(self, peer: Peer | None = None) -> None:
+        peer = peer or self._any()
+        peer.now_ms += peer.options.tick_ms
+        self.step(peer, Tick())
+
+    # What a network does.
+
+    def _deliver(self) -> None:
+        if not self.flying:
+            return
+        # Mostly the oldest: an adversary that only reorders never lets anything finish.
+        at = 0 if self.random.random() < 0.7 else self.random.randrange(len(self.flying))
+        message = self.flying[at]
+        dice = self.random.randrange(1000)
+        if dice >= self.harshness.repeat:
+            del self.flying[at]
+        if dice < self.harshness.repeat + self.harshness.lose and dice >= self.harshness.repeat:
+            return
+        if (message.sender, message.to) not in self.cuts:
+            self.step(self.peers[message.to], message)
+        elif dice < self.harshness.repeat:
+            del self.flying[at]
+
+    def _cut(self) -> None:
+        """One direction, or a peer from all others."""
+        numbers = list(self.peers)
+        alone, other = self.random.sample(numbers, 2)
+        if self.random.random() < 0.5:
+            self.cuts.add((alone, other))
+            return
+        for number in numbers:
+            self.cuts.add((alone, number))
+            self.cuts.add((number, alone))
+
+    # What goes wrong, and what people do.
+
+    def _crash(self, peer: Peer | None = None) -> None:
+        """Of the writes under way some have reached the disk, in order; nobody was told."""
+        peer = peer or self._any()
+        for write in peer.writes[: self.random.randrange(len(peer.writes) + 1)]:
+            self._make_durable(peer, write)
+        peer.restart()
+        self.history.restarted(peer.core)
+        self._check(peer)
+
+    def _propose(self) -> None:
+        self._serial += 1
+        payloads = tuple(f"{self._serial}.{n}".encode() for n in range(self.random.randrange(1, 4)))
+        self.step(self._any(), Propose(payloads))
+
+    def _leader(self) -> Peer | None:
+        leaders = [peer for peer in self.peers.values() if isinstance(peer.core.role, Leader)]
+        return max(leaders, key=lambda peer: peer.core.term, default=None)
+
+    def _propose_change(self) -> None:
+        peer = self._leader()
+        if peer is None:
+            return
+        membership = peer.core.membership
+        numbers = list(self.peers)
+        kinds = (ChangeKind.ADD_VOTER, ChangeKind.ADD_VOTER, ChangeKind.ADD_LEARNER, ChangeKind.REMOVE)
+        changes = tuple(
+            Change(self.random.choice(kinds), number)
+            for number in self.random.sample(numbers, self.random.choice((1, 1, 2)))
+        )
+        change = MembershipChange(changes, self.random.choice(list(Transition)))
+        if membership.is_joint:
+            change = MembershipChange()
+        try:
+            after = apply_change(membership, change)
+        except MembershipRefused:
+            return
+        if len(after.voters) >= 2:
+            self.step(peer, Propose((encode_change(change),), EntryKind.MEMBERS))
+
+    def _transfer(self) -> None:
+        self.step(self._any(), TransferLeadership(self._any().core.peer))
+
+    def _campaign(self) -> None:
+        self.step(self._any(), Campaign())
+
+    def _forget(self) -> None:
+        self.step(self._any(), ForgetLeader())
+
+    def _unreachable(self) -> None:
+        peer = self._any()
+        other = self._any().core.peer
+        if self.random.random() < 0.5:
+            self.step(peer, PeerUnreachable(other))
+        else:
+            self.step(peer, SnapshotSent(other, delivered=self.random.random() < 0.5))
+
+    def _snapshot(self) -> None:
+        """Durable before the core hears of it; some entries stay behind it for slow peers."""
+        peer = self._any()
+        log, applied = peer.core.state.log, peer.applied
+        if log.incoming_snapshot is not None or applied.index <= peer.durable.snapshot.index:
+            return
+        if not peer.durable.holds(applied.index, applied.term):
+            return
+        durable = peer.durable
+        durable.snapshot = applied
+        self.step(peer, SnapshotTaken(applied))
+        index = self.random.randrange(durable.base.index, applied.index + 1)
+        if index > durable.base.index:
+            position = index - durable.base.index
+            durable.base = durable.entries[position - 1]
+            del durable.entries[:position]
+            self.step(peer, Compact(index))
+
+    def _read(self) -> None:
+        self._serial += 1
+        context = f"r{self._serial}".encode()
+        self.reads[context] = self.history.committed_to
+        self.step(self._any(), ReadIndex(context))
+
+    # The end.
+
+    def settle(self, rounds: int = 400) -> None:
+        """Everything heals: soon there must be one leader, and all its members must catch up."""
+        self.cuts.clear()
+        for peer in self.peers.values():
+            self._crash(peer)
+        for _ in range(rounds):
+            self._round()
+            if self._is_settled():
+                return
+        raise AssertionError(f"not settled after {rounds} rounds: {self._picture()}")
+
+    def _round(self) -> None:
+        for peer in self.peers.values():
+            self._tick(peer)
+        leader = self._leader()
+        if leader is not None and leader.core.membership.is_joint and not leader.core.membership.auto_leave:
+            self.step(leader, Propose((encode_change(MembershipChange()),), EntryKind.MEMBERS))
+        for _ in range(12):
+            for peer in self.peers.values():
+                self._take(peer)
+                while peer.writes:
+                    self._write(peer)
+                while peer.applies:
+                    self._apply(peer)
+            flying, self.flying = self.flying, []
+            for message in flying:
+                self.step(self.peers[message.to], message)
+    def _is_settled(self) -> bool:
+        leader = self._leader()
+        if leader is None or leader.core.membership.is_joint:
+            return False
+        members = [self.peers[number] for number in leader.core.membership.all_members()]
+        return all(
+            peer.core.commit_index == leader.core.last_index
+            and peer.applied.index == leader.core.last_index
+            and peer.core.leader == leader.core.peer
+            and peer.core.membership == leader.core.membership
+            for peer in members
+        )
+
+    def _picture(self) -> str:
+        return "; ".join(
+            f"{number}: {type(peer.core.role).__name__} term {peer.core.term} last {peer.core.last_index} "
+            f"commit {peer.core.commit_index} applied {peer.applied.index} {peer.core.membership}"
+            for number, peer in self.peers.items()
+        )
