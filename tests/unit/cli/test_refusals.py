@@ -1,0 +1,195 @@
+"""What `ebla` refuses before it starts anything, and in which words. Nothing here starts a process."""
+
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from ebla.cli.app import app
+from ebla.cli.local_cluster import LocalNode, Shape, find_nodes, find_or_make_nodes, give_identities
+from ebla.cli.up import Started
+from ebla.runtime import file_lock
+from ebla.runtime.data_folder import DataFolder
+
+NODES = 2
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_nodes: object) -> Started:
+        raise AssertionError("a node would have been started")
+
+    monkeypatch.setattr("ebla.cli.up.bring_up", start)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> list[LocalNode]:
+    """Two nodes that were started once."""
+    base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
+    nodes = find_or_make_nodes(tmp_path / "data", Shape(NODES, 1, base, "ebla"))
+    give_identities(nodes)
+    return nodes
+
+
+def refused(data: Path, *arguments: str) -> str:
+    result = CliRunner().invoke(app, ["up", "--no-follow", "--data", str(data), *arguments])
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("ebla: ")
+    return result.stderr
+
+
+def in_use(node: LocalNode) -> str:
+    return f"cannot listen on {node.options.control_address}: Address already in use; another process listens there"
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[None]:
+    with socket.socket() as taken:
+        taken.bind((host, port))
+        taken.listen(1)
+        yield
+
+
+def test_a_port_in_use_is_refused(made: list[LocalNode]) -> None:
+    address = made[1].options.control_address
+    with listening(address.host, address.port):
+        assert in_use(made[1]) in refused(made[0].folder.path.parent)
+    shard = made[0].options.shard_address(0)
+    with listening(shard.host, shard.port):
+        assert f"cannot listen on {shard}: Address already in use" in refused(made[0].folder.path.parent)
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    told = refused(tmp_path / "data", "--base-address", "192.0.2.1")
+    assert "cannot listen on 192.0.2.1:7000: Cannot assign requested address" in told
+    assert "is not an address of this machine" in told
+
+
+def test_a_folder_of_another_cluster_is_refused(made: list[LocalNode], tmp_path: Path) -> None:
+    others = find_or_make_nodes(tmp_path / "other", Shape(1, 1, "127.0.0.1", "ebla"))
+    give_identities(others)
+    made[1].folder.identity.write_bytes(others[0].folder.identity.read_bytes())
+    told = refused(made[0].folder.path.parent)
+    assert f"{made[0].folder.path} belongs to cluster" in told
+    assert f"and {made[1].folder.path} to cluster" in told
+
+
+def test_a_folder_of_a_cluster_of_another_name_is_refused(made: list[LocalNode]) -> None:
+    text = made[0].options_path.read_text().replace('cluster_name = "ebla"', 'cluster_name = "abel"')
+    made[0].options_path.write_text(text)
+    assert "belongs to cluster 'ebla', the options name 'abel'" in refused(made[0].folder.path.parent)
+
+
+def newer_format(folder: DataFolder) -> None:
+    folder.format.write_text("7\n")
+
+
+def open_to_others(folder: DataFolder) -> None:
+    folder.path.chmod(0o755)
+
+
+def broken_identity(folder: DataFolder) -> None:
+    folder.identity.write_text("{")
+
+
+def running(folder: DataFolder) -> None:
+    file_lock.acquire(folder.control_lock)
+
+
+def typing_error(folder: DataFolder) -> None:
+    path = folder.path / "options.toml"
+    path.write_text(path.read_text().replace("[limits]", "[limits]\nstop_s = 3\n"))
+
+
+def no_space(folder: DataFolder) -> None:
+    path = folder.path / "options.toml"
+    path.write_text(path.read_text().replace("[limits]", f"[limits]\nfree_disk_bytes_min = {1 << 50}\n"))
+
+
+@pytest.mark.parametrize(
+    ("hurt", "told"),
+    [
+        (newer_format, "has format 7; this version of Ebla knows formats up to 1"),
+        (open_to_others, "is open to other users (mode 755); it holds keys; chmod 700"),
+        (broken_identity, "identity cannot be read"),
+        (running, "a node already runs in"),
+        (typing_error, "key `limits.stop_s` is unknown; did you mean `limits.stop_ms`?"),
+        (no_space, "MiB free and needs 1073741824 MiB"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused(
+    made: list[LocalNode], hurt: Callable[[DataFolder], None], told: str
+) -> None:
+    hurt(made[1].folder)
+    assert told in refused(made[0].folder.path.parent)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nodes", "0"], "0 nodes were asked for; allowed are 1 to 250"),
+        (["--base-address", "localhost"], "--base-address 'localhost' is no IP address"),
+        (["--base-address", "255.255.255.255"], "--base-address '255.255.255.255' is no IP address"),
+        (["--set", "limits.stop=1"], "did you mean `limits.stop_ms`?"),
+        (["--set", "stop"], "is not of the form key=value"),
+        (["--cluster-name", "a b"], "key `cluster_name` is 'a b'"),
+        (["--shards", "0"], "key `shards` is 0; allowed is a whole number from 1 to 256"),
+    ],
+)
+def test_wrong_flags_are_refused_and_leave_no_folder(tmp_path: Path, arguments: list[str], told: str) -> None:
+    assert told in refused(tmp_path / "data", *arguments)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_cluster_of_another_size_and_a_folder_of_something_else_are_refused(
+    made: list[LocalNode], tmp_path: Path
+) -> None:
+    data = made[0].folder.path.parent
+    assert f"{data} holds a cluster of 2 nodes, and 5 were asked for" in refused(data, "--nodes", "5")
+    (tmp_path / "photos" / "node1").mkdir(parents=True)
+    (tmp_path / "photos" / "node1" / "cat.jpg").touch()
+    assert "is not empty and has no options.toml" in refused(tmp_path / "photos")
+    (tmp_path / "file").touch()
+    assert "is no folder" in refused(tmp_path / "file")
+
+
+def test_options_files_are_kept_and_identities_survive_a_second_preparation(made: list[LocalNode]) -> None:
+    data = made[0].folder.path.parent
+    before = [node.folder.read_identity() for node in made]
+    made[0].options_path.write_text(made[0].options_path.read_text() + "\n# mine\n")
+    again = find_or_make_nodes(data, Shape(None, 9, "127.0.0.1", "other"))
+    assert [node.options for node in again] == [node.options for node in made]
+    assert give_identities(again) == before
+    assert again[0].options_path.read_text().endswith("# mine\n")
+
+
+def test_a_first_start_that_was_interrupted_is_done_again_without_founding_a_second_cluster(
+    made: list[LocalNode],
+) -> None:
+    founder = made[0].folder.read_identity()
+    assert founder is not None
+    made[1].folder.identity.unlink()
+    _, second = give_identities(made)
+    assert second.cluster == founder.cluster
+    for name in ("authority.pem", "authority.key"):
+        assert (made[1].folder.tls / name).read_bytes() == (made[0].folder.tls / name).read_bytes()
+
+
+@pytest.mark.parametrize("command", ["down", "status", "token"])
+def test_a_folder_without_nodes_is_told(tmp_path: Path, command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--data", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"there are no nodes in {tmp_path}" in result.stderr
+
+
+def test_status_of_nodes_that_do_not_run_says_so(made: list[LocalNode]) -> None:
+    result = CliRunner().invoke(app, ["status", "--json", "--data", str(made[0].folder.path.parent)])
+    assert result.exit_code == 1
+    view = msgspec.json.decode(result.stdout)
+    assert [(node["state"], node["trouble"]) for node in view["nodes"]] == [("down", "not running")] * 2
+    assert len(find_nodes(made[0].folder.path)) == 1, "a node's own folder counts as a cluster of one"

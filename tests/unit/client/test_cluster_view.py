@@ -1,0 +1,140 @@
+"""One view of a cluster from the answers of some of its nodes."""
+
+import uuid
+
+import msgspec
+import pytest
+
+from ebla.cli.asking import parse_contact
+from ebla.cli.status_table import as_lines, duration, essence, round_trip
+from ebla.client.cluster_view import Asked, NodeState, view_of
+from ebla.model.errors import InvalidRequest
+from ebla.model.identity import Address, ClusterId, HostId
+from ebla.options import Ports
+from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
+
+HOSTS = [HostId(uuid.UUID(int=number)) for number in range(4)]
+CLUSTER = ClusterId(uuid.UUID(int=99))
+
+
+def at(number: int) -> str:
+    return f"127.0.0.{number}:7000"
+
+
+def answer(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.RUNNING) -> StatusAnswer:
+    processes = (
+        ProcessStatus("control", 100 + number, 0, state=ProcessState.RUNNING),
+        ProcessStatus("shard-0", 200 + number, 0, state=child),
+    )
+    return StatusAnswer(HOSTS[number], CLUSTER, "ebla", at(number), 0, processes, peers, uptime_ms=65_000)
+
+
+def peer(number: int, up: bool = True, trip: int | None = 500) -> PeerStatus:
+    return PeerStatus(HOSTS[number], at(number), up, 10, trip)
+
+
+def asked(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.RUNNING) -> Asked:
+    return Asked(f"node{number}", at(number), HOSTS[number], answer(number, *peers, child=child))
+
+
+def test_a_healthy_cluster_is_all_up() -> None:
+    view = view_of([asked(1, peer(2)), asked(2, peer(1, trip=700))])
+    assert view.all_up
+    assert (view.cluster, view.cluster_name) == (str(CLUSTER), "ebla")
+    assert [(node.state, node.held_up_by, node.asked_others, node.round_trip_us) for node in view.nodes] == [
+        (NodeState.UP, 1, 1, 700),
+        (NodeState.UP, 1, 1, 500),
+    ]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [asked(1, peer(2, up=False)), asked(2, peer(1))],
+        [asked(1, peer(2)), asked(2, peer(1), child=ProcessState.STARTING)],
+        [asked(1, peer(2)), Asked("node2", at(2), HOSTS[2], trouble="not running")],
+        [asked(1, peer(2)), asked(2)],
+    ],
+)
+def test_a_missing_opinion_answer_or_child_is_not_all_up(nodes: list[Asked]) -> None:
+    assert not view_of(nodes).all_up
+
+
+def test_a_node_that_does_not_answer_is_down_whatever_others_hold_of_it() -> None:
+    view = view_of([asked(1, peer(2)), Asked("node2", at(2), trouble="process 7 does not answer")])
+    silent = view.nodes[1]
+    assert (silent.state, silent.held_up_by, silent.host) == (NodeState.DOWN, 1, HOSTS[2])
+    assert "process 7 does not answer" in as_lines(view)[1]
+
+
+def test_nodes_that_only_others_mention_are_shown_as_those_see_them() -> None:
+    view = view_of([asked(1, peer(2), peer(3, up=False))])
+    assert [(node.address, node.state) for node in view.nodes] == [
+        (at(1), NodeState.UP),
+        (at(2), NodeState.UP),
+        (at(3), NodeState.DOWN),
+    ]
+
+
+def test_no_answer_at_all_gives_a_view_without_a_cluster() -> None:
+    view = view_of([Asked("node1", at(1), trouble="never started")])
+    assert (view.cluster, view.nodes[0].state) == (None, NodeState.DOWN)
+
+
+def test_only_changes_that_matter_are_news() -> None:
+    before = view_of([asked(1, peer(2)), asked(2, peer(1))])
+    moved = view_of([asked(1, peer(2, trip=9_000)), asked(2, peer(1))])
+    fallen = view_of([asked(1, peer(2, up=False)), asked(2, peer(1))])
+    assert essence(before) == essence(moved)
+    assert essence(before) != essence(fallen)
+
+
+def test_a_view_is_json() -> None:
+    view = view_of([asked(1, peer(2)), asked(2, peer(1))])
+    decoded = msgspec.json.decode(msgspec.json.encode(view))
+    assert decoded["nodes"][0]["processes"][1] == {
+        "name": "shard-0",
+        "pid": 201,
+        "state": "running",
+        "restarts": 0,
+        "last_exit": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [
+        (None, "–"),
+        (999, "0 s"),
+        (61_000, "1 min 1 s"),
+        (3_600_000, "1 h 0 min"),
+        (90_000_000, "1 d 1 h"),
+    ],
+)
+def test_durations_for_people(milliseconds: int | None, shown: str) -> None:
+    assert duration(milliseconds) == shown
+
+
+def test_round_trips_for_people() -> None:
+    assert (round_trip(None), round_trip(1_234)) == ("–", "1.23 ms")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1", Address("127.0.0.1", 7000)),
+        ("127.0.0.1:7005", Address("127.0.0.1", 7005)),
+        ("/run/control.sock", Address("/run/control.sock")),
+        ("::1", Address("::1", 7000)),
+        ("[::1]", Address("::1", 7000)),
+        ("[::1]:7005", Address("::1", 7005)),
+    ],
+)
+def test_contacts_are_hosts_ports_and_paths(text: str, address: Address) -> None:
+    assert parse_contact(text, Ports()) == address
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000"])
+def test_wrong_contacts_are_told(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="has no valid port"):
+        parse_contact(text, Ports())
