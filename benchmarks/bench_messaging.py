@@ -11,6 +11,8 @@ plus system time of each process, per request. The last line is JSON.
 
 import argparse
 import asyncio
+import importlib
+import importlib.util
 import json
 import os
 import random
@@ -21,9 +23,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -42,10 +45,7 @@ from ebla.wire.report import unreported
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import Verb
 
-try:
-    import uvloop
-except ImportError:
-    uvloop = None
+uvloop = importlib.import_module("uvloop") if importlib.util.find_spec("uvloop") else None
 
 GRPC_RATIO_MIN = 20.0
 TLS_CPU_RATIO_MAX = 1.6
@@ -216,7 +216,8 @@ class BareCaller:
     async def ask(self, verb: int, body: object) -> msgspec.Raw:
         number = self.next_id
         self.next_id += 1
-        answer = self.pending[number] = self.loop.create_future()
+        answer: asyncio.Future[msgspec.Raw] = self.loop.create_future()
+        self.pending[number] = answer
         self.link.send(encode(BareRequest(number, verb, body)))  # type: ignore[arg-type]  # encoded in place
         return await answer
 
@@ -370,11 +371,11 @@ async def idle(address: Address, folder: str, connections: int, seconds: float) 
 # ---- processes
 
 
-def run(main: Awaitable[object], variant: str) -> object:
-    """uvloop for ours where it is there. Stock asyncio for grpc.aio, whose own poller drives it."""
-    factory = uvloop.new_event_loop if uvloop is not None and variant != "grpc" else None
+def run(main: Coroutine[Any, Any, object]) -> object:
+    """uvloop for all of them where it is there: it serves grpc.aio too."""
+    factory = None if uvloop is None else uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)  # type: ignore[arg-type]  # coroutines only are passed
+        return runner.run(main)
 
 
 def role(options: argparse.Namespace) -> None:
@@ -382,14 +383,13 @@ def role(options: argparse.Namespace) -> None:
     address = Address(host, int(port))
     grpc = options.work == "grpc"
     if options.role == "server":
-        run(serve_grpc(address) if grpc else serve_all(address, options.folder), "grpc" if grpc else "ours")
+        run(serve_grpc(address) if grpc else serve_all(address, options.folder))
         return
     if options.work == "idle":
-        result = run(idle(address, options.folder, 1000, options.seconds), "ours")
+        result = run(idle(address, options.folder, 1000, options.seconds))
     else:
         cases = GRPC_CASES if grpc else OUR_CASES
-        work = measure(cases, address, options.folder, options.rounds, options.seconds)
-        result = run(work, "grpc" if grpc else "ours")
+        result = run(measure(cases, address, options.folder, options.rounds, options.seconds))
     print(msgspec.json.encode(result).decode(), flush=True)
 
 
@@ -500,7 +500,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as base:
         folders = make_folders(base)
-        blocks, rounds = (1, 3) if options.quick else (3, 6)
+        blocks, rounds = (1, 3) if options.quick else (5, 3)
         found = compare(blocks, rounds, folders)
         idle_figures = msgspec.json.decode(pair("idle", 1, 5.0, folders), type=dict[str, float])
     return 0 if tell(found, idle_figures) else 1

@@ -46,6 +46,10 @@ class TransportLimits:
     first_frame_bytes_max: int = 64 * 1024
     """A greeting is small: before it, nobody makes us hold more than this."""
     read_buffer_bytes: int = 256 * 1024
+    """For one read in the middle of a large frame."""
+    read_turn_bytes: int = 8 * 1024
+    """For any other read. Small, so that answers to the first requests of a burst leave while the next are read (with
+    one large read both sides wait for each other in turn), and so that a flood gets no more than this per turn."""
     write_high_bytes: int = 1024 * 1024
     write_low_bytes: int = 256 * 1024
     write_stall_ms: int = 20_000
@@ -67,6 +71,7 @@ class _Shared:
         self.report = report
         self.loop = asyncio.get_running_loop()
         self.read_buffer = memoryview(bytearray(limits.read_buffer_bytes))
+        self.read_turn = self.read_buffer[: limits.read_turn_bytes]
         self._links: dict[TcpLink, None] = {}
         self._none_open = asyncio.Event()
 
@@ -180,7 +185,7 @@ class TcpLink(asyncio.BufferedProtocol):
         self._events = self._on_open(self)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._shared.read_buffer
+        return self._shared.read_buffer if self._partial else self._shared.read_turn
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
@@ -496,8 +501,8 @@ def reason_of(error: BaseException) -> str:
         return f"certificate refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"TLS: {error.reason.lower().replace('_', ' ')}"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
     return str(error) or type(error).__name__
 
 
