@@ -77,14 +77,16 @@ class Group0Doors:
         server.serve(GROUP0_MEMBERSHIP, self._membership)
         server.serve(GROUP0_TRANSFER, self._transfer)
 
-    def serve_operator(self, server: Server) -> None:
+    def serve_operator(self, server: Server, *, shared: bool = False) -> None:
+        """`shared`: the server serves the peers too, whose verbs are there already."""
         server.serve(GROUP0_READ, self._read)
         server.serve(GROUP0_EXECUTE, self._execute)
         server.serve(GROUP0_WATCH, self._watch)
         server.serve(GROUP0_LOCK, self._lock)
         server.serve(GROUP0_MEMBERS, self._members)
         server.serve(GROUP0_CHANGE_MEMBER, self._change_member)
-        server.serve(GROUP0_TRANSFER, self._transfer)
+        if not shared:
+            server.serve(GROUP0_TRANSFER, self._transfer)
 
     # ---- between peers
 
@@ -219,10 +221,7 @@ class Group0Doors:
     # ---- parts of the above
 
     def _is_member(self) -> bool:
-        try:
-            return self._group0.running.store.index > 0
-        except Unavailable:
-            return False
+        return self._group0.is_running and self._group0.running.store.index > 0
 
     def _of_history(self, history: object) -> Running:
         running = self._group0.running

@@ -82,10 +82,23 @@ class Group0Server:
         self.removed = asyncio.Event()
 
     @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    @property
     def running(self) -> "Running":
         if self._running is None:
             raise Unavailable(f"this node is in no cluster yet: {self.formation.waits_for or 'it just started'}")
         return self._running
+
+    def peer_addresses(self) -> tuple[Address, ...]:
+        """Where the other members listen, sorted; those named in the options while there is no group yet."""
+        own = self.setup.member.address
+        if self._running is None or not self._running.store.members:
+            known = self.setup.contacts
+        else:
+            known = tuple(member.address for member in self._running.store.members.values() if member.present)
+        return tuple(sorted(address for address in known if address != own))
 
     async def run(self, alive: Alive) -> None:
         setup = self.setup

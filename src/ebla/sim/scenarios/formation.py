@@ -1,0 +1,78 @@
+"""Fresh nodes that list one another, started in any order under faults, form exactly one cluster (INV-FORM-1)."""
+
+import asyncio
+
+from ebla.control.group0_mark import Stage
+from ebla.group0.members import Role
+from ebla.group0.store import Store
+from ebla.sim.faults.harsh import harsh
+from ebla.sim.scenario import Scenario
+from ebla.sim.workloads.group0_node import Cluster, add_node
+from ebla.sim.world import Unit, World
+
+CALM_S = 60.0
+
+
+async def run(world: World) -> None:
+    cluster = Cluster()
+    units = [add_node(world, cluster, f"n{number}") for number in range(world.chance.randrange(3, 8))]
+    _draw_contacts(world, cluster)
+    async with asyncio.TaskGroup() as tasks:
+        for unit in units:
+            tasks.create_task(_start_later(world, unit))
+        await harsh(world, units, world.seconds)
+    await _judge(world, cluster)
+
+
+def _draw_contacts(world: World, cluster: Cluster) -> None:
+    """Everybody lists somebody that was made before, the first lists the last, and some list more."""
+    nodes = list(cluster.nodes.values())
+    for number, node in enumerate(nodes):
+        earlier = nodes[world.chance.randrange(0, number)] if number else nodes[-1]
+        more = [other for other in nodes if other is not node and world.chance.random() < 0.3]
+        node.contacts = tuple(sorted({earlier.address, *(other.address for other in more)}))
+
+
+async def _start_later(world: World, unit: Unit) -> None:
+    await asyncio.sleep(world.chance.random() * world.seconds / 2)
+    if unit.down:
+        unit.start()
+
+
+async def _judge(world: World, cluster: Cluster) -> None:
+    world.check(len(cluster.created) <= 1, f"INV-FORM-1: {len(cluster.created)} clusters were created")
+    for _ in range(int(CALM_S * 2)):
+        if _all_in(cluster):
+            break
+        await asyncio.sleep(0.5)
+    world.check(len(cluster.created) == 1, f"{len(cluster.created)} clusters were created, not one")
+    world.check(_all_in(cluster), f"not all are in: {_state(cluster)}")
+    voters = [member for member in _stores(cluster)[0].members.values() if member.role is Role.VOTER]
+    world.tell("scenario", f"one cluster of {len(cluster.nodes)} nodes with {len(voters)} voters")
+
+
+def _all_in(cluster: Cluster) -> bool:
+    stores = _stores(cluster)
+    if len(stores) < len(cluster.nodes):
+        return False
+    return all(
+        store.index > 0 and sum(member.present for member in store.members.values()) == len(cluster.nodes)
+        for store in stores
+    )
+
+
+def _stores(cluster: Cluster) -> list[Store]:
+    return [node.group0.running.store for node in cluster.running() if node.group0 is not None]
+
+
+def _state(cluster: Cluster) -> str:
+    parts = []
+    for node in cluster.nodes.values():
+        assert node.group0 is not None
+        stage = node.group0.marks.mark.stage
+        waits = node.group0.formation.waits_for if stage is not Stage.MEMBER else ""
+        parts.append(f"{node.name} {stage}{f' ({waits})' if waits else ''}")
+    return ", ".join(parts)
+
+
+SCENARIO = Scenario("formation", "fresh nodes form exactly one cluster, in any order, under faults", 20.0, run)

@@ -1,0 +1,254 @@
+"""Clients of group 0 over its operator verbs: reads, writes, conditional changes, transfers between keys, locks."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ebla.group0.commands import ConditionFailed, Done, LockRevoked
+from ebla.model.errors import EblaError, Outcome
+from ebla.model.identity import Address, HostId
+from ebla.model.transaction import Condition, Missing, Put, Revision, Transaction, Unchanged
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.group0 import Group0Record, LockedWrite, Move, Swap
+from ebla.sim.checkers.models import Read, Write
+from ebla.sim.workloads.group0_node import CLUSTER, CLUSTER_NAME
+from ebla.wire.calls import Caller, Target
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.group0_messages import (
+    ExecuteRequest,
+    FoundKey,
+    LockRequest,
+    ReadAnswer,
+    ReadRequest,
+    WatchRequest,
+)
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_LOCK, GROUP0_READ, GROUP0_WATCH, A, Q, Verb
+
+KEYS = ("user/a", "user/b", "user/c")
+LEFT, RIGHT = "user/left", "user/right"
+TOTAL = 1_000
+DEADLINE_MS = 2_500
+THINK_S = 0.2
+
+
+@dataclass(slots=True)
+class Load:
+    addresses: Mapping[str, Address]
+    record: Group0Record
+    stopping: bool = False
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    open_calls: int = 0
+    next_value: int = 0
+
+    def value(self) -> int:
+        """Never twice, so that a value tells who wrote it."""
+        self.next_value += 1
+        return self.next_value
+
+    async def stop(self, seconds: float) -> bool:
+        self.stopping = True
+        try:
+            async with asyncio.timeout(seconds):
+                while self.open_calls:
+                    self.idle.clear()
+                    await self.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def number_of(data: bytes) -> int:
+    number = msgspec.msgpack.decode(data)
+    assert isinstance(number, int)
+    return number
+
+
+class Nodes:
+    """Connections of one client; one that fails is made again to whichever node comes next."""
+
+    def __init__(self, around: Surroundings, name: str, load: Load) -> None:
+        self.around = around
+        introduction = Introduction(HostId(around.chance.uuid()), CLUSTER, CLUSTER_NAME, process=name)
+        self._context = PeersContext(around.transport, around.chance, introduction, WireLimits(), unreported)
+        self._load = load
+        self._caller: Caller | None = None
+
+    async def call(self, verb: Verb[Q, A], request: Q, deadline_ms: int = DEADLINE_MS) -> A:
+        try:
+            if self._caller is None:
+                address = self._load.addresses[self.around.chance.choice(sorted(self._load.addresses))]
+                self._caller, _ = await connect(self._context, address, Target(Lane.CONTROL))
+            return await self._caller.call(verb, request, deadline_ms)
+        except EblaError:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        if self._caller is not None:
+            self._caller.close("on to another node")
+        self._caller = None
+
+
+class Group0Client:
+    def __init__(self, around: Surroundings, name: str, load: Load) -> None:
+        self._chance = around.chance
+        self._name = name
+        self._load = load
+        self._nodes = Nodes(around, name, load)
+        self._lock: bytes | None = None
+
+    async def run(self) -> None:
+        while not self._load.stopping:
+            self._load.open_calls += 1
+            await self._act()
+            self._load.open_calls -= 1
+            self._load.idle.set()
+            if self._chance.random() < 0.1:
+                self._nodes.leave()
+            await asyncio.sleep(self._chance.random() * THINK_S)
+        await asyncio.Event().wait()
+
+    async def _act(self) -> None:
+        kind = self._chance.randrange(0, 100)
+        key = self._chance.choice(KEYS)
+        if kind < 30:
+            await self._read(key)
+        elif kind < 55:
+            await self._write(key)
+        elif kind < 75:
+            await self._swap(key)
+        elif kind < 90:
+            await self._move()
+        elif self._lock is None or kind < 94:
+            await self._acquire()
+        else:
+            await self._write_locked()
+
+    async def _read(self, key: str) -> None:
+        history = self._load.record.registers
+        number = history.invoke(self._name, Read(), key)
+        try:
+            answer = await self._nodes.call(GROUP0_READ, ReadRequest(keys=(key,)))
+        except EblaError:
+            history.withdraw(number)
+            return
+        history.complete(number, number_of(answer.found[0].value) if answer.found else 0)
+
+    async def _write(self, key: str) -> None:
+        history, value = self._load.record.registers, self._load.value()
+        number = history.invoke(self._name, Write(value), key)
+        try:
+            await self._nodes.call(GROUP0_EXECUTE, _put(key, value))
+        except EblaError as error:
+            if error.outcome is Outcome.NOT_APPLIED:
+                history.withdraw(number)
+            return
+        history.complete(number, value)
+
+    async def _swap(self, key: str) -> None:
+        found = await self._look((key,), quorum=self._chance.random() < 0.5)
+        if found is None:
+            return
+        entry = found.get(key)
+        call = Swap(0 if entry is None else number_of(entry.value), self._load.value())
+        condition: Condition = Missing(key) if entry is None else Unchanged(key, entry.revision)
+        history = self._load.record.registers
+        number = history.invoke(self._name, call, key)
+        request = _put(key, call.new, condition)
+        try:
+            answer = (await self._nodes.call(GROUP0_EXECUTE, request)).answer
+        except EblaError as error:
+            if error.outcome is Outcome.NOT_APPLIED:
+                history.withdraw(number)
+            return
+        assert isinstance(answer, Done | ConditionFailed), answer
+        history.complete(number, isinstance(answer, Done))
+
+    async def _move(self) -> None:
+        """From one of two keys to the other, both or neither; their sum never changes."""
+        found = await self._look((LEFT, RIGHT), quorum=True)
+        if found is None:
+            return
+        amounts = {key: number_of(entry.value) for key, entry in found.items()}
+        if amounts:
+            self._load.record.sums.append(sum(amounts.values()))
+        amount = self._chance.randrange(1, 10)
+        left, right = amounts.get(LEFT, TOTAL), amounts.get(RIGHT, 0)
+        conditions = tuple(
+            Unchanged(key, found[key].revision) if key in found else Missing(key) for key in (LEFT, RIGHT)
+        )
+        changes = (Put(LEFT, msgspec.msgpack.encode(left - amount)), Put(RIGHT, msgspec.msgpack.encode(right + amount)))
+        move = self._load.record.begin_move()
+        try:
+            answer = await self._nodes.call(GROUP0_EXECUTE, ExecuteRequest(Transaction(conditions, changes)))
+        except EblaError as error:
+            if error.outcome is Outcome.NOT_APPLIED:
+                self._load.record.end_move(move, Move.REFUSED)
+            return
+        self._load.record.end_move(move, Move.DONE if isinstance(answer.answer, Done) else Move.REFUSED)
+
+    async def _acquire(self) -> None:
+        self._lock = None
+        try:
+            answer = await self._nodes.call(GROUP0_LOCK, LockRequest())
+        except EblaError:
+            return
+        self._lock = answer.lock
+        self._load.record.locks[answer.lock] = answer.revision.index
+
+    async def _write_locked(self) -> None:
+        assert self._lock is not None
+        put = Put("user/locked", msgspec.msgpack.encode(self._load.value()))
+        try:
+            request = ExecuteRequest(Transaction((), (put,), self._lock))
+            answer = (await self._nodes.call(GROUP0_EXECUTE, request)).answer
+        except EblaError:
+            return
+        if isinstance(answer, Done):
+            self._load.record.locked_writes.append(LockedWrite(self._lock, answer.revision.index))
+        else:
+            assert isinstance(answer, LockRevoked), answer
+            self._lock = None
+
+    async def _look(self, keys: tuple[str, ...], *, quorum: bool) -> dict[str, FoundKey] | None:
+        try:
+            answer: ReadAnswer = await self._nodes.call(GROUP0_READ, ReadRequest(keys=keys, quorum=quorum))
+        except EblaError:
+            return None
+        return {found.key: found for found in answer.found}
+
+
+def _put(key: str, value: int, *conditions: Condition) -> ExecuteRequest:
+    return ExecuteRequest(Transaction(conditions, (Put(key, msgspec.msgpack.encode(value)),)))
+
+
+class Group0Watcher:
+    """Follows the feed from node to node by its revision, and keeps what it amounts to."""
+
+    def __init__(self, around: Surroundings, name: str, load: Load) -> None:
+        self._nodes = Nodes(around, name, load)
+        self._load = load
+        self._chance = around.chance
+
+    async def run(self) -> None:
+        mirror = self._load.record.mirror
+        after: Revision | None = None
+        while True:
+            if self._chance.random() < 0.05:
+                self._nodes.leave()
+            try:
+                request = WatchRequest("user/", after, wait_ms=1_000)
+                answer = await self._nodes.call(GROUP0_WATCH, request, deadline_ms=2_000)
+            except EblaError:
+                await asyncio.sleep(0.1)
+                continue
+            if after is not None and answer.revision.index < after.index:
+                self._nodes.leave()  # a node that lags behind what we have seen already
+                continue
+            mirror.take(answer, None if after is None else after.index)
+            after = answer.revision
