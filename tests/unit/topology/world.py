@@ -134,6 +134,9 @@ class World:
         self._ids += 1
         return uuid.UUID(int=self._ids)
 
+    def new_session(self) -> SessionId:
+        return SessionId(self.new_id())
+
     @property
     def liveness(self) -> Liveness:
         alive = [node for node in self.snapshot.nodes if node not in self.dead]
@@ -222,9 +225,7 @@ class World:
             self.do(CreateKeyspace(Keyspace(keyspace, replication, on_tablets=True)))
         nodes = [node for node in self.snapshot.nodes_in(NodeState.NORMAL) if node.host not in self.dead]
         sets = tuple(
-            tuple(
-                Replica(nodes[(tablet + i) % len(nodes)].host, ShardNumber((tablet + i) % 2)) for i in range(factor)
-            )
+            tuple(Replica(nodes[(tablet + i) % len(nodes)].host, ShardNumber((tablet + i) % 2)) for i in range(factor))
             for tablet in range(tablets)
         )
         table = Table(TableId(self.new_id()), keyspace, name)
@@ -237,7 +238,7 @@ class World:
 
 
 class Coordinator:
-    """Takes the next step of a world and commits its outcome, as if every action had succeeded (or, told so, failed)."""
+    """Takes the next step of a world and commits its outcome, as if every action had succeeded or, told so, failed."""
 
     def __init__(self, world: World, moves_at_once: int = 2) -> None:
         self._world = world
@@ -281,7 +282,7 @@ class Coordinator:
             case steps.LeaveTrack():
                 world.do(LeaveMigrationTrack())
             case steps.StartRequest():
-                world.do(StartNodeRequest(step.request.id, SessionId(world.new_id())))
+                world.do(StartNodeRequest(step.request.id, world.new_session()))
             case steps.RejectRequest():
                 world.do(RejectNode(step.request.host, step.why, now))
             case steps.CancelQueue():
@@ -309,11 +310,11 @@ class Coordinator:
             generation = None if node.state is NodeState.REPLACING else world.write_generation()
             world.do(ChooseTokens(node.host, choose_tokens(world.snapshot, node), generation))
         elif row.action is NodeAction.COMMIT_GENERATION:
-            world.do(CommitCdcGeneration(now, SessionId(world.new_id()), now, fence=fence))
+            world.do(CommitCdcGeneration(now, world.new_session(), now, fence=fence))
         else:
             if row.action is NodeAction.LEAVE_GROUP0 and node.request is not None:
                 world.do(CompleteRequest(step.host, now))
-            session = SessionId(world.new_id())
+            session = world.new_session()
             world.do(AdvanceNode(step.host, here, session, now, fence=fence if row.barrier else TopologyVersion(0)))
 
     def _move_tablets(self, step: steps.MoveTablets, fails: bool) -> None:
@@ -340,7 +341,7 @@ class Coordinator:
         for table, number in tablets:
             transition = snapshot.tablets[table].transition(number)
             assert transition is not None
-            session = SessionId(world.new_id())
+            session = world.new_session()
             advances.append(TabletAdvance(table, number, transition.stage, session))
         if fails:
             for each in advances:
@@ -395,7 +396,7 @@ class Coordinator:
             if fails:
                 world.do(FinishGlobalRequest(request.id, "told to fail", now))
             else:
-                world.do(CommitCdcGeneration(now, SessionId(world.new_id()), now, fence=fence))
+                world.do(CommitCdcGeneration(now, world.new_session(), now, fence=fence))
         elif request.outcome is RequestOutcome.RUNNING:
             world.do(FinishGlobalRequest(request.id, "", now))
         elif request.kind is GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS:
@@ -425,3 +426,14 @@ class Coordinator:
                 if new != replicas:
                     moves.append(TabletMove(table, number, TransitionKind.REBUILD, new))
         return tuple(moves)
+
+
+def cluster(size: int = 4, *, checking: bool = True) -> tuple[World, Coordinator]:
+    """Normal nodes 1 to `size`."""
+    world = World(checking=checking)
+    world.create(world.node(1))
+    coordinator = Coordinator(world)
+    for number in range(2, size + 1):
+        world.ask_to_join(world.node(number))
+        coordinator.settle()
+    return world, coordinator
