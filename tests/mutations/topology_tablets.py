@@ -148,8 +148,8 @@ MUTATIONS = (
         name="sharder-follows-the-stage-between-nodes",
         module="ebla.topology.sharder",
         find="return _first(new, old)\n        return _first(old, new)",
-        replace="return _first(new, old)\n        return _first(new, None) if stage_row(transition).reads is Selector.NEXT "
-        "else _first(old, new)",
+        replace="return _first(new, old)\n"
+        "        return _first(new, None) if stage_row(transition).reads is Selector.NEXT else _first(old, new)",
         check=SHARDER,
         why="a router one stage behind reads the leaving replica at a shard that does not have it",
     ),

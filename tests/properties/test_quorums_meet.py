@@ -200,6 +200,30 @@ def test_nothing_is_written_where_it_was_cleaned_up(change: Change) -> None:
         assert list(written_after_erase(path, views)) == []
 
 
+@pytest.mark.parametrize("factor", [1, 2, 3])
+def test_quorums_meet_through_two_transitions_in_a_row(factor: int) -> None:
+    """There and back again, each ending well or not: views of the first are in use when the second begins."""
+    there = next(changes(factor))
+    back = Change("back", there.kind, there.after, there.previous)
+    again = replace(there, name="again")
+    edges = list(stage_edges(there.kind))
+    for first in tablet_paths(there, edges):
+        second = back if first[-1].target == REST_NEW else again
+        views = tablet_views(there) | renamed_views(tablet_views(second))
+        for path in tablet_paths(second, edges):
+            whole = [*first, *renamed(path, first[-1].target)]
+            assert next(lost_writes(whole, views), None) is None, [commit.target for commit in whole]
+
+
+def renamed_views(views: dict[str, View]) -> dict[str, View]:
+    return {f"second {name}": view for name, view in views.items()}
+
+
+def renamed(path: Sequence[Commit], start: str) -> list[Commit]:
+    names = [start, *(f"second {commit.target}" for commit in path)]
+    return [replace(commit, source=names[index], target=names[index + 1]) for index, commit in enumerate(path)]
+
+
 def is_safe(change: Change, edges: Sequence[StageEdge]) -> bool:
     views = tablet_views(change)
     return not any(
