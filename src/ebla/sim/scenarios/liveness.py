@@ -6,6 +6,9 @@ the checker compares every opinion with the truth; after the last one is over, a
 
 import asyncio
 import enum
+from dataclasses import dataclass
+
+import msgspec
 
 from ebla.control.control_process import ControlProcess, ControlSetup
 from ebla.control.liveness import LivenessLimits
@@ -56,7 +59,7 @@ class NoChildren:
 
 
 async def run(world: World) -> None:
-    nodes = _build(world)
+    nodes = build(world)
     for node in nodes:
         node.control.start()
         node.shard.start()
@@ -85,53 +88,60 @@ async def _sample(checker: LivenessChecker) -> None:
 # ---- the nodes
 
 
-def _build(world: World) -> list[SimNode]:
-    cluster = ClusterId(world.chance.uuid())
-    hosts = [HostId(world.chance.uuid()) for _ in range(NODES)]
-    nodes: list[SimNode] = []
-    addresses: list[Address] = []
-    for number, host in enumerate(hosts, start=1):
-        introduction = Introduction(host, cluster, "sim")
+@dataclass(frozen=True, slots=True)
+class _Casting:
+    """What the two processes of one node run. Each life leaves its process in `nodes` for the checker."""
 
-        async def control(
-            around: Surroundings, number: int = number, introduction: Introduction = introduction
-        ) -> None:
-            setup = ControlSetup(
-                introduction,
-                addresses[number - 1],
-                SOCKET,
-                ConfiguredMembers(tuple(address for address in addresses if address != addresses[number - 1])),
-                LIMITS,
-                WIRE,
-                _report(world, f"n{number}"),
-                number,
-                "sim",
-            )
-            process = ControlProcess(around, setup, NoChildren(), asyncio.Event())
-            nodes[number - 1].control_process = process
-            await process.run()
+    world: World
+    nodes: list[SimNode]
+    number: int
+    introduction: Introduction
 
-        async def shard(around: Surroundings, number: int = number, introduction: Introduction = introduction) -> None:
-            setup = ShardSetup(
-                Introduction(introduction.host, introduction.cluster, "sim", "shard-0"),
-                Address(nodes[number - 1].shard.host, SHARD_PORT),
-                SOCKET,
-                CHILD_HEARTBEAT_MS,
-                FEED_SILENCE_MS,
-                WIRE,
-                _report(world, f"n{number}-shard"),
-                100 + number,
-            )
-            process = ShardProcess(around, setup)
-            nodes[number - 1].shard_process = process
-            await process.run()
-
-        node = SimNode(
-            world.unit(f"n{number}", control, host_id=host),
-            world.unit(f"n{number}-shard", shard, machine=f"n{number}", host_id=host),
+    async def control(self, around: Surroundings) -> None:
+        addresses = [node.control.address(CONTROL_PORT) for node in self.nodes]
+        own = addresses[self.number]
+        setup = ControlSetup(
+            self.introduction,
+            own,
+            SOCKET,
+            ConfiguredMembers(tuple(address for address in addresses if address != own)),
+            LIMITS,
+            WIRE,
+            _report(self.world, self.nodes[self.number].control.name),
+            self.number,
+            "sim",
         )
-        nodes.append(node)
-        addresses.append(node.control.address(CONTROL_PORT))
+        process = ControlProcess(around, setup, NoChildren(), asyncio.Event())
+        self.nodes[self.number].control_process = process
+        await process.run()
+
+    async def shard(self, around: Surroundings) -> None:
+        unit = self.nodes[self.number].shard
+        setup = ShardSetup(
+            msgspec.structs.replace(self.introduction, process="shard-0"),
+            unit.address(SHARD_PORT),
+            SOCKET,
+            CHILD_HEARTBEAT_MS,
+            FEED_SILENCE_MS,
+            WIRE,
+            _report(self.world, unit.name),
+            self.number,
+        )
+        process = ShardProcess(around, setup)
+        self.nodes[self.number].shard_process = process
+        await process.run()
+
+
+def build(world: World) -> list[SimNode]:
+    """Nodes that are not yet started."""
+    cluster = ClusterId(world.chance.uuid())
+    nodes: list[SimNode] = []
+    for number in range(NODES):
+        host = HostId(world.chance.uuid())
+        casting = _Casting(world, nodes, number, Introduction(host, cluster, "sim"))
+        name = f"n{number + 1}"
+        control = world.unit(name, casting.control, host_id=host)
+        nodes.append(SimNode(control, world.unit(f"{name}-shard", casting.shard, machine=name, host_id=host)))
     return nodes
 
 

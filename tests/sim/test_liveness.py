@@ -1,0 +1,142 @@
+"""The liveness scenario at a few seeds, and targeted worlds for stopped, killed, cut and slow peers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from ebla.control.failure_detector import Opinion, Standing
+from ebla.sim.checkers.liveness import SimNode
+from ebla.sim.scenario import run_scenario
+from ebla.sim.scenarios.liveness import LIMITS, SCENARIO, SETTLE_S, build
+from ebla.sim.world import World
+
+SILENCE_S = LIMITS.silence_ms / 1000
+HEARTBEAT_S = LIMITS.heartbeat_ms / 1000
+SLACK_S = 0.2
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_opinions_are_right_under_faults(seed: int) -> None:
+    outcome = run_scenario(SCENARIO, seed)
+    assert outcome.failure is None, f"{outcome.replay}\n{outcome.report}"
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert run_scenario(SCENARIO, 5, 20.0).trace == run_scenario(SCENARIO, 5, 20.0).trace
+
+
+def in_a_settled_world(story: Callable[[World, list[SimNode]], Awaitable[None]]) -> None:
+    """Four nodes that all see each other; then the story."""
+
+    async def run(world: World) -> None:
+        nodes = build(world)
+        for node in nodes:
+            node.control.start()
+            node.shard.start()
+        await asyncio.sleep(SETTLE_S)
+        assert all(opinion.standing is Standing.UP for node in nodes for opinion in opinions(node))
+        await story(world, nodes)
+
+    World(seed=11, seconds=60.0).run(run)
+
+
+def opinions(node: SimNode) -> tuple[Opinion, ...]:
+    assert node.control_process is not None
+    return node.control_process.opinions()
+
+
+def of(node: SimNode, peer: SimNode) -> Opinion:
+    (found,) = [opinion for opinion in opinions(node) if opinion.peer.host == peer.control.host]
+    return found
+
+
+@pytest.mark.parametrize("fault", ["pause", "kill", "crash"])
+def test_a_silent_peer_is_up_until_the_bound_and_down_after_it(fault: str) -> None:
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        getattr(nodes[1].control, fault)()
+        await asyncio.sleep(SILENCE_S - HEARTBEAT_S - SLACK_S)
+        assert of(nodes[0], nodes[1]).standing is Standing.UP, "too early: one late answer would mean down"
+        await asyncio.sleep(HEARTBEAT_S + 2 * SLACK_S)
+        assert of(nodes[0], nodes[1]).standing is Standing.DOWN
+        assert of(nodes[0], nodes[2]).standing is Standing.UP
+
+    in_a_settled_world(story)
+
+
+def test_a_cut_in_one_direction_is_down_for_both_sides() -> None:
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        world.network.cut(nodes[0].control.name, nodes[1].control.name)
+        await asyncio.sleep(SILENCE_S + SLACK_S)
+        assert of(nodes[0], nodes[1]).standing is Standing.DOWN
+        assert of(nodes[1], nodes[0]).standing is Standing.DOWN
+        world.network.heal()
+        await asyncio.sleep(SETTLE_S)
+        assert of(nodes[0], nodes[1]).standing is Standing.UP
+        assert of(nodes[1], nodes[0]).standing is Standing.UP
+
+    in_a_settled_world(story)
+
+
+def test_a_slow_peer_stays_up_and_its_distance_is_measured() -> None:
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        one, other = nodes[0].control.name, nodes[1].control.name
+        world.network.path(one, other).extra_ms = 800.0
+        world.network.path(other, one).extra_ms = 200.0
+        for _ in range(60):
+            await asyncio.sleep(0.5)
+            assert of(nodes[0], nodes[1]).standing is Standing.UP
+        measured = of(nodes[0], nodes[1])
+        assert measured.round_trip_us is not None
+        assert 950_000 < measured.round_trip_us < 1_100_000
+        near = of(nodes[0], nodes[2]).round_trip_us
+        assert near is not None
+        assert near < 50_000
+
+    in_a_settled_world(story)
+
+
+def test_a_node_that_was_stopped_itself_trusts_no_old_answer() -> None:
+    """Its sockets hold answers of a peer that died meanwhile."""
+
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        nodes[0].control.pause()
+        await asyncio.sleep(1.0)
+        nodes[1].control.crash()
+        await asyncio.sleep(SILENCE_S + 1.0)
+        nodes[0].control.resume()
+        for _ in range(20):
+            assert of(nodes[0], nodes[1]).standing is Standing.DOWN
+            await asyncio.sleep(0.2)
+
+    in_a_settled_world(story)
+
+
+def test_a_restart_between_two_beats_shows_in_the_opinion() -> None:
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        before = of(nodes[0], nodes[1])
+        nodes[1].control.kill()
+        nodes[1].control.start()
+        await asyncio.sleep(SETTLE_S)
+        after = of(nodes[0], nodes[1])
+        assert after.standing is Standing.UP
+        assert after.host == before.host
+        assert after.incarnation != before.incarnation
+        assert after.since_ms > before.since_ms
+
+    in_a_settled_world(story)
+
+
+def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back() -> None:
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        shard = nodes[0].shard_process
+        assert shard is not None
+        assert shard.serves()
+        nodes[0].control.pause()
+        await asyncio.sleep(5.0 + SLACK_S)
+        assert not shard.serves()
+        nodes[0].control.resume()
+        await asyncio.sleep(2.5)
+        assert shard.serves()
+
+    in_a_settled_world(story)
