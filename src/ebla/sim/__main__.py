@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from ebla.model.errors import InvalidRequest
 from ebla.sim.scenario import Outcome, Scenario, all_scenarios, find_scenario, run_named, run_scenario
 
+SEED = 1
 SEEDS_MAX = 1_000_000
 
 
@@ -37,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="every scenario")
     which.add_argument("--list", action="store_true", help="list the scenarios")
     seeds = parser.add_mutually_exclusive_group()
-    seeds.add_argument("--seed", type=_seed, default=1, metavar="N", help="one run, replayed exactly (default 1)")
+    seeds.add_argument("--seed", type=_seed, metavar="N", help=f"one run, replayed exactly (default {SEED})")
     seeds.add_argument("--seeds", type=_seed_range, metavar="A-B", help="many runs, on every core")
     parser.add_argument(
         "--seconds", type=_seconds, metavar="S", help="simulated seconds, instead of the scenario's own"
@@ -85,7 +86,8 @@ def _list() -> int:
 
 
 def _replay(scenario: Scenario, chosen: argparse.Namespace) -> int:
-    outcome = run_scenario(scenario, chosen.seed, chosen.seconds, _say if chosen.narrate else None)
+    seed = SEED if chosen.seed is None else chosen.seed
+    outcome = run_scenario(scenario, seed, chosen.seconds, _say if chosen.narrate else None)
     if outcome.failure is not None:
         _say(outcome.report)
         _say(f"{scenario.name} fails at seed {outcome.seed}: {outcome.failure}")
