@@ -39,8 +39,8 @@ class FormationSetup:
     limits: FormationLimits = FormationLimits()
 
 
-Begin = Callable[[], Awaitable[HistoryId]]
-"""Makes the first state of a new group durable, and says under which history."""
+Begin = Callable[[HistoryId], Awaitable[None]]
+"""Makes the first state of a new group durable. Begun again after a crash, it changes nothing."""
 
 
 class Formation:
@@ -62,6 +62,8 @@ class Formation:
                 raise removed_error(self._setup.member)
             case Stage.MEMBER:
                 return ()
+            case Stage.FOUNDING:
+                return await self._found(begin)
             case Stage.JOINING:
                 return (await self._join_any()).members
             case Stage.FRESH:
@@ -82,14 +84,21 @@ class Formation:
         while True:
             match discovery.decide(self._state):
                 case Create():
-                    history = await begin()
-                    await self._mark(Stage.MEMBER, history)
-                    return ()
+                    # The choice is durable before its effect: whoever died in between founds the same group again,
+                    # and never joins another one beside it.
+                    await self._mark(Stage.FOUNDING, HistoryId(self._context.chance.uuid()))
+                    return await self._found(begin)
                 case Join():
                     await self._mark(Stage.JOINING, self._marks.mark.history)
                     return (await self._join_any()).members
                 case Wait(ask=ask, reason=reason):
                     await self._wait(ask, reason)
+
+    async def _found(self, begin: Begin) -> tuple[Member, ...]:
+        history = self._marks.mark.history
+        await begin(history)
+        await self._mark(Stage.MEMBER, history)
+        return ()
 
     async def _wait(self, ask: tuple[Address, ...], reason: str) -> None:
         if reason != self.waits_for:

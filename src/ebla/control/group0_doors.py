@@ -171,8 +171,8 @@ class Group0Doors:
     async def _watch(self, request: WatchRequest, call: IncomingCall) -> WatchAnswer:
         running = self._group0.running
         store = running.store
-        after = request.after or store.revision
-        if after.history != store.revision.history:
+        after = request.after
+        if after is None or after.history != store.revision.history:
             return self._reset(running, request.prefix)
         woken = asyncio.Event()
 

@@ -20,6 +20,8 @@ NO_HISTORY = HistoryId(uuid.UUID(int=0))
 class Stage(enum.StrEnum):
     FRESH = "fresh"
     """Looking for others. May create or join."""
+    FOUNDING = "founding"
+    """Decided to create the group, under the history of the mark; its first state may or may not be durable yet."""
     JOINING = "joining"
     """Taken in as a learner, or about to be; holds no state yet."""
     MEMBER = "member"

@@ -124,10 +124,9 @@ class Group0Server:
 
     # ---- opening
 
-    async def _begin(self) -> HistoryId:
+    async def _begin(self, history: HistoryId) -> None:
         """The first state of a new group: ourselves as its only voter, and the cluster's name."""
         setup = self.setup
-        history = HistoryId(self._surroundings.chance.uuid())
         store = Store((HistoryStart(history, 0),))
         store.index = 1
         founder = msgspec.structs.replace(setup.member, role=Role.VOTER)
@@ -140,7 +139,6 @@ class Group0Server:
         raft, _, _ = self._assemble(history)
         await raft.begin(meta, snapshot.encode(store), write)
         self._context.report("group0.created", {"history": str(history), "cluster": setup.cluster_name})
-        return history
 
     async def _open(self, taken_in_by: tuple[Member, ...]) -> "Running":
         mark = self.marks.mark

@@ -93,6 +93,10 @@ class Store:
         that differs, so that a feed crosses the snapshot without a gap."""
         assert self.index >= before.index, "a snapshot never takes the store back"
         step = Step(self.index, tuple(self._difference(before)))
+        if before.index == 0:
+            # A node that just started has seen nothing: what was deleted before this state it cannot name, so whoever
+            # resumes from an earlier index must start over.
+            return step
         self.recent = before.recent
         if self.index > before.index:
             self.recent.append(step)

@@ -100,7 +100,7 @@ class ExecuteAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WatchRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Changes below a prefix after a revision, or from now; waits up to the deadline for one."""
+    """Changes below a prefix after a revision; waits for one up to `wait_ms`. Without a revision: all that is there."""
 
     prefix: str
     after: Revision | None = None
@@ -114,7 +114,7 @@ class WatchedChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WatchAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`reset`: the feed no longer reaches back to `after`, and `changes` is the whole content of the prefix."""
+    """`reset`: the feed does not reach back to what was asked for, and `changes` is the whole content of the prefix."""
 
     revision: Revision
     reset: bool

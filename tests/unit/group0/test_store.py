@@ -275,6 +275,19 @@ def test_after_a_snapshot_the_feed_names_every_changed_key_deletions_too(driver:
     assert [one.changes for one in resumed] == [named]
 
 
+def test_after_a_restart_from_a_snapshot_the_feed_does_not_claim_to_know_earlier_deletions(driver: Driver) -> None:
+    driver.do(change(Put("user/gone", b"1")))
+    driver.do(change(Delete("user/gone"), Put("user/a", b"1")))
+    builder = snapshot.Builder()
+    for chunk in snapshot.encode(snapshot.freeze(driver.store)):
+        builder.add(chunk)
+    started = builder.finish()
+    step = started.follow(Driver().store)
+    assert step.changes == (KeyChange("user/a", b"1"),)
+    assert started.recent.after(1, "user/") is None
+    assert started.recent.after(2, "user/") == ()
+
+
 def test_the_feed_resumes_from_an_index_or_says_that_it_cannot(driver: Driver) -> None:
     for number in range(3):
         driver.do(change(Put(f"user/{number}", b"x")))

@@ -12,6 +12,7 @@ from ebla.control.group0_doors import Group0Doors
 from ebla.control.group0_server import Group0Server, Group0Setup
 from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
 from ebla.group0.members import Member, Role
+from ebla.journal.segments import LogFailed
 from ebla.model.errors import DiskFull, Refused
 from ebla.model.identity import Address, ClusterId, HostId
 from ebla.ports.surroundings import Surroundings
@@ -54,7 +55,7 @@ def add_node(world: World, cluster: Cluster, name: str) -> Unit:
     unit = world.unit(name, functools.partial(node_main, world=world, cluster=cluster, name=name))
     host = HostId(world.chance.uuid())
     cluster.nodes[name] = SimNode(name, host, unit.address(PORT))
-    unit.may_end = (DiskFull, OSError, Refused)
+    unit.may_end = (DiskFull, OSError, Refused, LogFailed)
     return unit
 
 
