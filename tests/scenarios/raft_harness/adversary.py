@@ -146,6 +146,7 @@ class Adversary:
         self.peers: dict[PeerId, Peer] = {}
         self.reads: dict[bytes, int] = {}
         self.reads_answered = 0
+        self.changes_applied = 0
         self._serial = 0
         first = SnapshotMeta(1, 1, Membership(voters=tuple(PeerId(n) for n in range(1, min(peers, 5) + 1))))
         for number in range(1, peers + 1):
@@ -187,7 +188,7 @@ class Adversary:
             (4, self._campaign),
             (15, self._read),
             (40, self._propose),
-            (100, self._tick),
+            (50, self._tick),
         ]
         for weight, action in rare:
             if dice < weight:
@@ -256,6 +257,7 @@ class Adversary:
             self.history.applied(peer.core.peer, apply.entries)
             for entry in apply.entries:
                 if entry.kind is not EntryKind.COMMAND:
+                    self.changes_applied += 1
                     self.step(peer, ApplyMembership(entry.index, change_of(entry)))
             last = apply.entries[-1]
             peer.applied = SnapshotMeta(last.index, last.term, peer.core.membership)
@@ -269,6 +271,11 @@ class Adversary:
     # What a network does.
 
     def _deliver(self) -> None:
+        """More at once the more there are, or only old news would ever arrive."""
+        for _ in range(1 + len(self.flying) // 8):
+            self._deliver_one()
+
+    def _deliver_one(self) -> None:
         if not self.flying:
             return
         # Mostly the oldest: an adversary that only reorders never lets anything finish.
@@ -406,6 +413,7 @@ class Adversary:
             flying, self.flying = self.flying, []
             for message in flying:
                 self.step(self.peers[message.to], message)
+
     def _is_settled(self) -> bool:
         leader = self._leader()
         if leader is None or leader.core.membership.is_joint:
