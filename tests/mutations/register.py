@@ -1,11 +1,13 @@
 """Bugs of the example register: the measure of the simulator. One that escapes says the adversary is too gentle."""
 
-from tests.mutations.framework import Mutation, SimSeeds
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 SEEDS = SimSeeds("register", "1-200")
 CORE = "ebla.sim.example.register"
 PROCESS = "ebla.sim.example.process"
 STORE = "ebla.sim.example.store"
+CHECKER = "ebla.sim.checkers.linearizability"
+CHECKER_TESTS = PytestCheck("tests/unit/sim/test_linearizability.py")
 
 
 def _bug(name: str, module: str, change: tuple[str, str], why: str) -> Mutation:
@@ -134,12 +136,6 @@ MUTATIONS = (
         "a new primary starts from its own state, without changes it missed",
     ),
     _bug(
-        "sequence-without-epoch",
-        CORE,
-        ("return max(promises, key=lambda held: held.age)", "return max(promises, key=lambda held: held.sequence)"),
-        "a long line of changes nobody answered beats the right state",
-    ),
-    _bug(
         "duplicate-apply",
         CORE,
         ("if before is not None and ask.number <= before.number:", "if False:"),
@@ -184,5 +180,45 @@ MUTATIONS = (
             "self._send(sender, Stored(epoch, self.held.sequence + 1))",
         ),
         "a change counts as stored where it is not",
+    ),
+    Mutation(
+        name="register-sequence-without-epoch",
+        module=CORE,
+        find="return max(promises, key=lambda held: held.age)",
+        replace="return max(promises, key=lambda held: held.sequence)",
+        check=PytestCheck("tests/unit/sim/test_register_replica.py"),  # some 190 seeds need a minute to find it
+        why="a long line of changes nobody answered beats the right state",
+    ),
+    Mutation(
+        name="checker-forgets-real-time",
+        module=CHECKER,
+        find="            if calls[index] > horizon:\n                break\n",
+        replace="",
+        check=CHECKER_TESTS,
+        why="a read of the past would count as right",
+    ),
+    Mutation(
+        name="checker-unknown-from-the-start",
+        module=CHECKER,
+        find="            if operation.invoked > horizon:\n                break\n",
+        replace="",
+        check=CHECKER_TESTS,
+        why="a value read before anybody wrote it would count as right",
+    ),
+    Mutation(
+        name="checker-unknown-must-happen",
+        module=CHECKER,
+        find="if now[0] == total:",
+        replace="if now[0] == total and now[2].bit_count() == len(self._unknown):",
+        check=CHECKER_TESTS,
+        why="a lost request would count as a bug",
+    ),
+    Mutation(
+        name="checker-memory-without-state",
+        module=CHECKER,
+        find="            if now in seen:\n                continue\n            seen.add(now)\n",
+        replace="            if now[:3] in seen:\n                continue\n            seen.add(now[:3])\n",
+        check=CHECKER_TESTS,
+        why="right histories would count as wrong",
     ),
 )

@@ -165,8 +165,7 @@ class Replica:
 
     def _lead(self, epoch: int, newest: Held) -> None:
         """Takes over the newest state and stores it again in the new epoch: only then may anything be answered."""
-        nobody = dict.fromkeys(self._peers, -1)
-        self.role = Primary(epoch, stored=nobody, confirmed=dict(nobody))
+        self.role = Primary(epoch, stored=dict.fromkeys(self._peers, 0), confirmed=dict.fromkeys(self._peers, 0))
         self._hold(msgspec.structs.replace(newest, promised=epoch, epoch=epoch, sequence=newest.sequence + 1))
         self._spread(self.role)
 
