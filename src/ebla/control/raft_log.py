@@ -9,7 +9,7 @@ without a mark is swept at the next start, a mark without its file is `Corruptio
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -204,7 +204,7 @@ class RaftLog:
             if meta.index > self._snapshot.index:
                 await self._append([RaftRecord(self._hard_state, meta)], self._hard_state)
 
-    async def read_snapshot(self, meta: SnapshotMeta) -> AsyncIterator[bytes]:
+    async def read_snapshot(self, meta: SnapshotMeta) -> AsyncGenerator[bytes, None]:
         """The content as it was stored, in pieces. Raises `Corruption`."""
         pieces = read_checked_pieces(self._disk, self._snapshot_path(meta))
         try:

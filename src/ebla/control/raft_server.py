@@ -9,10 +9,13 @@ and the followers' work side by side.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from ebla.control.raft_log import RaftLog
+from ebla.control.raft_log import RaftLog, RecoveredRaft
+from ebla.journal.recovery import LogLimits
+from ebla.journal.segments import DEFAULT_LIMITS
 from ebla.model.errors import Corruption, DiskFull, EblaError, Refused, Unavailable
 from ebla.ports.surroundings import Surroundings
 from ebla.raft.core import Core
@@ -35,6 +38,11 @@ from ebla.raft.options import Options
 from ebla.raft.roles import Leader
 from ebla.raft.state import Past
 from ebla.wire.report import Report
+
+APPENDS_PER_SENDING_MAX = 8
+"""Messages of one turn for one peer leave together, but not so many appends that no frame could hold them."""
+WRITE_BYTES_MAX = 16 * 1024 * 1024
+"""Of waiting writes, made durable with one sync."""
 
 Content = TypeVar("Content")
 Content_co = TypeVar("Content_co", covariant=True)
@@ -91,6 +99,7 @@ class RaftSetup:
     before_first_state: Callable[[], Awaitable[None]] | None = None
     """Awaited once, after the first snapshot is durable here and before the core hears of it: from then on this peer
     may acknowledge and vote, so whoever must not forget that writes it down here."""
+    log_limits: LogLimits = DEFAULT_LIMITS
 
 
 @dataclass(slots=True)
@@ -102,10 +111,7 @@ class _Incoming(Generic[Content]):
     chunks: list[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposal:
-    payload: bytes
-    kind: EntryKind
+_Proposal = tuple[bytes, EntryKind]
 
 
 class RaftServer(Generic[Content]):
@@ -123,14 +129,18 @@ class RaftServer(Generic[Content]):
         self._readers: list[asyncio.Future[int]] = []
         self._reading: dict[bytes, list[asyncio.Future[int]]] = {}
         self._reading_since: deque[tuple[float, bytes]] = deque()
+        # A context names one read of the whole group for ever: after a restart an answer to a former life's read may
+        # still come, and at the leader the reads of all peers meet. An old answer would pass for a new one.
+        self._reads_of_this_life = setup.options.peer.to_bytes(8) + surroundings.chance.bytes(8)
         self._reads = 0
-        self._writes: list[Write] = []
+        self._writes: deque[tuple[Write, int]] = deque()
         self._wake = asyncio.Event()
         self._write_wake = asyncio.Event()
         self._incoming: dict[PeerId, _Incoming[Content]] = {}
         self._received: dict[SnapshotMeta, Content] = {}
         self._bytes_since_snapshot = 0
         self._snapshot_runs = False
+        self._storing = asyncio.Lock()
         self._log: RaftLog | None = None
         self._core: Core | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -140,10 +150,10 @@ class RaftServer(Generic[Content]):
 
     async def open(self) -> None:
         """Reads the log and the snapshot it continues. Raises `Corruption` with what to do."""
-        self._log, found = await RaftLog.open(self._disk, self._chance, self._setup.folder)
+        self._log, found = await self._open_log()
         if found.snapshot.index:
             receiver = self._machine.receiver()
-            async for chunk in self._log.read_snapshot(found.snapshot):
+            async for chunk in self.log.read_snapshot(found.snapshot):
                 receiver.add(chunk)
                 await asyncio.sleep(0)
             self._machine.install(receiver.finish())
@@ -151,13 +161,15 @@ class RaftServer(Generic[Content]):
         self._core = Core(self._setup.options, past, self._chance, self._clock.boot_ms())
 
     async def begin(self, meta: SnapshotMeta, content: Iterator[bytes], first: Write) -> None:
-        """Starts a group: its first state, durable. Only before `open`, and only on an empty folder."""
-        log, found = await RaftLog.open(self._disk, self._chance, self._setup.folder)
-        assert found.snapshot.index == 0, "a group is begun once"
-        assert not found.entries, "a group is begun once"
-        await log.store_snapshot(meta, content)
-        await log.persist([first])
+        """Starts a group: its first state, durable. Only before `open`. Begun again after a crash it changes nothing."""
+        log, found = await self._open_log()
+        if found.snapshot.index == 0:
+            await log.store_snapshot(meta, content)
+            await log.persist([first])
         await log.close()
+
+    async def _open_log(self) -> tuple[RaftLog, RecoveredRaft]:
+        return await RaftLog.open(self._disk, self._chance, self._setup.folder, self._setup.log_limits)
 
     async def run(self) -> None:
         assert self._core is not None, "open first"
@@ -169,8 +181,7 @@ class RaftServer(Generic[Content]):
 
     async def close(self) -> None:
         """After `run` has ended."""
-        assert self._log is not None
-        await self._log.close()
+        await self.log.close()
 
     # ---- what the layer above asks
 
@@ -178,6 +189,11 @@ class RaftServer(Generic[Content]):
     def core(self) -> Core:
         assert self._core is not None, "open first"
         return self._core
+
+    @property
+    def log(self) -> RaftLog:
+        assert self._log is not None, "open first"
+        return self._log
 
     @property
     def is_leader(self) -> bool:
@@ -198,7 +214,7 @@ class RaftServer(Generic[Content]):
     def propose(self, payload: bytes, kind: EntryKind) -> None:
         """Proposals of one turn become one event. The machine sees the entry if and when it is committed; whether it
         ever will is not told here, so whoever proposes must be ready to propose again."""
-        self._proposals.append(_Proposal(payload, kind))
+        self._proposals.append((payload, kind))
         self._wake.set()
 
     async def read_index(self) -> int:
@@ -239,11 +255,10 @@ class RaftServer(Generic[Content]):
                 self._carry_out(core.take(), now_ms)
 
     async def _write(self) -> None:
-        assert self._log is not None
         while True:
             await self._write_wake.wait()
             self._write_wake.clear()
-            writes, self._writes = self._writes, []
+            writes = self._take_writes()
             await self._persist(writes)
             outgoing: list[Message] = []
             for write in writes:
@@ -256,6 +271,17 @@ class RaftServer(Generic[Content]):
                         outgoing.append(answer)
             self._send(outgoing)
             self._wake.set()
+
+    def _take_writes(self) -> list[Write]:
+        writes: list[Write] = []
+        size = 0
+        while self._writes and size < WRITE_BYTES_MAX:
+            write, write_bytes = self._writes.popleft()
+            writes.append(write)
+            size += write_bytes
+        if self._writes:
+            self._write_wake.set()
+        return writes
 
     async def _tick(self) -> None:
         while True:
@@ -271,7 +297,7 @@ class RaftServer(Generic[Content]):
         if effects.messages:
             self._send(effects.messages)
         if effects.write is not None:
-            self._writes.append(effects.write)
+            self._writes.append((effects.write, self.core.state.log.size_of(effects.write.entries)))
             self._write_wake.set()
         if effects.apply is not None:
             self._apply(effects.apply, now_ms)
@@ -298,37 +324,50 @@ class RaftServer(Generic[Content]):
             else:
                 change = change_of(entry)
                 if self._machine.apply_membership(entry, change):
-                    core.step(ApplyMembership(change), now_ms)
+                    core.step(ApplyMembership(entry.index, change), now_ms)
         core.step(apply.answer, now_ms)
         self._bytes_since_snapshot += apply.answer.payload_bytes
-        self._consider_snapshot(apply.answer.last_index)
+        self._consider_snapshot()
 
     def _send(self, messages: Sequence[Message]) -> None:
         by_peer: dict[PeerId, list[Message]] = {}
         for message in messages:
-            if isinstance(message, InstallSnapshot):
+            if type(message) is InstallSnapshot:
                 assert self._tasks is not None
                 self._tasks.create_task(self._send_snapshot(message))
+            elif message.to in by_peer:
+                by_peer[message.to].append(message)
             else:
-                by_peer.setdefault(message.to, []).append(message)
+                by_peer[message.to] = [message]
         for peer, several in by_peer.items():
-            if not self._wire.send(peer, several) and any(isinstance(one, Append) for one in several):
-                self.post(PeerUnreachable(peer))
+            for start in range(0, len(several), APPENDS_PER_SENDING_MAX):
+                together = several[start : start + APPENDS_PER_SENDING_MAX]
+                if not self._wire.send(peer, together) and any(type(one) is Append for one in together):
+                    self.post(PeerUnreachable(peer))
 
     def _step_proposals(self, now_ms: int) -> None:
-        """Neighbours of one kind go together; a membership change always stands alone."""
+        """Neighbours go together, up to what one message may hold; a membership change always stands alone."""
         proposals, self._proposals = self._proposals, []
-        start = 0
-        while start < len(proposals):
-            kind = proposals[start].kind
-            end = start + 1
-            while kind is EntryKind.COMMAND and end < len(proposals) and proposals[end].kind is kind:
-                end += 1
-            together = proposals[start:end]
-            refusal = self.core.step(Propose(tuple(one.payload for one in together), kind), now_ms)
+        together: list[bytes] = []
+        size, bytes_max = 0, self._setup.options.message_bytes_max
+        for payload, kind in proposals:
+            if kind is not EntryKind.COMMAND:
+                self._propose(together, EntryKind.COMMAND, now_ms)
+                self._propose([payload], kind, now_ms)
+                together, size = [], 0
+                continue
+            if size + len(payload) > bytes_max:
+                self._propose(together, EntryKind.COMMAND, now_ms)
+                together, size = [], 0
+            together.append(payload)
+            size += len(payload)
+        self._propose(together, EntryKind.COMMAND, now_ms)
+
+    def _propose(self, payloads: list[bytes], kind: EntryKind, now_ms: int) -> None:
+        if payloads:
+            refusal = self.core.step(Propose(tuple(payloads), kind), now_ms)
             if refusal is not None:
-                self._setup.report("raft.proposal_refused", {"count": len(together), "cause": refusal.value})
-            start = end
+                self._setup.report("raft.proposal_refused", {"count": len(payloads), "cause": refusal.value})
 
     # ---- reads
 
@@ -337,7 +376,7 @@ class RaftServer(Generic[Content]):
             return
         readers, self._readers = self._readers, []
         self._reads += 1
-        context = self._reads.to_bytes(8)
+        context = self._reads_of_this_life + self._reads.to_bytes(8)
         refusal = self.core.step(ReadIndex(context), now_ms)
         if refusal is not None:
             _fail(readers, refusal.value)
@@ -361,81 +400,71 @@ class RaftServer(Generic[Content]):
 
     async def _persist(self, writes: list[Write]) -> None:
         """A full disk changes nothing and is waited out: the peer stays a member that acknowledges nothing new."""
-        assert self._log is not None
         told = False
         while True:
             try:
-                return await self._log.persist(writes)
+                return await self.log.persist(writes)
             except DiskFull as error:
                 if not told:
                     self._setup.report("raft.disk_full", {"cause": error.message})
                     told = True
                 await asyncio.sleep(self._setup.disk_full_retry_ms / 1000)
 
-    def _consider_snapshot(self, applied: int) -> None:
-        setup, held = self._setup, self.core.state.log.snapshot.index
-        due = applied - held >= setup.snapshot_entries_max or self._bytes_since_snapshot >= setup.snapshot_bytes_max
-        if due and not self._snapshot_runs:
-            self._snapshot_runs = True
-            assert self._tasks is not None
-            self._tasks.create_task(self._take_snapshot(self._next_snapshot(), self._machine.freeze()))
-
-    def _next_snapshot(self) -> SnapshotMeta:
-        """What a snapshot taken in this very turn stands for."""
-        log = self.core.state.log
+    def _consider_snapshot(self) -> None:
+        """Right after entries were applied: core and machine are at the same index."""
+        setup, log = self._setup, self.core.state.log
+        entries = log.applied - log.snapshot.index
+        due = entries >= setup.snapshot_entries_max or self._bytes_since_snapshot >= setup.snapshot_bytes_max
+        if not due or self._snapshot_runs:
+            return
         term = log.term_at(log.applied)
         assert term is not None, "what was applied last is in the log"
-        return SnapshotMeta(log.applied, term, self.core.membership)
+        meta = SnapshotMeta(log.applied, term, self.core.membership)
+        self._snapshot_runs = True
+        self._bytes_since_snapshot = 0
+        assert self._tasks is not None
+        self._tasks.create_task(self._take_snapshot(meta, self._machine.freeze()))
 
     async def _take_snapshot(self, meta: SnapshotMeta, content: Iterator[bytes]) -> None:
-        assert self._log is not None
-        self._bytes_since_snapshot = 0
         try:
-            await self._log.store_snapshot(meta, content)
-            await self._log.adopt_snapshot(meta)
+            async with self._storing:
+                await self.log.store_snapshot(meta, content)
+            await self.log.adopt_snapshot(meta)
         except (DiskFull, FileNotFoundError) as error:
             # The log is whole without it; the next applied entry tries again. A file that is gone was swept because a
             # leader's newer snapshot took its place meanwhile.
             self._setup.report("raft.snapshot_failed", {"index": meta.index, "cause": str(error)})
         else:
-            if meta.index > self.core.state.log.snapshot.index:
-                self.post(SnapshotTaken(meta))
-                self.post(Compact(max(meta.index - self._setup.kept_entries, self.core.first_index - 1)))
+            self.post(SnapshotTaken(meta))
+            self.post(Compact(max(meta.index - self._setup.kept_entries, 0)))
         finally:
             self._snapshot_runs = False
 
     async def _send_snapshot(self, message: InstallSnapshot) -> None:
-        """A snapshot from before the peer was a member would be of no use to it, so a newer one is taken first."""
-        assert self._log is not None
         delivered = False
         try:
-            if not message.snapshot.membership.is_member(message.to):
-                await self._take_newer(message)
-                return
-            await self._wire.send_snapshot(message, self._log.read_snapshot(message.snapshot))
+            async with aclosing(self.log.read_snapshot(message.snapshot)) as chunks:
+                await self._wire.send_snapshot(message, chunks)
             delivered = True
         except (FileNotFoundError, EblaError) as error:
             # A newer snapshot may have taken its place meanwhile; the core then sends that one.
             if isinstance(error, Corruption):
                 raise
             self._setup.report("raft.snapshot_not_delivered", {"to": message.to, "cause": str(error)})
-        finally:
-            self.post(SnapshotSent(message.to, delivered))
-
-    async def _take_newer(self, message: InstallSnapshot) -> None:
-        if not self._snapshot_runs and self.core.state.log.applied > message.snapshot.index:
-            self._snapshot_runs = True
-            await self._take_snapshot(self._next_snapshot(), self._machine.freeze())
+        self.post(SnapshotSent(message.to, delivered))
 
     async def _received_whole(self, incoming: _Incoming[Content]) -> None:
-        assert self._log is not None
         meta = incoming.message.snapshot
         content = incoming.receiver.finish()
-        await self._log.store_snapshot(meta, iter(incoming.chunks))
+        # Two leaders may send the same one at once, and we may be taking it ourselves: it is one file.
+        async with self._storing:
+            await self.log.store_snapshot(meta, iter(incoming.chunks))
         before = self._setup.before_first_state
         if before is not None and self.core.state.log.snapshot.index == 0:
             await before()
-        # Two leaders may send at once; whichever the core takes is there, and the core never goes back to an older one.
+        # Whichever the core takes is there, and it never takes an older one than it has.
+        held = self.core.state.log.snapshot.index
+        self._received = {other: kept for other, kept in self._received.items() if other.index > held}
         self._received[meta] = content
         self.post(incoming.message)
 

@@ -309,7 +309,10 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _finalize_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         if self._running:
-            self.create_task(generator.aclose())
+            try:
+                self.create_task(generator.aclose())
+            except Gone:
+                pass  # a dead process's: it gets no last words
 
     # -- the rest of the interface -------------------------------------------------------------------------------
 

@@ -1,0 +1,132 @@
+"""Looks into every peer of a simulated Raft group after each of its steps. The peers know nothing of it.
+
+`raft/invariants.py` says what must hold of cores and of what leaves them; here it is tied to running servers, with what
+only they have: disks, state machines, and lives that end.
+"""
+
+from collections.abc import Sequence
+
+from ebla.control.raft_server import RaftServer
+from ebla.raft.core import Core
+from ebla.raft.effects import Write
+from ebla.raft.events import Event
+from ebla.raft.invariants import History
+from ebla.raft.messages import AppendResponse, Entry, Membership, Message, PeerId
+from ebla.raft.state import Refusal
+from ebla.sim.workloads.raft_machine import Content, RegisterMachine, Seen
+from ebla.sim.workloads.raft_node import Watch
+
+
+class RaftUnsafe(AssertionError):
+    """Two peers, or two lives of one, contradict each other."""
+
+
+class DiskImage:
+    """What the log of one peer has said to be durable, entry by entry."""
+
+    def __init__(self, core: Core) -> None:
+        log = core.state.log
+        self._snapshot_index = log.snapshot.index
+        self._terms = {entry.index: entry.term for entry in log.slice(log.first_index, log.last_index, 1 << 62)}
+
+    def note(self, write: Write) -> None:
+        if write.snapshot is not None:
+            self._snapshot_index = write.snapshot.index
+            self._terms = {}
+        if write.entries:
+            first = write.entries[0].index
+            self._terms = {index: term for index, term in self._terms.items() if index < first}
+            self._terms.update((entry.index, entry.term) for entry in write.entries)
+
+    def holds(self, index: int, term: int) -> bool:
+        return index <= self._snapshot_index or self._terms.get(index) == term
+
+
+class RaftSafety(Watch):
+    def __init__(self) -> None:
+        self.history = History()
+        self.servers: dict[PeerId, RaftServer[Content]] = {}
+        self.machines: dict[PeerId, RegisterMachine] = {}
+        self.steps = 0
+        self.restarts = 0
+        self.snapshots_installed = 0
+        self.memberships: dict[Membership, None] = {}
+        self._disks: dict[PeerId, DiskImage] = {}
+        self._states: dict[int, tuple[bytes, Membership]] = {}
+        self._acknowledged: dict[PeerId, tuple[int, int]] = {}
+
+    # ---- called by the nodes
+
+    def opened(self, server: RaftServer[Content], machine: RegisterMachine) -> None:
+        core = server.core
+        peer = core.peer
+        if peer in self.servers:
+            self.restarts += 1
+            self.history.restarted(core)
+            self._check_kept(core)
+        self.servers[peer], self.machines[peer] = server, machine
+        self._disks[peer] = DiskImage(core)
+        self._watch_steps(core, machine)
+        self._watch_disk(server, self._disks[peer])
+
+    def leaves(self, message: Message) -> None:
+        self.history.left(message)
+        if isinstance(message, AppendResponse) and not message.rejected:
+            told = (message.term, message.index)
+            self._acknowledged[message.sender] = max(self._acknowledged.get(message.sender, (0, 0)), told)
+
+    def seen(self, peer: PeerId) -> Seen:
+        def check(content: Content, entry: Entry | None) -> None:
+            if entry is None:
+                self.snapshots_installed += 1
+            else:
+                self.history.applied(peer, (entry,))
+            self.memberships[content.membership] = None
+            state = (content.digest, content.membership)
+            known = self._states.setdefault(content.index, state)
+            if known != state:
+                raise RaftUnsafe(f"INV-RAFT-4: peer {peer} is at {content.index} with another past than others were")
+
+        return check
+
+    # ---- looking
+
+    def _watch_steps(self, core: Core, machine: RegisterMachine) -> None:
+        step = core.step
+
+        def watched(event: Event, now_ms: int) -> Refusal | None:
+            refusal = step(event, now_ms)
+            self.steps += 1
+            self.history.observe(core, self._disks)
+            self._check_membership(core, machine)
+            return refusal
+
+        core.step = watched  # type: ignore[method-assign]  # one core, from outside
+
+    def _watch_disk(self, server: RaftServer[Content], image: DiskImage) -> None:
+        persist = server.log.persist
+
+        async def watched(writes: Sequence[Write]) -> None:
+            await persist(writes)
+            for write in writes:
+                image.note(write)
+
+        server.log.persist = watched  # type: ignore[method-assign]  # one log, from outside
+
+    def _check_membership(self, core: Core, machine: RegisterMachine) -> None:
+        """Core and state machine count the members alike, each from the same entries."""
+        log = core.state.log
+        if log.incoming_snapshot is not None or log.applied != machine.content.index:
+            return
+        if core.membership != machine.content.membership:
+            raise RaftUnsafe(
+                f"peer {core.peer} counts {core.membership} at {log.applied}, its log says {machine.content.membership}"
+            )
+
+    def _check_kept(self, core: Core) -> None:
+        """In the term of an acknowledgement nothing can replace what was acknowledged."""
+        term, index = self._acknowledged.get(core.peer, (0, 0))
+        if core.term == term and core.last_index < index:
+            raise RaftUnsafe(
+                f"INV-RAFT-6: peer {core.peer} acknowledged {index} in term {term} and restarts at {core.last_index}"
+            )

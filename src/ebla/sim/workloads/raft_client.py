@@ -1,0 +1,176 @@
+"""Clients of a simulated Raft group, and an operator who changes its members and its leader under their feet."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from ebla.model.errors import EblaError
+from ebla.model.identity import HostId
+from ebla.ports.chance import Chance
+from ebla.ports.surroundings import Surroundings
+from ebla.raft.membership import LEAVE_JOINT, Change, ChangeKind, MembershipChange, Transition
+from ebla.raft.messages import PeerId
+from ebla.sim.checkers.history import History
+from ebla.sim.checkers.models import Add, Read, RegisterCall, Write
+from ebla.sim.workloads.raft_machine import Command
+from ebla.sim.workloads.raft_node import ASK, CHANGE, TRANSFER, ChangeRequest, Group, TransferRequest
+from ebla.wire.peers import Peers
+from ebla.wire.report import unreported
+
+ATTEMPT_MS = 800
+THINK_S = 0.12
+PAUSE_S = 0.05
+GIVES_UP = 0.03
+"""Now and then a client loses patience and never learns what became of its call."""
+COUNTER = "counter"
+REGISTERS = ("left", "right")
+
+
+@dataclass(slots=True)
+class RaftLoad:
+    """What all clients of a run share. They stop asking anew once `stopping` is set."""
+
+    group: Group
+    history: History = field(default_factory=History)
+    stopping: bool = False
+    calls_open: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def stop(self, seconds: float) -> int:
+        """Lets the open calls end; the number of those that did not within `seconds`."""
+        self.stopping = True
+        try:
+            async with asyncio.timeout(seconds):
+                while self.calls_open:
+                    self.idle.clear()
+                    await self.idle.wait()
+        except TimeoutError:
+            pass
+        return self.calls_open
+
+
+class RaftClient:
+    """One call at a time, repeated under its serial at one node after another until it is answered."""
+
+    def __init__(self, around: Surroundings, name: str, load: RaftLoad, peers: Peers) -> None:
+        self._chance = around.chance
+        self._name = name
+        self._load = load
+        self._peers = peers
+        self._serial = 0
+        self._favourite: HostId | None = None
+
+    async def run(self) -> None:
+        load = self._load
+        while not load.stopping:
+            load.calls_open += 1
+            key, call = draw_call(self._chance)
+            patience = self._chance.randrange(1, 5) if self._chance.random() < GIVES_UP else None
+            await self.call(key, call, patience)
+            load.calls_open -= 1
+            load.idle.set()
+            await asyncio.sleep(self._chance.random() * THINK_S)
+        await asyncio.Event().wait()
+
+    async def call(self, key: str, call: RegisterCall, attempts_max: int | None = None) -> int | None:
+        """The answer, or None where patience ended first."""
+        self._serial += 1
+        command = Command(self._name, self._serial, key, call)
+        operation = self._load.history.invoke(self._name, call, key)
+        attempts = 0
+        while attempts_max is None or attempts < attempts_max:
+            attempts += 1
+            result = await self._attempt(command)
+            if result is not None:
+                self._load.history.complete(operation, result)
+                return result
+            await asyncio.sleep(self._chance.random() * PAUSE_S)
+        return None
+
+    async def _attempt(self, command: Command) -> int | None:
+        target = self._favourite or self._chance.choice(sorted(self._load.group.hosts.values()))
+        try:
+            told = await self._peers.call(target, ASK, command, ATTEMPT_MS)
+        except EblaError:
+            self._favourite = None
+            return None
+        self._favourite = target if self._chance.random() < 0.9 else None
+        return told.result
+
+
+def draw_call(chance: Chance) -> tuple[str, RegisterCall]:
+    kind = chance.randrange(0, 100)
+    if kind < 30:
+        return COUNTER, Add(1)
+    if kind < 45:
+        return COUNTER, Read()
+    register = chance.choice(REGISTERS)
+    return register, Write(chance.randrange(1, 1_000_000)) if kind < 70 else Read()
+
+
+def make_peers(tasks: asyncio.TaskGroup, around: Surroundings, group: Group) -> Peers:
+    peers = Peers(tasks, group.context(around, HostId(around.chance.uuid()), unreported))
+    for peer, host in group.hosts.items():
+        peers.set_address(host, group.addresses[peer])
+    return peers
+
+
+async def client_process(around: Surroundings, name: str, load: RaftLoad) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await RaftClient(around, name, load, make_peers(tasks, around, load.group)).run()
+
+
+class RaftOperator:
+    """Asks blindly for changes and transfers; the state machine sees to it that an illegal change is void."""
+
+    def __init__(self, around: Surroundings, load: RaftLoad, peers: Peers) -> None:
+        self._chance = around.chance
+        self._load = load
+        self._peers = peers
+        self._numbers = sorted(load.group.hosts)
+
+    async def run(self) -> None:
+        while not self._load.stopping:
+            await asyncio.sleep(self._chance.random() * 1.2)
+            kind = self._chance.randrange(0, 100)
+            if kind < 30:
+                await self.transfer()
+            else:
+                await self.change(LEAVE_JOINT if kind < 45 else self._draw_change())
+        await asyncio.Event().wait()
+
+    async def change(self, change: MembershipChange) -> bool:
+        return await self._ask_someone(ChangeRequest(change))
+
+    async def transfer(self) -> bool:
+        return await self._ask_someone(TransferRequest(self._chance.choice(self._numbers)))
+
+    async def _ask_someone(self, request: ChangeRequest | TransferRequest) -> bool:
+        host = self._chance.choice(sorted(self._load.group.hosts.values()))
+        try:
+            if isinstance(request, ChangeRequest):
+                await self._peers.call(host, CHANGE, request, ATTEMPT_MS)
+            else:
+                await self._peers.call(host, TRANSFER, request, ATTEMPT_MS)
+        except EblaError:
+            return False
+        return True
+
+    def _draw_change(self) -> MembershipChange:
+        count = self._chance.choice((1, 1, 1, 2, 3))
+        peers = list(self._numbers)
+        self._chance.shuffle(peers)
+        kinds = (ChangeKind.ADD_VOTER, ChangeKind.ADD_VOTER, ChangeKind.ADD_LEARNER, ChangeKind.REMOVE)
+        changes = tuple(Change(self._chance.choice(kinds), peer) for peer in peers[:count])
+        transition = self._chance.choice(
+            (Transition.AUTO, Transition.AUTO, Transition.JOINT_IMPLICIT, Transition.JOINT_EXPLICIT)
+        )
+        return MembershipChange(changes, transition)
+
+
+async def operator_process(around: Surroundings, load: RaftLoad) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await RaftOperator(around, load, make_peers(tasks, around, load.group)).run()
+
+
+def everybody_votes(peers: list[PeerId]) -> MembershipChange:
+    return MembershipChange(tuple(Change(ChangeKind.ADD_VOTER, peer) for peer in peers), Transition.JOINT_IMPLICIT)
