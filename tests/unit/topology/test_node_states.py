@@ -21,60 +21,50 @@ from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, RequestOutcome, TransitionState
 
 PAIRS = list(itertools.product([*NodeState, None], [*TransitionState, None]))
-IMPOSSIBLE = {
+Pair = tuple[NodeState | None, TransitionState | None]
+
+
+def pairs(states: tuple[NodeState | None, ...], transitions: tuple[TransitionState | None, ...]) -> list[Pair]:
+    return list(itertools.product(states, transitions))
+
+
+IMPOSSIBLE: list[Pair] = [
     # At rest or gone, a node has no part in a transition: the topology's own rows say what goes on.
-    **dict.fromkeys(itertools.product((NodeState.NONE, NodeState.NORMAL, NodeState.LEFT), [*TransitionState, None])),
-    **dict.fromkeys(itertools.product((NodeState.REBUILDING,), TransitionState)),
-    **dict.fromkeys(
-        itertools.product(
-            (NodeState.BOOTSTRAPPING,),
-            (
-                None,
-                TransitionState.TABLET_DRAINING,
-                TransitionState.ROLLBACK_TO_NORMAL,
-                TransitionState.TABLET_MIGRATION,
-                TransitionState.TABLET_SPLIT_FINALIZATION,
-            ),
-        )
+    *pairs((NodeState.NONE, NodeState.NORMAL, NodeState.LEFT), (*TransitionState, None)),
+    *pairs((NodeState.REBUILDING,), tuple(TransitionState)),
+    *pairs(
+        (NodeState.BOOTSTRAPPING, NodeState.REPLACING),
+        (
+            None,
+            TransitionState.ROLLBACK_TO_NORMAL,
+            TransitionState.TABLET_MIGRATION,
+            TransitionState.TABLET_SPLIT_FINALIZATION,
+        ),
     ),
-    **dict.fromkeys(
-        itertools.product(
-            (NodeState.REPLACING,),
-            (
-                None,
-                TransitionState.COMMIT_CDC_GENERATION,
-                TransitionState.ROLLBACK_TO_NORMAL,
-                TransitionState.TABLET_MIGRATION,
-                TransitionState.TABLET_SPLIT_FINALIZATION,
-            ),
-        )
+    (NodeState.BOOTSTRAPPING, TransitionState.TABLET_DRAINING),
+    (NodeState.REPLACING, TransitionState.COMMIT_CDC_GENERATION),
+    *pairs(
+        (NodeState.DECOMMISSIONING, NodeState.REMOVING),
+        (
+            None,
+            TransitionState.JOIN_GROUP0,
+            TransitionState.COMMIT_CDC_GENERATION,
+            TransitionState.TABLET_SPLIT_FINALIZATION,
+        ),
     ),
-    **dict.fromkeys(
-        itertools.product(
-            (NodeState.DECOMMISSIONING, NodeState.REMOVING),
-            (
-                None,
-                TransitionState.JOIN_GROUP0,
-                TransitionState.COMMIT_CDC_GENERATION,
-                TransitionState.TABLET_SPLIT_FINALIZATION,
-            ),
-        )
+    (NodeState.REMOVING, TransitionState.LEFT_TOKEN_RING),
+    *pairs(
+        (None,),
+        (
+            TransitionState.JOIN_GROUP0,
+            TransitionState.TABLET_DRAINING,
+            TransitionState.WRITE_BOTH_READ_OLD,
+            TransitionState.WRITE_BOTH_READ_NEW,
+            TransitionState.LEFT_TOKEN_RING,
+            TransitionState.ROLLBACK_TO_NORMAL,
+        ),
     ),
-    (NodeState.REMOVING, TransitionState.LEFT_TOKEN_RING): None,
-    **dict.fromkeys(
-        itertools.product(
-            (None,),
-            (
-                TransitionState.JOIN_GROUP0,
-                TransitionState.TABLET_DRAINING,
-                TransitionState.WRITE_BOTH_READ_OLD,
-                TransitionState.WRITE_BOTH_READ_NEW,
-                TransitionState.LEFT_TOKEN_RING,
-                TransitionState.ROLLBACK_TO_NORMAL,
-            ),
-        )
-    ),
-}
+]
 
 
 @pytest.mark.parametrize(("state", "transition"), PAIRS)

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebla.model.identity import HostId
-from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import TOKEN_MAX, TOKEN_MIN
@@ -85,6 +84,5 @@ def test_a_crowded_place_is_passed_by() -> None:
 
 
 def test_a_ring_of_one_token_is_shared() -> None:
-    nodes = FrozenMap({host: each for host, each in grown([1, 1]).nodes.items()})
-    owned = ownership(Snapshot(nodes=nodes), "dc1")
+    owned = ownership(grown([1, 1]), "dc1")
     assert sorted(owned.values()) == pytest.approx([0.5, 0.5])

@@ -167,7 +167,7 @@ class World:
 
     def do(self, command: Command) -> Snapshot:
         refused = self.try_(command)
-        assert refused is None, refused.reason if refused else ""
+        assert refused is None, f"{command}: {refused}"
         return self.snapshot
 
     def refused(self, command: Command) -> str:

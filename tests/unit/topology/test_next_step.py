@@ -1,0 +1,268 @@
+"""The next step: its order, and what shuts out what."""
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+from tests.unit.topology.world import FEATURES, Coordinator, World, cluster, host
+
+from ebla.model.identity import Replica, SessionId, ShardNumber, TableId
+from ebla.topology.commands import (
+    DecideResize,
+    FailDraining,
+    MarkCdcPublished,
+    OpenBulkSession,
+    RefreshNode,
+    ReportResizeReady,
+    SetBalancing,
+    StartMoves,
+    TabletMove,
+)
+from ebla.topology.next_step import (
+    AskBalancer,
+    BeginResize,
+    CancelQueue,
+    CloseBulkSessions,
+    DriveGlobal,
+    DriveNode,
+    FinishResize,
+    LeaveTrack,
+    MoveTablets,
+    PublishGeneration,
+    RejectRequest,
+    Rest,
+    RollBack,
+    StartRequest,
+    Step,
+    TurnOnFeatures,
+    next_step,
+    side_steps,
+)
+from ebla.topology.node_states import NodeAction
+from ebla.topology.requests import Liveness
+from ebla.topology.snapshot import Session
+from ebla.topology.states import (
+    GlobalRequestKind,
+    NodeRequestKind,
+    ResizeType,
+    SessionKind,
+    TransitionKind,
+    TransitionState,
+)
+
+
+def now(world: World, *, plan_is_empty: bool = False) -> Step:
+    return next_step(world.snapshot, world.liveness, plan_is_empty=plan_is_empty)
+
+
+def with_everything() -> tuple[World, TableId]:
+    """A join, a global request, a feature to enable, tablets to balance and a resize to finalise, all waiting."""
+    world, _ = cluster(3)
+    table = world.create_table(2, 2)
+    world.do(DecideResize(table, ResizeType.SPLIT))
+    world.do(ReportResizeReady(table, 1))
+    for number in (1, 2, 3):
+        world.do(RefreshNode(host(number), "2.0", "a", 2, 12, (*FEATURES, "gamma")))
+    world.ask_global(GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS)
+    world.ask_to_join(world.node(4, supported_features=(*FEATURES, "gamma")))
+    return world, table
+
+
+def test_the_order() -> None:
+    """Requests of nodes, global ones, features, migration, resize, rest; and a node in transition before all."""
+    world, _ = with_everything()
+    coordinator = Coordinator(world)
+    order: list[type] = []
+    for _ in range(60):
+        step = now(world)
+        if not order or order[-1] is not type(step):
+            order.append(type(step))
+        if isinstance(step, AskBalancer):
+            order.append(type(now(world, plan_is_empty=True)))
+        if isinstance(coordinator.step(), Rest):
+            break
+    assert order == [
+        StartRequest,
+        DriveNode,
+        DriveGlobal,
+        TurnOnFeatures,
+        AskBalancer,
+        BeginResize,
+        FinishResize,
+        AskBalancer,
+        Rest,
+    ]
+
+
+def test_a_node_in_transition_shuts_out_everything_else() -> None:
+    world, _ = with_everything()
+    coordinator = Coordinator(world)
+    coordinator.step()
+    while world.snapshot.node_in_transition() is not None:
+        step = now(world)
+        assert isinstance(step, DriveNode)
+        assert step.host == host(4)
+        coordinator.step()
+
+
+def test_a_request_that_waits_keeps_the_balancer_from_starting_more() -> None:
+    world, _ = cluster(4)
+    table = world.create_table(2, 2)
+    replicas = world.snapshot.tablets[table].replicas(0)
+    new = (replicas[0], Replica(host(4), ShardNumber(0)))
+    world.do(StartMoves((TabletMove(table, 0, TransitionKind.MIGRATION, new),)))
+    before = now(world)
+    assert isinstance(before, MoveTablets)
+    assert (before.tablets, before.ask_balancer) == (((table, 0),), True)
+    world.ask_to_join(world.node(5))
+    waiting = now(world)
+    assert isinstance(waiting, MoveTablets)
+    assert not waiting.ask_balancer
+    coordinator = Coordinator(world)
+    while world.snapshot.any_tablet_transition:
+        coordinator.step()
+    assert isinstance(now(world), LeaveTrack)
+    coordinator.step()
+    assert isinstance(now(world), StartRequest)
+
+
+def test_balancing_switched_off_lets_moves_end_and_starts_none() -> None:
+    world, _ = cluster(4)
+    table = world.create_table(2, 1)
+    new = (Replica(host(4), ShardNumber(0)),)
+    world.do(StartMoves((TabletMove(table, 0, TransitionKind.MIGRATION, new),)))
+    world.do(SetBalancing(False))
+    step = now(world)
+    assert isinstance(step, MoveTablets)
+    assert not step.ask_balancer
+    Coordinator(world).settle()
+    assert isinstance(now(world), Rest)
+
+
+def test_without_tablets_nobody_asks_the_balancer() -> None:
+    world, _ = cluster(2)
+    assert isinstance(now(world), Rest)
+
+
+def test_draining_asks_for_moves_of_those_that_go() -> None:
+    world, coordinator = cluster(4)
+    world.create_table(4, 2)
+    world.ask(NodeRequestKind.LEAVE, 2)
+    coordinator.step()
+    step = now(world)
+    assert isinstance(step, MoveTablets)
+    assert (step.ask_balancer, step.draining) == (True, (host(2),))
+
+
+def test_draining_given_up_ends_its_moves_and_rolls_back() -> None:
+    world, coordinator = cluster(4)
+    world.create_table(4, 2)
+    world.ask(NodeRequestKind.LEAVE, 2)
+    coordinator.step()
+    coordinator.step()
+    world.do(FailDraining(host(2), "no room"))
+    step = now(world)
+    assert isinstance(step, MoveTablets)
+    assert (step.ask_balancer, bool(step.tablets)) == (False, True)
+    while world.snapshot.any_tablet_transition:
+        coordinator.step()
+    back = now(world)
+    assert isinstance(back, RollBack)
+    assert back.why == "draining failed: no room"
+
+
+def test_a_replaced_nodes_tablets_are_not_drained() -> None:
+    world, coordinator = cluster(3)
+    world.create_table(4, 2)
+    world.dead.add(host(2))
+    world.ask_to_join(world.node(9, rack="r2"), replaced=host(2))
+    coordinator.until(TransitionState.TABLET_DRAINING)
+    step = now(world)
+    assert isinstance(step, DriveNode)
+    assert step.row.action is NodeAction.DRAIN_TABLETS
+
+
+def test_a_hopeless_queue() -> None:
+    world, _ = cluster(3)
+    world.dead.add(host(2))
+    world.ask_to_join(world.node(4))
+    step = now(world)
+    assert isinstance(step, CancelQueue)
+    assert str(host(2)) in step.why
+
+
+def test_a_node_to_reject() -> None:
+    world, _ = cluster(2)
+    world.ask_to_join(world.node(4, supported_features=()))
+    step = now(world)
+    assert isinstance(step, RejectRequest)
+    assert "alpha" in step.why
+
+
+def joined(world: World) -> None:
+    world.ask_to_join(world.node(7))
+
+
+def left(world: World) -> None:
+    world.ask(NodeRequestKind.LEAVE, 2)
+
+
+def removed(world: World) -> None:
+    world.dead.add(host(2))
+    world.ask(NodeRequestKind.REMOVE, 2)
+
+
+def replaced(world: World) -> None:
+    world.dead.add(host(2))
+    world.ask_to_join(world.node(7, rack="r2"), replaced=host(2))
+
+
+def rebuilt(world: World) -> None:
+    world.ask(NodeRequestKind.REBUILD, 2)
+
+
+@pytest.mark.parametrize("start", [joined, left, removed, replaced, rebuilt])
+def test_the_same_step_until_its_outcome_is_committed(start: Callable[[World], None]) -> None:
+    """A new leader repeats the current step: it follows from the snapshot alone."""
+    world, coordinator = cluster(4)
+    world.create_table(4, 2)
+    start(world)
+    for _ in range(200):
+        step = now(world)
+        assert step == now(world)
+        assert step == next_step(world.snapshot, Liveness(world.liveness.alive, world.now_ms + 1_000_000))
+        if isinstance(coordinator.step(), Rest):
+            return
+    raise AssertionError("no rest")
+
+
+def test_every_step_says_why() -> None:
+    world, _ = with_everything()
+    coordinator = Coordinator(world)
+    for _ in range(60):
+        step = now(world)
+        assert step.why
+        if isinstance(coordinator.step(), Rest):
+            return
+    raise AssertionError("no rest")
+
+
+def test_side_steps_close_what_is_over_and_publish_what_is_new() -> None:
+    world, _ = cluster(1)
+    table = world.create_table(1, 1)
+    (generation,) = world.snapshot.cdc_generations
+    ids = [SessionId(uuid.UUID(int=number)) for number in (1, 2)]
+    for session, deadline_ms in zip(ids, (world.now_ms + 1000, world.now_ms + 2000)):
+        world.do(OpenBulkSession(Session(session, SessionKind.BULK_JOB, table, deadline_ms=deadline_ms)))
+    assert list(side_steps(world.snapshot, world.liveness)) == [
+        PublishGeneration(generation, "the oldest one that clients cannot see yet")
+    ]
+    world.do(MarkCdcPublished(generation))
+    world.now_ms += 1500
+    (closing,) = side_steps(world.snapshot, world.liveness)
+    assert isinstance(closing, CloseBulkSessions)
+    assert closing.sessions == (ids[0],)
+    world.now_ms += 1500
+    (closing,) = side_steps(world.snapshot, world.liveness)
+    assert isinstance(closing, CloseBulkSessions)
+    assert closing.sessions == tuple(ids)
