@@ -16,10 +16,10 @@ from typing import Protocol
 import msgspec
 
 from ebla.model.consistency import ConsistencyLevel, Needed, ReplicaCounts, answers_needed
-from ebla.model.identity import HostId, Replica, TableId
+from ebla.model.identity import HostId, Replica, ShardNumber, TableId
 from ebla.model.token import Token, TokenRange
 from ebla.topology.replication_strategies import Place, RingReplicas
-from ebla.topology.snapshot import Replication, Snapshot
+from ebla.topology.snapshot import Node, Replication, Snapshot
 from ebla.topology.states import NodeState, Strategy, TransitionKind
 from ebla.topology.static_sharding import static_shard
 from ebla.topology.tablet_map import CHUNK_BITS, CHUNK_MASK, TOKEN_BIAS, ReplicaSet, TabletMap
@@ -27,6 +27,9 @@ from ebla.topology.tablet_stages import Selector, pending_replicas, stage_row
 from ebla.topology.vnode_ring import Ring, RingUse, next_ring, previous_ring, ring_use
 
 NONE: ReplicaSet = ()
+
+_ShardRule = tuple[int, int]
+"""Shard count and ignored bits."""
 
 
 class WriteReplicas(msgspec.Struct, frozen=True, gc=False):
@@ -101,28 +104,65 @@ class TabletReplicas:
         return ReplicaCounts(len(natural), count_by_datacenter(natural, self._datacenters))
 
 
+class PlacedVnodes:
+    """Hosts of vnodes with the shard each has for a token. The `Replica` values are made once and shared."""
+
+    __slots__ = ("_by_position", "_nodes", "_shards", "vnodes")
+
+    def __init__(self, vnodes: RingReplicas, nodes: Mapping[HostId, Node]) -> None:
+        self.vnodes = vnodes
+        self._nodes = nodes
+        self._shards: dict[HostId, tuple[Replica, ...]] = {}
+        self._by_position: dict[int, tuple[_ShardRule | None, tuple[ReplicaSet, ...], tuple[int, ...]]] = {}
+
+    def replicas_of(self, token: int) -> ReplicaSet:
+        position = self.vnodes.position_of(token)
+        found = self._by_position.get(position)
+        if found is None:
+            found = self._by_position[position] = self._at(position)
+        same_rule, shards_of, ignored_bits = found
+        if same_rule is not None:
+            shard = static_shard(token, *same_rule)
+            return tuple([shards[shard] for shards in shards_of])
+        return tuple([shards[static_shard(token, len(shards), bits)] for shards, bits in zip(shards_of, ignored_bits)])
+
+    def _at(self, position: int) -> tuple[_ShardRule | None, tuple[ReplicaSet, ...], tuple[int, ...]]:
+        nodes = [self._nodes[host] for host in self.vnodes.hosts_at(position)]
+        rules = [(node.shard_count, node.ignore_msb) for node in nodes]
+        same_rule = rules[0] if rules and all(rule == rules[0] for rule in rules) else None
+        return same_rule, tuple(self._shards_of(node) for node in nodes), tuple(bits for _, bits in rules)
+
+    def _shards_of(self, node: Node) -> ReplicaSet:
+        known = self._shards.get(node.host)
+        if known is None:
+            known = tuple(Replica(node.host, ShardNumber(shard)) for shard in range(node.shard_count))
+            self._shards[node.host] = known
+        return known
+
+
 class VnodeRings:
     """Both rings of a snapshot with the replicas of their vnodes, shared between versions with the same nodes."""
 
-    __slots__ = ("_after", "_known", "_places", "_previous")
+    __slots__ = ("_after", "_known", "_nodes", "_previous")
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._places = {host: Place(node.datacenter, node.rack) for host, node in snapshot.nodes.items()}
+        self._nodes = snapshot.nodes
         self._previous: Ring = previous_ring(snapshot)
         self._after: Ring = next_ring(snapshot)
-        self._known: list[tuple[Replication, RingReplicas]] = []
+        self._known: list[tuple[Replication, PlacedVnodes]] = []
 
-    def previous(self, replication: Replication) -> RingReplicas:
+    def previous(self, replication: Replication) -> PlacedVnodes:
         return self._on(self._previous, replication)
 
-    def after(self, replication: Replication) -> RingReplicas:
+    def after(self, replication: Replication) -> PlacedVnodes:
         return self._on(self._after, replication)
 
-    def _on(self, ring: Ring, replication: Replication) -> RingReplicas:
-        for known, replicas in self._known:
-            if known == replication and replicas.ring == ring:
-                return replicas
-        made = RingReplicas(ring, replication, self._places)
+    def _on(self, ring: Ring, replication: Replication) -> PlacedVnodes:
+        for known, placed in self._known:
+            if known == replication and placed.vnodes.ring == ring:
+                return placed
+        places = {host: Place(node.datacenter, node.rack) for host, node in self._nodes.items()}
+        made = PlacedVnodes(RingReplicas(ring, replication, places), self._nodes)
         self._known.append((replication, made))
         return made
 
@@ -142,21 +182,20 @@ class VnodeReplicas:
     def writing(self, token: int) -> WriteReplicas:
         match self._use.writes:
             case Selector.PREVIOUS:
-                return WriteReplicas(self._placed(self._previous.hosts_of(token), token), NONE)
+                return WriteReplicas(self._previous.replicas_of(token), NONE)
             case Selector.NEXT:
-                return WriteReplicas(self._placed(self._next.hosts_of(token), token), NONE)
+                return WriteReplicas(self._next.replicas_of(token), NONE)
             case Selector.BOTH:
-                natural = self._previous.hosts_of(token)
-                pending = tuple(host for host in self._next.hosts_of(token) if host not in natural)
-                return WriteReplicas(self._placed(natural, token), self._placed(pending, token))
+                natural = self._previous.replicas_of(token)
+                return WriteReplicas(natural, pending_replicas(natural, self._next.replicas_of(token)))
 
     def reading(self, token: int) -> ReplicaSet:
         ring = self._previous if self._use.reads is Selector.PREVIOUS else self._next
-        return self._placed(ring.hosts_of(token), token)
+        return ring.replicas_of(token)
 
     def ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         replicas = self._next if self._use.writes is Selector.NEXT else self._previous
-        yield from ring_ranges_of(replicas, host)
+        yield from ring_ranges_of(replicas.vnodes, host)
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
         """By the keyspace's factors, also where there are fewer nodes: QUORUM of three means two copies."""
@@ -164,12 +203,6 @@ class VnodeReplicas:
             datacenters = {replica.host: self._nodes[replica.host].datacenter for replica in natural}
             return ReplicaCounts(self._replication.total, count_by_datacenter(natural, datacenters))
         return ReplicaCounts(self._replication.total, dict(self._replication.factors))
-
-    def _placed(self, hosts: tuple[HostId, ...], token: int) -> ReplicaSet:
-        nodes = self._nodes
-        return tuple(
-            Replica(host, static_shard(token, nodes[host].shard_count, nodes[host].ignore_msb)) for host in hosts
-        )
 
 
 class ReplicaSets:

@@ -197,6 +197,14 @@ def test_a_vnode_replica_is_on_the_shard_its_node_computes() -> None:
         assert found.natural == found.reading == (replica(1, static_shard(token, 6, 3)),)
 
 
+def test_nodes_with_different_shards_have_a_replica_on_different_shards() -> None:
+    nodes = [node(1, tokens=(0,), shard_count=6, ignore_msb=3), node(2, tokens=(9,), shard_count=2, ignore_msb=0)]
+    snapshot = cluster(*nodes, replication=simple(2))
+    for token in (TOKEN_MIN + 1, -(2**60), 7, 2**61, TOKEN_MAX):
+        expected = {replica(1, static_shard(token, 6, 3)), replica(2, static_shard(token, 2, 0))}
+        assert set(token_replicas(snapshot, TABLE, token).natural) == expected
+
+
 def test_a_quorum_on_vnodes_is_one_of_the_factor_even_where_nodes_are_fewer() -> None:
     two = ReplicaSets(cluster(node(1, tokens=(1,)), node(2, tokens=(2,)), replication=network(dc1=5)))
     assert two.write_answers_needed(TABLE, 5, QUORUM, "dc1") == (Needed(None, 3),)
@@ -234,7 +242,7 @@ def test_a_version_with_the_same_nodes_takes_over_what_was_worked_out() -> None:
 def streams(snapshot: Snapshot, *given_up: HostId) -> list[RangeStream]:
     rings = ReplicaSets(snapshot).rings
     replication = snapshot.replication_of(TABLE)
-    return list(range_streams(rings.previous(replication), rings.after(replication), given_up))
+    return list(range_streams(rings.previous(replication).vnodes, rings.after(replication).vnodes, given_up))
 
 
 def test_a_joining_node_streams_from_whom_it_takes_over() -> None:
