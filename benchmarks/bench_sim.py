@@ -1,0 +1,180 @@
+"""How fast the simulated world turns, how fast histories are judged, how fast keys become tokens.
+
+    python -m benchmarks.bench_sim
+
+CPU time of this process, since other work shares the machine; each figure is the median of five runs and stands beside
+its limit. The last line is JSON.
+"""
+
+import asyncio
+import json
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from cassandra.murmur3 import murmur3
+
+from ebla.model.identity import Address
+from ebla.model.token_columns import tokens_of
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.history import Operation
+from ebla.sim.checkers.linearizability import find_violation
+from ebla.sim.checkers.models import Add, Read, RegisterCall, RegisterModel, Write, result_of
+from ebla.sim.scenario import Scenario, find_scenario, run_scenario
+from ebla.sim.scenarios import chatter
+from ebla.sim.world import World
+
+RUNS = 5
+CHATTER_S = 600.0
+REGISTER_S = 60.0
+OPERATIONS, CLIENTS = 1000, 10
+KEYS = 2_000_000
+KEYS_ONE_BY_ONE = 200_000
+
+CHATTER_MIN = 50.0
+JUDGE_S_MAX = 1.0
+TOKENS_PER_S_MIN = 5e6
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number; good where it is on the right side of its limit."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    at_most: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        if self.limit is None:
+            return True
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    @property
+    def key(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "_", self.name.replace(",", "").lower()).strip("_")
+
+    def line(self) -> str:
+        against = "" if self.limit is None else f"  limit {self.limit:,.6g}, {'ok' if self.is_good else 'MISSED'}"
+        return f"{self.name:<52} {self.value:>14,.3f} {self.unit}{against}"
+
+
+def median(measure: Callable[[], float]) -> float:
+    return statistics.median(measure() for _ in range(RUNS))
+
+
+async def _calm_chatter(world: World) -> None:
+    """The nodes of the scenario without its faults: 60 frames a second."""
+    heard = [0] * chatter.NODES
+    addresses: list[Address] = []
+
+    def main_of(number: int) -> Callable[[Surroundings], object]:
+        return lambda around: chatter.node(around, addresses, number, heard)
+
+    units = [world.unit(f"n{number}", main_of(number)) for number in range(chatter.NODES)]  # type: ignore[arg-type]
+    addresses.extend(unit.address(chatter.PORT) for unit in units)
+    for unit in units:
+        unit.start()
+    await asyncio.sleep(world.seconds)
+    rate = sum(heard) / world.seconds
+    world.check(50.0 < rate < 70.0, f"{rate:.0f} frames a second are not the load this measures")
+
+
+def simulated_per_cpu_s(scenario: Scenario, seconds: float) -> float:
+    outcome = run_scenario(scenario, 1, seconds)
+    assert outcome.failure is None, outcome.report
+    return outcome.simulated_s / outcome.cpu_s
+
+
+def make_history(seed: int) -> list[Operation]:
+    """Clients that never pause; each operation takes effect at some moment between its call and its return."""
+    chance = random.Random(seed)
+    free_at = [0.0] * CLIENTS
+    moments: list[tuple[float, float, float, int, RegisterCall]] = []
+    for _ in range(OPERATIONS):
+        client = free_at.index(min(free_at))
+        invoked = free_at[client] + chance.random() * 0.1
+        moment = invoked + chance.random()
+        free_at[client] = moment + chance.random()
+        calls: list[RegisterCall] = [Read(), Write(chance.randrange(1000)), Add(1)]
+        moments.append((moment, invoked, free_at[client], client, chance.choice(calls)))
+    value = 0
+    history: list[Operation] = []
+    for _, invoked, returned, client, call in sorted(moments, key=lambda each: each[0]):
+        value = result_of(call, value)
+        history.append(Operation(f"c{client}", "", call, value, invoked, returned))
+    return history
+
+
+def judge_s(seed: int, *, spoiled: bool) -> float:
+    history = make_history(seed)
+    if spoiled:
+        wrong = history[OPERATIONS // 2]
+        history[OPERATIONS // 2] = Operation(wrong.client, "", wrong.call, -1, wrong.invoked, wrong.returned)
+    began = time.process_time()
+    violation = find_violation(history, RegisterModel())
+    took = time.process_time() - began
+    assert (violation is not None) == spoiled
+    return took
+
+
+def token_figures() -> list[Figure]:
+    """Eight-byte keys as a column, and one at a time by the driver's own function."""
+    raw = np.random.default_rng(1).integers(0, 256, size=(KEYS, 8), dtype=np.uint8)
+    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(8), KEYS, [None, pa.py_buffer(raw.tobytes())])
+    keys = [bytes(row) for row in raw[:KEYS_ONE_BY_ONE]]
+
+    def in_columns() -> float:
+        began = time.process_time()
+        tokens_of(column)
+        return KEYS / (time.process_time() - began)
+
+    def one_by_one() -> float:
+        began = time.process_time()
+        for key in keys:
+            murmur3(key)
+        return KEYS_ONE_BY_ONE / (time.process_time() - began)
+
+    columns, single = median(in_columns), median(one_by_one)
+    return [
+        Figure("tokens of 8-byte keys, in columns", columns, "keys/s", TOKENS_PER_S_MIN),
+        Figure("tokens of 8-byte keys, one at a time (the driver's)", single, "keys/s"),
+        Figure("columns against one at a time", columns / single, "times"),
+    ]
+
+
+def main() -> int:
+    calm = Scenario("chatter", "three chatty nodes without faults", CHATTER_S, _calm_chatter)
+    register = find_scenario("register")
+    right = [judge_s(seed, spoiled=False) for seed in range(RUNS)]
+    wrong = [judge_s(seed, spoiled=True) for seed in range(RUNS)]
+    chatty = median(lambda: simulated_per_cpu_s(calm, CHATTER_S))
+    figures = [
+        Figure("three chatty nodes, 60 frames/s", chatty, "simulated s per CPU s", CHATTER_MIN),
+        Figure(
+            "register under every fault",
+            median(lambda: simulated_per_cpu_s(register, REGISTER_S)),
+            "simulated s per CPU s",
+        ),
+        Figure("judge 1,000 operations of 10 clients, right", statistics.median(right), "s", JUDGE_S_MAX, at_most=True),
+        Figure("judge 1,000 operations of 10 clients, worst right", max(right), "s", JUDGE_S_MAX, at_most=True),
+        Figure("judge 1,000 operations of 10 clients, wrong", statistics.median(wrong), "s", JUDGE_S_MAX, at_most=True),
+        *token_figures(),
+    ]
+    for figure in figures:
+        print(figure.line())
+    good = all(figure.is_good for figure in figures)
+    print(json.dumps({"ok": good, **{figure.key: round(figure.value, 4) for figure in figures}}))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
