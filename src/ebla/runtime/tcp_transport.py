@@ -258,6 +258,7 @@ class TcpLink(asyncio.BufferedProtocol):
         self._out_bytes = 0
         if self._events is not None:
             self._events.link_closed(self._cause or self._end_cause(exc))
+        self._events = self._transport = None
 
     def _end_cause(self, exc: Exception | None) -> str:
         cause = "the peer ended the connection" if exc is None else f"the connection broke: {reason_of(exc)}"
@@ -394,6 +395,7 @@ class TcpTransport:
         except OSError as error:  # TLS errors are among them
             if isinstance(error, ssl.SSLError):
                 self._report("transport.tls_failed", {"peer": str(address), "cause": reason_of(error)})
+            _forget_frames(error)
             raise Unreachable(f"{address}: {reason_of(error)}") from None
         return link
 
@@ -492,6 +494,7 @@ class TcpTransport:
             )
         except OSError as error:  # TLS errors are among them
             self._report("transport.tls_failed", {"peer": str(link.peer_address), "cause": reason_of(error)})
+            _forget_frames(error)
             accepted.close()
 
 
@@ -504,6 +507,14 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """A failed handshake raises through frames that hold the error itself and a quarter of a megabyte of buffers. That
+    ring lives until the collector looks at old objects, which a flood of bad handshakes can outrun by far."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def _tune(sock: socket.socket | None, limits: TransportLimits) -> None:
