@@ -14,7 +14,7 @@ from ebla.journal.manifest import (
 )
 from ebla.journal.records import LOG_FORMAT, SEGMENT_HEADER_BYTES, SegmentHeader, encode_segment_header
 from ebla.journal.replace import discard_temporary, parent_folder
-from ebla.journal.scan import ADVICE, Spot, check_segment_header, find_tail, holds_frames
+from ebla.journal.scan import ADVICE, Spot, Tail, check_segment_header, find_tail, holds_frames
 from ebla.model.errors import Corruption
 from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk, File
@@ -160,12 +160,21 @@ async def _open_newest(place: LogPlace, manifest: Manifest) -> RecoveredLog:
             )
         if tail.torn:
             file.truncate(tail.spot.offset)
+        _write_again(file, tail)
         reserve(file, place.limits.segment_bytes)
         await file.sync()
     except BaseException:
         file.close()
         raise
     return RecoveredLog(manifest, file, tail.spot)
+
+
+def _write_again(file: File, tail: Tail) -> None:
+    """The last frame may be in the page cache alone: a sync failed, the kernel called its pages clean, the process
+    ended and is started again. Syncing now would do nothing for it, and a power cut later would take it away under the
+    frames that came after. Only the last one: all before it were synced. Its bytes do not change."""
+    if tail.last_frame < tail.spot.offset:
+        file.write(tail.last_frame, file.read(tail.last_frame, tail.spot.offset - tail.last_frame))
 
 
 async def _has_frames(place: LogPlace, path: str) -> bool:

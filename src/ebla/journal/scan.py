@@ -54,6 +54,8 @@ class Tail:
 
     spot: Spot
     torn: bool
+    last_frame: int
+    """Where the frame before the end begins; the end itself where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,12 @@ def read_batches(file: File, log_id: int, spot: Spot, end_sequence: int, bytes_m
 def find_tail(file: File, log_id: int, first_sequence: int) -> Tail:
     """Where the newest segment ends."""
     spot = Spot(SEGMENT_HEADER_BYTES, first_sequence)
+    last_frame = spot.offset
     while not isinstance(frame := _read_frame(file, log_id, spot), BadFrame):
-        spot = frame[1]
+        last_frame, spot = spot.offset, frame[1]
     rest = file.read(spot.offset, max(0, file.size() - spot.offset))
     if _is_blank(rest):
-        return Tail(spot, torn=False)
+        return Tail(spot, torn=False, last_frame=last_frame)
     later = _find_later_frame(log_id, spot, rest)
     if later is not None:
         raise damaged(
@@ -111,7 +114,7 @@ def find_tail(file: File, log_id: int, first_sequence: int) -> Tail:
     whole = _why_not_torn(log_id, spot, rest)
     if whole is not None:
         raise damaged(file.path, spot.offset, whole)
-    return Tail(spot, torn=True)
+    return Tail(spot, torn=True, last_frame=last_frame)
 
 
 def holds_frames(file: File) -> bool:

@@ -401,7 +401,8 @@ def _tear(target: bytearray, offset: int, data: bytes, chance: SimChance) -> Non
         case 0:
             _apply(target, offset, data[:kept])
         case 1:
-            _apply(target, offset, data[:kept] + bytes(len(data) - kept))
+            _apply(target, offset, data[:kept])
+            _apply(target, max(len(target), offset + len(data)), b"")
         case 2:  # blocks that belonged to another file before, which some file systems let through where a file grows
             garbage_from = max(kept, min(len(target) - offset, len(data)))
             _apply(target, offset, data[:kept])

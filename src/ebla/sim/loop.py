@@ -122,6 +122,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._stopping = False
         self._closed = False
         self._burials: list[Life] = []
+        self._generators: dict[int, Life | None] = {}
         self._steps_at_now = 0
         self.steps = 0
         self.time_max = float("inf")
@@ -215,7 +216,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run_forever(self) -> None:
         self._check_thread()
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize_generator)
+        sys.set_asyncgen_hooks(firstiter=self._note_generator, finalizer=self._finalize_generator)
         asyncio._set_running_loop(self)  # noqa: SLF001  # PRIVATE_NAMES
         self._running = True
         try:
@@ -307,12 +308,15 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if not task.done():
                     _close(task)
 
+    def _note_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        # By address: an object that takes another's place is noted anew, and its finalizer comes after the weak
+        # references to it are gone.
+        self._generators[id(generator)] = OWNER.get(None)
+
     def _finalize_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        if self._running:
-            try:
-                self.create_task(generator.aclose())
-            except Gone:
-                pass  # a dead process's: it gets no last words
+        life = self._generators.pop(id(generator), None)
+        if self._running and (life is None or life.alive):
+            self.create_task(generator.aclose(), context=None if life is None else life.new_context())
 
     # -- the rest of the interface -------------------------------------------------------------------------------
 
