@@ -108,26 +108,27 @@ def _parser() -> argparse.ArgumentParser:
 
 def _control(options: NodeOptions, chosen: argparse.Namespace) -> int:
     """Everything that can be refused is refused before the first child starts or a peer is answered."""
-    clock, folder = SystemClock(), DataFolder(options.folder)
+    folder = DataFolder(options.folder)
     identity = check_folder(options) or _first_start(options, chosen.join)
-    lock = file_lock.acquire(folder.control_lock)
-    _wait_for_predecessors(folder, options.limits.lock_wait_ms)
-    check_addresses(options)
-    folder.last_stop.unlink(missing_ok=True)
-    again = ["--options", str(chosen.options), *(flag for override in chosen.set for flag in ("--set", override))]
-    commands = [
-        ChildCommand(f"shard-{number}", (sys.executable, "-m", "ebla.node", "shard", *again, "--number", str(number)))
-        for number in range(options.shards)
-    ]
-    report = _reporter(clock, "control")
-    supervisor = Supervisor(commands, _child_limits(options), clock, report)
-    reason = _run(_run_control(options, identity, supervisor, report))
-    write_durably(folder.last_stop, f"{reason or 'asked to stop'}\n".encode())
-    lock.release()
+    with file_lock.acquire(folder.control_lock):
+        _wait_for_predecessors(folder, options.limits.lock_wait_ms)
+        check_addresses(options)
+        folder.last_stop.unlink(missing_ok=True)
+        clock = SystemClock()
+        report = _reporter(clock, "control")
+        supervisor = Supervisor(_shard_commands(options, chosen), _child_limits(options), clock, report)
+        reason = _run(_run_control(options, identity, supervisor, report))
+        write_durably(folder.last_stop, f"{reason or 'asked to stop'}\n".encode())
     if reason is None:
         return EXIT_OK
     sys.stderr.write(f"ebla: the node stopped: {reason}\n")
     return EXIT_GAVE_UP
+
+
+def _shard_commands(options: NodeOptions, chosen: argparse.Namespace) -> list[ChildCommand]:
+    again = ["--options", str(chosen.options), *(flag for override in chosen.set for flag in ("--set", override))]
+    python = (sys.executable, "-m", "ebla.node", "shard", *again)
+    return [ChildCommand(f"shard-{number}", (*python, "--number", str(number))) for number in range(options.shards)]
 
 
 def _first_start(options: NodeOptions, token: str | None) -> Identity:
@@ -238,9 +239,8 @@ def _shard(options: NodeOptions, number: int) -> int:
     identity = folder.read_identity()
     if identity is None:
         raise OptionsError(f"{folder.path} holds no node")
-    lock = file_lock.acquire(folder.shard_lock(number))
-    _run(_run_shard(options, identity, number, _reporter(SystemClock(), name)))
-    lock.release()
+    with file_lock.acquire(folder.shard_lock(number)):
+        _run(_run_shard(options, identity, number, _reporter(SystemClock(), name)))
     return EXIT_OK
 
 

@@ -97,17 +97,39 @@ def test_a_slow_peer_stays_up_and_its_distance_is_measured() -> None:
 
 
 def test_a_node_that_was_stopped_itself_trusts_no_old_answer() -> None:
-    """Its sockets hold answers of a peer that died meanwhile."""
+    """Its sockets hold answers of a peer that died meanwhile: they count from when it asked, not from now."""
 
     async def story(world: World, nodes: list[SimNode]) -> None:
+        one, other = nodes[0].control.name, nodes[1].control.name
+        world.network.path(other, one).extra_ms = 800.0
+        await asyncio.sleep(SILENCE_S)
         nodes[0].control.pause()
         await asyncio.sleep(1.0)
         nodes[1].control.crash()
-        await asyncio.sleep(SILENCE_S + 1.0)
+        await asyncio.sleep(SILENCE_S - 1.5)
         nodes[0].control.resume()
-        for _ in range(20):
-            assert of(nodes[0], nodes[1]).standing is Standing.DOWN
-            await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5 + SLACK_S)
+        assert of(nodes[0], nodes[1]).standing is Standing.DOWN
+
+    in_a_settled_world(story)
+
+
+def test_a_connection_that_the_peer_has_forgotten_is_replaced() -> None:
+    """It swallows everything and never ends, as after a firewall's loss of memory."""
+
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        one, other = nodes[0].control.name, nodes[1].control.name
+        ends = [
+            link for link in world.network._links.values() if (link.here.name, link.other.here.name) == (other, one)
+        ]
+        assert ends
+        for end in ends:
+            end.open = False
+        before = of(nodes[0], nodes[1])
+        await asyncio.sleep(SETTLE_S)
+        after = of(nodes[0], nodes[1])
+        assert after.standing is Standing.UP
+        assert after.since_ms > before.since_ms, "it was down for a while"
 
     in_a_settled_world(story)
 
@@ -138,5 +160,26 @@ def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back()
         nodes[0].control.resume()
         await asyncio.sleep(2.5)
         assert shard.serves()
+
+    in_a_settled_world(story)
+
+
+def test_the_right_to_serve_counts_from_the_question() -> None:
+    """The shard is stopped while an answer is under way, and its control dies. At whatever moment that happens."""
+
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        node = nodes[0]
+        world.network.path(node.shard.name, node.control.name).extra_ms = 150.0
+        world.network.path(node.control.name, node.shard.name).extra_ms = 150.0
+        for moment in range(14):
+            await asyncio.sleep(SETTLE_S + moment * 0.1)
+            node.shard.pause()
+            node.control.kill()
+            await asyncio.sleep(0.5)
+            node.shard.resume()
+            await asyncio.sleep(5.0 - 0.5 + 0.05)
+            assert node.shard_process is not None
+            assert not node.shard_process.serves()
+            node.control.start()
 
     in_a_settled_world(story)

@@ -33,6 +33,12 @@ class FileLock:
         self.path = path
         self._descriptor = descriptor
 
+    def __enter__(self) -> "FileLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def release(self) -> None:
         """The file stays: removing it would let two processes lock two files of one name."""
         os.close(self._descriptor)

@@ -68,11 +68,12 @@ def test_an_unreadable_format_is_corruption(tmp_path: Path) -> None:
         folder.check(0)
 
 
+@pytest.mark.parametrize("bit", [0o040, 0o004])
 @pytest.mark.parametrize("part", ["path", "identity", "tls", "run"])
-def test_what_others_can_read_is_refused_with_the_command_that_mends_it(tmp_path: Path, part: str) -> None:
+def test_what_others_can_read_is_refused_with_the_command_that_mends_it(tmp_path: Path, part: str, bit: int) -> None:
     folder = made(tmp_path / "n")
     path: Path = getattr(folder, part)
-    path.chmod(path.stat().st_mode | 0o044)
+    path.chmod(path.stat().st_mode | bit)
     with pytest.raises(FolderRefused, match=r"is open to other users .*; chmod [67]00 ") as caught:
         folder.check(0)
     os.chmod(path, int(caught.value.advice.split()[1], 8))

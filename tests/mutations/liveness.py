@@ -1,0 +1,90 @@
+"""Bugs of heartbeats, opinions and the right to serve."""
+
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
+
+DETECTOR = PytestCheck("tests/unit/control/test_failure_detector.py")
+WORLDS = PytestCheck("tests/sim/test_liveness.py")
+STORM = SimSeeds("liveness", "1-50")
+
+MUTATIONS = (
+    Mutation(
+        name="liveness-old-answer-counts",
+        module="ebla.control.failure_detector",
+        find="if before is None or now_ms - answer.asked_ms >= self.silence_ms:",
+        replace="if before is None:",
+        check=DETECTOR,
+        why="a node that was stopped would hold peers to be up that died meanwhile",
+    ),
+    Mutation(
+        name="liveness-answer-counts-from-arrival",
+        module="ebla.control.liveness",
+        find="answered = Answered(peer, host, answer.incarnation, asked_ms, round_trip_us)",
+        replace="answered = Answered(peer, host, answer.incarnation, self._clock.boot_ms(), round_trip_us)",
+        check=WORLDS,
+        why="answers that lay in a socket would prove a dead peer alive",
+    ),
+    Mutation(
+        name="liveness-down-too-late",
+        module="ebla.control.failure_detector",
+        find="return now_ms - opinion.heard_ms >= self.silence_ms",
+        replace="return now_ms - opinion.heard_ms >= self.silence_ms * 2",
+        check=STORM,
+        why="a dead peer would be asked for twice as long",
+    ),
+    Mutation(
+        name="liveness-down-too-early",
+        module="ebla.control.failure_detector",
+        find="return now_ms - opinion.heard_ms >= self.silence_ms",
+        replace="return now_ms - opinion.heard_ms >= self.silence_ms // 4",
+        check=STORM,
+        why="one late answer would take a healthy peer away",
+    ),
+    Mutation(
+        name="liveness-dead-connection-kept",
+        module="ebla.control.liveness",
+        find="            self._forget(peer)\n            host = self._hosts[peer]",
+        replace="            host = self._hosts[peer]",
+        check=WORLDS,
+        why="a connection whose other end is forgotten would hold a healthy peer down for ever",
+    ),
+    Mutation(
+        name="liveness-restart-unseen",
+        module="ebla.control.failure_detector",
+        find="same = before.host == answer.host and before.incarnation == answer.incarnation",
+        replace="same = before.host == answer.host",
+        check=DETECTOR,
+        why="a peer that lost its memory between two beats would look as if nothing had happened",
+    ),
+    Mutation(
+        name="liveness-stale-opinion-shown",
+        module="ebla.control.liveness",
+        find='now: a reader never sees an `up` that has run out."""\n        self._look()\n',
+        replace='now: a reader never sees an `up` that has run out."""\n',
+        check=STORM,
+        why="a reader between two looks would see a peer up whose time has run out",
+    ),
+    Mutation(
+        name="serving-without-control",
+        module="ebla.replica.serving",
+        find="return self._allowed and silent_ms is not None and silent_ms < self._feed_silence_ms",
+        replace="return self._allowed and silent_ms is not None",
+        check=STORM,
+        why="a shard cut off from its control would go on serving by an outdated topology",
+    ),
+    Mutation(
+        name="serving-counts-from-arrival",
+        module="ebla.replica.shard_process",
+        find="self._right.heard(asked_ms, allowed=answer.serving)",
+        replace="self._right.heard(clock.boot_ms(), allowed=answer.serving)",
+        check=WORLDS,
+        why="an answer that lay in the socket of a stopped shard would let it serve without a control",
+    ),
+    Mutation(
+        name="serving-against-the-word-of-control",
+        module="ebla.replica.serving",
+        find="self._allowed = allowed",
+        replace="self._allowed = True",
+        check=PytestCheck("tests/unit/replica/test_serving.py"),
+        why="a node that stops would take new work",
+    ),
+)
