@@ -7,6 +7,7 @@ its limit. The last line is JSON.
 """
 
 import asyncio
+import functools
 import json
 import random
 import re
@@ -22,7 +23,6 @@ from cassandra.murmur3 import murmur3
 
 from ebla.model.identity import Address
 from ebla.model.token_columns import tokens_of
-from ebla.ports.surroundings import Surroundings
 from ebla.sim.checkers.history import Operation
 from ebla.sim.checkers.linearizability import find_violation
 from ebla.sim.checkers.models import Add, Read, RegisterCall, RegisterModel, Write, result_of
@@ -76,10 +76,10 @@ async def _calm_chatter(world: World) -> None:
     heard = [0] * chatter.NODES
     addresses: list[Address] = []
 
-    def main_of(number: int) -> Callable[[Surroundings], object]:
-        return lambda around: chatter.node(around, addresses, number, heard)
-
-    units = [world.unit(f"n{number}", main_of(number)) for number in range(chatter.NODES)]  # type: ignore[arg-type]
+    units = [
+        world.unit(f"n{number}", functools.partial(chatter.node, addresses=addresses, number=number, heard=heard))
+        for number in range(chatter.NODES)
+    ]
     addresses.extend(unit.address(chatter.PORT) for unit in units)
     for unit in units:
         unit.start()

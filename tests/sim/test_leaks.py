@@ -32,8 +32,8 @@ LEAKS: dict[str, Callable[[], object]] = {
     "time.perf_counter": lambda: time.perf_counter(),
     "time.localtime": lambda: time.localtime(),
     "time.sleep": lambda: time.sleep(0),
-    "datetime.now": lambda: datetime.datetime.now(),  # noqa: DTZ005
-    "datetime.utcnow": lambda: datetime.datetime.utcnow(),  # noqa: DTZ003
+    "datetime.now": lambda: datetime.datetime.now(),  # noqa: DTZ005  # the leak itself
+    "datetime.utcnow": lambda: datetime.datetime.utcnow(),  # noqa: DTZ003  # the leak itself
     "random.random": lambda: random.random(),
     "random.shuffle": lambda: random.shuffle([1, 2]),
     "random.Random without a seed": lambda: random.Random(),

@@ -57,7 +57,7 @@ def _sealed_clock(name: str, loop: SimLoop) -> Callable[..., Any]:
     refused = _sealed(real, f"time.{name}", "ports.Clock")
 
     def read(*args: Any) -> Any:
-        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in LOGGING:  # noqa: SLF001
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in LOGGING:  # noqa: SLF001  # who asks is what decides
             return refused(*args)
         if name in ("localtime", "gmtime"):
             return real(*(args or (loop.time(),)))
@@ -73,7 +73,7 @@ class _AnyDatetime(type(_real_datetime)):  # type: ignore[misc]  # the type of d
 
 class _SealedDatetime(_real_datetime, metaclass=_AnyDatetime):
     @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> NoReturn:  # noqa: ARG003
+    def now(cls, tz: datetime.tzinfo | None = None) -> NoReturn:  # noqa: ARG003  # the signature of the real one
         _refuse("datetime.now", "ports.Clock.wall_us")
 
     @classmethod

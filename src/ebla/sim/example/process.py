@@ -54,7 +54,7 @@ class _Inlet:
     def frame_received(self, frame: bytes) -> None:
         self._process.take_in(decode(frame), self.link)
 
-    def link_closed(self, cause: str) -> None:  # noqa: ARG002
+    def link_closed(self, cause: str) -> None:  # noqa: ARG002  # why it ended changes nothing here
         self.closed.set()
 
 

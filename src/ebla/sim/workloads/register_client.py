@@ -67,7 +67,7 @@ class _Reception:
             self.message = message
             self.arrived.set()
 
-    def link_closed(self, cause: str) -> None:  # noqa: ARG002
+    def link_closed(self, cause: str) -> None:  # noqa: ARG002  # why it ended changes nothing here
         self.open = False
         self.arrived.set()
 
