@@ -96,6 +96,7 @@ class Group0Doors:
             running = self._of_history(notice.history)
         except (Refused, Unavailable):
             return
+        running.wire.learn_sender(notice.host, notice.address)
         running.raft.post_all(notice.messages)
 
     async def _chunk(self, chunk: SnapshotChunk, _call: IncomingCall) -> Done:

@@ -155,7 +155,7 @@ class Group0Server:
     def _assemble(self, history: HistoryId) -> tuple[RaftServer[Store], Group0Machine, Group0Wire]:
         setup = self.setup
         machine = Group0Machine(Store((HistoryStart(history, 0),)))
-        wire = Group0Wire(self._peers, machine)
+        wire = Group0Wire(setup.member, self._peers, machine)
         options = RaftOptions(
             peer=PeerId(peer_number(setup.member.host)),
             tick_ms=setup.tick_ms,

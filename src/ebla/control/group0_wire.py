@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from ebla.control.group0_machine import Group0Machine
 from ebla.group0.members import Member, peer_number
 from ebla.model.errors import Unreachable
-from ebla.model.identity import HistoryId, HostId
+from ebla.model.identity import Address, HistoryId, HostId
 from ebla.raft.messages import InstallSnapshot, Message, PeerId
 from ebla.wire.group0_messages import RaftMessages, SnapshotChunk
 from ebla.wire.peers import Peers
@@ -15,7 +15,8 @@ CHUNK_DEADLINE_MS = 10_000
 
 
 class Group0Wire:
-    def __init__(self, peers: Peers, machine: Group0Machine) -> None:
+    def __init__(self, own: Member, peers: Peers, machine: Group0Machine) -> None:
+        self._own = own
         self._peers = peers
         self._machine = machine
         self._hosts: dict[PeerId, HostId] = {}
@@ -29,6 +30,13 @@ class Group0Wire:
             else:
                 self._peers.forget(member.host)
 
+    def learn_sender(self, host: HostId, address: Address) -> None:
+        """Somebody writes to us as a peer. Members whose entry we hold stand where that says."""
+        peer = PeerId(peer_number(host))
+        if peer not in self._hosts:
+            self._hosts[peer] = host
+            self._peers.set_address(host, address)
+
     @property
     def _history(self) -> HistoryId:
         return self._machine.store.revision.history
@@ -41,7 +49,8 @@ class Group0Wire:
         if host is None:
             return False
         try:
-            return self._peers.send(host, RAFT, RaftMessages(self._history, tuple(messages)))
+            notice = RaftMessages(self._history, tuple(messages), self._own.host, self._own.address)
+            return self._peers.send(host, RAFT, notice)
         except Unreachable:
             return False
 

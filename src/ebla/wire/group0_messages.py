@@ -16,6 +16,9 @@ class RaftMessages(msgspec.Struct, frozen=True, array_like=True):
 
     history: HistoryId
     messages: tuple[Message, ...]
+    host: HostId
+    """Who sends, and where answers reach it: a node that was away for long may not know of its leader yet."""
+    address: Address
 
 
 class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True):

@@ -99,7 +99,9 @@ class NodeWire:
             return False
         for message in messages:
             self._group.watch.leaves(message)
-        return self._peers.send(host, RAFT, RaftMessages(self._group.history, tuple(messages)))
+        sender = messages[0].sender
+        own, address = self._group.hosts[sender], self._group.addresses[sender]
+        return self._peers.send(host, RAFT, RaftMessages(self._group.history, tuple(messages), own, address))
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
         host = self._group.hosts.get(message.to)
