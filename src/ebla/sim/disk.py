@@ -6,6 +6,7 @@ promise is kept.
 """
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -172,6 +173,7 @@ class SimDisk:
             self._narrative.tell(self._owner, f"a sync of {path} fails")
             raise OSError(5, f"sync of {path} failed")
         content.settle(number)
+        self._narrative.synced(zlib.crc32(path.encode()), number)
 
     async def sync_names(self, folder: _Folder, path: str) -> None:
         due = [renaming for renaming in self._unsynced_names if renaming.touches(folder)]

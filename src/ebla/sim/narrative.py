@@ -6,7 +6,7 @@ from collections.abc import Callable
 from struct import Struct
 
 LINES_KEPT_MAX = 400
-_DELIVERY = Struct("<dIII")
+_MARK = Struct("<dIII")
 
 
 class Narrative:
@@ -17,6 +17,7 @@ class Narrative:
         self.lines: deque[str] = deque(maxlen=LINES_KEPT_MAX)
         self.events = 0
         self.deliveries = 0
+        self.syncs = 0
 
     def tell(self, subject: str, text: str) -> None:
         line = f"{self._now():12.6f}  {subject:<10} {text}"
@@ -29,7 +30,12 @@ class Narrative:
     def delivered(self, source: int, target: int, checksum: int) -> None:
         """A frame reached its target. Into the hash only: thousands a second are no story."""
         self.deliveries += 1
-        self._hash.update(_DELIVERY.pack(self._now(), source, target, checksum))
+        self._hash.update(_MARK.pack(self._now(), source, target, checksum))
+
+    def synced(self, place: int, writes: int) -> None:
+        """So many writes of a file are durable. Into the hash only, for processes that talk to nobody."""
+        self.syncs += 1
+        self._hash.update(_MARK.pack(self._now(), place, writes, 0))
 
     def trace(self) -> str:
         return self._hash.hexdigest()

@@ -49,7 +49,7 @@ from ebla.sim.clock import SimClock
 from ebla.sim.disk import SimDisk
 from ebla.sim.guard import sealed
 from ebla.sim.life import Life
-from ebla.sim.loop import ExceptionContext, SimTask, simulated_loop
+from ebla.sim.loop import Deadlock, ExceptionContext, SimTask, simulated_loop
 from ebla.sim.narrative import Narrative
 from ebla.sim.network import Endpoint, Network
 
@@ -91,8 +91,8 @@ class Unit:
         self._world = world
         self._main = main
         self._endpoint = endpoint
-        self._life = Life(self.name)
-        self._life.alive = False
+        self.life = Life(self.name)
+        self.life.alive = False
 
     def __repr__(self) -> str:
         return f"<unit {self.name} {self.state.name.lower()}>"
@@ -117,11 +117,11 @@ class Unit:
         world = self._world
         self.state = UnitState.RUNNING
         self.lives += 1
-        self._life = Life(self.name)
+        self.life = Life(self.name)
         world.tell(self.name, "starts" if self.lives == 1 else f"starts, life {self.lives}")
-        around = world.surround(self._life, self._endpoint, self.machine)
-        task = world.loop.create_task(self._main(around), name=self.name, context=self._life.new_context())
-        task.add_done_callback(functools.partial(self._ended, self._life), context=world.kernel)
+        around = world.surround(self.life, self._endpoint, self.machine)
+        task = world.loop.create_task(self._main(around), name=self.name, context=self.life.new_context())
+        task.add_done_callback(functools.partial(self._ended, self.life), context=world.kernel)
 
     def crash(self) -> None:
         """Power loss of the unit's machine: every unit on it dies, and what was not synced may be gone."""
@@ -143,18 +143,18 @@ class Unit:
         if self.running:
             self._world.tell(self.name, "is paused")
             self.state = UnitState.PAUSED
-            self._world.loop.pause(self._life)
+            self._world.loop.pause(self.life)
 
     def resume(self) -> None:
         if self.state is UnitState.PAUSED:
             self._world.tell(self.name, "goes on")
             self.state = UnitState.RUNNING
-            self._world.loop.resume(self._life)
+            self._world.loop.resume(self.life)
 
     def end(self, *, with_machine: bool) -> None:
         self.state = UnitState.DOWN
-        self._world.loop.end(self._life)
-        self._world.network.life_ended(self._life, self._endpoint, with_machine=with_machine)
+        self._world.loop.end(self.life)
+        self._world.network.life_ended(self.life, self._endpoint, with_machine=with_machine)
 
     def _ended(self, life: Life, task: "asyncio.Task[None]") -> None:
         if not life.alive or task.cancelled():
@@ -268,12 +268,24 @@ class World:
                 context = self._life.new_context()
                 self._main = self.loop.create_task(_await(scenario(self)), name="scenario", context=context)
                 self._main.add_done_callback(lambda _: self.loop.stop(), context=self.kernel)
-                self.loop.run_forever()
+                self._turn_until_done()
                 if self._failure is not None:
                     raise self._failure
                 self._main.result()
             finally:
                 self._close()
+
+    def _turn_until_done(self) -> None:
+        try:
+            self.loop.run_forever()
+        except Deadlock as error:
+            waiting = [task for life in self._lives() for task in life.tasks if not task.done()]
+            raise Deadlock(f"{error}; waiting: {'; '.join(_where(task) for task in waiting)}") from None
+
+    def _lives(self) -> Iterator[Life]:
+        yield self._life
+        for unit in self.units.values():
+            yield unit.life
 
     def _close(self) -> None:
         """Ends every life in order, so that nothing is left for the collector to find."""
@@ -282,6 +294,16 @@ class World:
                 unit.end(with_machine=True)
         self.loop.end(self._life)
         self.loop.close()
+
+
+def _where(task: SimTask[Any]) -> str:
+    """The task and the innermost of its own coroutines, with the line at which it waits."""
+    coro: Any = task.get_coro()
+    place = "not started"
+    while getattr(coro, "cr_frame", None) is not None:
+        place = f"{coro.__qualname__} line {coro.cr_frame.f_lineno}"
+        coro = coro.cr_await
+    return f"{task.get_name()} in {place}"
 
 
 async def _await(work: Awaitable[None]) -> None:
