@@ -142,8 +142,9 @@ async def flood(victim: Victim) -> None:
         reading = asyncio.ensure_future(_read_until_end(streams[0]))
         for piece in FLOOD:
             await write_all(streams, piece)
+        streams[1].write_eof()
+        assert len(await reading) > len(FLOOD) * 500 * 200
         await end(streams)
-        await asyncio.wait([reading])
 
     await asyncio.gather(*(one() for _ in range(4)))
 

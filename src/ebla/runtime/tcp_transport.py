@@ -24,7 +24,7 @@ from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import Address, HostId
 from ebla.ports.transport import Link, LinkEvents, OpenLink
 from ebla.runtime.tls import host_in_peer_certificate
-from ebla.wire.report import Report
+from ebla.wire.report import CalmReport, Report
 
 _HEADER = struct.Struct(">I")
 _CREDENTIALS = struct.Struct("3i")
@@ -350,9 +350,9 @@ class TcpTransport:
     ) -> None:
         self._tls = tls
         self._limits = limits
-        self._report = report
+        self._report: Report = CalmReport(report)
         self._plain = plain
-        self._shared = _Shared(limits, report)
+        self._shared = _Shared(limits, self._report)
         self._loop = self._shared.loop
         self._tasks = asyncio.TaskGroup()
         self._listening: list[TcpListening] = []

@@ -1,29 +1,34 @@
 """Where the wire tells people what it saw."""
 
+import asyncio
 from collections.abc import Callable, Mapping
-
-from ebla.observe.events import Severity
-from ebla.observe.observer import Observer
 
 Report = Callable[[str, Mapping[str, object]], None]
 """The name of an event and what belongs to it."""
 
-_SEVERITIES = {
-    "wire.peer_connected": Severity.NOTE,
-    "wire.verb_broke": Severity.ERROR,
-}
-
-
-def report_to(observer: Observer) -> Report:
-    """Events of the wire as the process's own. The story they belong to is the host's, where one is known."""
-
-    def report(event: str, details: Mapping[str, object]) -> None:
-        fields = {f"{name}_" if name == "severity" else name: value for name, value in details.items()}
-        subject = str(details.get("host") or details.get("peer") or "")
-        observer.emit(event, subject, severity=_SEVERITIES.get(event, Severity.WARNING), **fields)
-
-    return report
+EVENTS_PER_S_MAX = 20
+"""Of one name. A hostile peer can make events as fast as connections; the log must not be its way to fill a disk."""
 
 
 def unreported(_event: str, _details: Mapping[str, object]) -> None:
     """For those who only want the errors their calls raise."""
+
+
+class CalmReport:
+    """Passes on so many events of one name in a second. What it left out is counted in the next one of that name."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._windows: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, event: str, details: Mapping[str, object]) -> None:
+        now = self._loop.time()
+        began, count = self._windows.get(event, (now, 0))
+        left_out = 0
+        if now - began >= 1.0:
+            left_out = max(0, count - EVENTS_PER_S_MAX)
+            began, count = now, 0
+        self._windows[event] = (began, count + 1)
+        if count < EVENTS_PER_S_MAX:
+            self._report(event, {**details, "left_out": left_out} if left_out else details)

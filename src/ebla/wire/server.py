@@ -37,7 +37,7 @@ from ebla.wire.frames import (
     with_body,
 )
 from ebla.wire.limits import WireLimits
-from ebla.wire.report import Report
+from ebla.wire.report import CalmReport, Report
 from ebla.wire.verbs import A, Notice, Q, Verb
 
 _MISSING_IDS_MAX = 4096
@@ -83,7 +83,7 @@ class Server:
         self.tasks = tasks
         self.introduction = introduction
         self.limits = limits
-        self.report = report
+        self.report: Report = CalmReport(report)
         self.loop = asyncio.get_running_loop()
         self.verbs: dict[int, _Served] = {}
         self.notices: dict[int, _Served] = {}
