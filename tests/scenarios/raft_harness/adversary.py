@@ -256,6 +256,8 @@ class Adversary:
         if apply.entries[-1].index > peer.applied.index:
             self.history.applied(peer.core.peer, apply.entries)
             for entry in apply.entries:
+                assert peer.durable.holds(entry.index, entry.term), f"{entry} is applied before it is durable"
+            for entry in apply.entries:
                 if entry.kind is not EntryKind.COMMAND:
                     self.changes_applied += 1
                     self.step(peer, ApplyMembership(entry.index, change_of(entry)))

@@ -1,0 +1,189 @@
+"""Single cores, message by message: what transcripts cannot say because no correct peer would send it."""
+
+import pytest
+from tests.scenarios.raft_harness.node import LongestTimeout
+
+from ebla.raft.core import Core
+from ebla.raft.events import Campaign, Propose, ReadIndex, Tick
+from ebla.raft.messages import (
+    NOBODY,
+    Append,
+    AppendResponse,
+    Entry,
+    HardState,
+    Heartbeat,
+    HeartbeatResponse,
+    InstallSnapshot,
+    Membership,
+    Message,
+    PeerId,
+    PreVoteRequest,
+    SnapshotMeta,
+    VoteRequest,
+    VoteResponse,
+)
+from ebla.raft.options import Options, ReadMode
+from ebla.raft.roles import Candidate, Follower, Leader
+from ebla.raft.state import Past, Refusal
+
+ONE, TWO, THREE = (PeerId(number) for number in (1, 2, 3))
+TRIO = Membership(voters=(ONE, TWO, THREE))
+
+
+def _core(past: Past | None = None, options: Options | None = None) -> Core:
+    options = options or Options(peer=ONE, pre_vote=False, check_quorum=False)
+    return Core(options, past or Past(HardState(1, NOBODY, 10), SnapshotMeta(10, 1, TRIO)), LongestTimeout(), 0)
+
+
+def _finish(core: Core) -> list[Message]:
+    """Everything it asks for happens at once; what leaves it comes back."""
+    sent: list[Message] = []
+    while core.has_effects:
+        effects = core.take()
+        sent += effects.messages
+        for answer in effects.write.answers if effects.write is not None else ():
+            if answer.to == core.peer:
+                core.step(answer, 0)
+            else:
+                assert not isinstance(answer, InstallSnapshot)
+                sent.append(answer)  # type: ignore[arg-type]  # only `Written` is no message, and goes to ourselves
+        if effects.apply is not None:
+            core.step(effects.apply.answer, 0)
+    return sent
+
+
+def _leader() -> Core:
+    core = _core()
+    core.step(Campaign(), 0)
+    _finish(core)
+    core.step(VoteResponse(TWO, ONE, 2, granted=True), 0)
+    assert isinstance(core.role, Leader)
+    return core
+
+
+def test_a_commit_index_says_nothing_about_a_suffix_of_our_own() -> None:
+    """Entries 12 and 13 are ours alone; the leader's empty append fits at 11 and tells that 13 is committed."""
+    own = (Entry(11, 1), Entry(12, 1), Entry(13, 1))
+    core = _core(Past(HardState(2, NOBODY, 10), SnapshotMeta(10, 1, TRIO), own))
+    core.step(Append(TWO, ONE, 2, 11, 1, 13), 0)
+    assert core.commit_index == 11
+
+
+def test_an_append_from_before_the_commit_index_is_acknowledged_up_to_there() -> None:
+    core = _core()
+    core.step(Append(TWO, ONE, 1, 5, 1, 10, (Entry(6, 1),)), 0)
+    assert _finish(core) == [AppendResponse(ONE, TWO, 1, 10)]
+    assert core.last_index == 10
+
+
+def test_a_vote_is_kept_for_the_term() -> None:
+    core = _core()
+    core.step(VoteRequest(TWO, ONE, 2, 10, 1), 0)
+    core.step(VoteRequest(THREE, ONE, 2, 10, 1), 0)
+    core.step(VoteRequest(TWO, ONE, 2, 10, 1), 0)
+    assert _finish(core) == [
+        VoteResponse(ONE, TWO, 2, granted=True),
+        VoteResponse(ONE, THREE, 2, granted=False),
+        VoteResponse(ONE, TWO, 2, granted=True),
+    ]
+
+
+@pytest.mark.parametrize(("last_index", "last_term", "granted"), [(9, 1, False), (10, 1, True), (3, 2, True)])
+def test_the_longer_log_of_the_later_term_wins(last_index: int, last_term: int, granted: bool) -> None:
+    core = _core()
+    core.step(VoteRequest(TWO, ONE, 3, last_index, last_term), 0)
+    assert _finish(core) == [VoteResponse(ONE, TWO, 3, granted)]
+
+
+def test_a_restart_keeps_the_vote() -> None:
+    core = _core(Past(HardState(2, TWO, 10), SnapshotMeta(10, 1, TRIO)))
+    core.step(VoteRequest(THREE, ONE, 2, 10, 1), 0)
+    assert _finish(core) == [VoteResponse(ONE, THREE, 2, granted=False)]
+
+
+def test_a_restart_with_a_torn_write_learns_the_commit_index_again() -> None:
+    core = _core(Past(HardState(1, NOBODY, 99), SnapshotMeta(10, 1, TRIO), (Entry(11, 1),)))
+    assert core.commit_index == 11
+
+
+def test_a_restart_between_snapshot_and_hard_state_is_in_the_snapshots_term() -> None:
+    core = _core(Past(HardState(3, TWO, 5), SnapshotMeta(10, 5, TRIO)))
+    assert core.term == 5
+    core.step(VoteRequest(THREE, ONE, 5, 10, 5), 0)
+    assert _finish(core) == [VoteResponse(ONE, THREE, 5, granted=True)]
+
+
+def test_answers_of_strangers_are_refused() -> None:
+    core = _leader()
+    assert core.step(AppendResponse(PeerId(9), ONE, 2, 11), 0) is Refusal.UNKNOWN_PEER
+    assert core.step(HeartbeatResponse(PeerId(9), ONE, 7), 0) is Refusal.UNKNOWN_PEER
+    assert core.term == 2
+
+
+def test_a_pre_vote_moves_no_term() -> None:
+    core = _core()
+    core.step(PreVoteRequest(TWO, ONE, 50, 10, 1), 0)
+    assert core.term == 1
+
+
+def test_proposals_become_one_batch() -> None:
+    core = _leader()
+    _finish(core)
+    assert core.step(Propose((b"a", b"b", b"c")), 0) is None
+    effects = core.take()
+    assert effects.write is not None
+    assert [entry.data for entry in effects.write.entries] == [b"a", b"b", b"c"]
+    assert core.last_index == 14
+
+
+def test_too_many_reads_are_refused() -> None:
+    options = Options(peer=ONE, pre_vote=False, check_quorum=False, waiting_reads_max=2)
+    core = _core(options=options)
+    core.step(Campaign(), 0)
+    _finish(core)
+    core.step(VoteResponse(TWO, ONE, 2, granted=True), 0)
+    assert core.step(ReadIndex(b"1"), 0) is None
+    assert core.step(ReadIndex(b"2"), 0) is None
+    assert core.step(ReadIndex(b"3"), 0) is Refusal.TOO_MANY_READS
+
+
+def test_a_snapshot_may_be_older_than_our_membership() -> None:
+    core = _core(Past())
+    snapshot = SnapshotMeta(20, 2, Membership(voters=(TWO, THREE)))
+    core.step(InstallSnapshot(TWO, ONE, 2, snapshot), 0)
+    assert _finish(core) == [AppendResponse(ONE, TWO, 2, 20)]
+    assert core.membership == snapshot.membership
+
+
+def test_after_a_long_pause_a_follower_waits_for_one_more_tick() -> None:
+    """Its timeout is long over, but the leader's messages may be waiting to be read."""
+    options = Options(peer=ONE, pre_vote=False, check_quorum=False, election_ticks=10, tick_ms=100)
+    core = _core(options=options)
+    core.step(Tick(), 3_600_000)
+    assert isinstance(core.role, Follower)
+    core.step(Heartbeat(TWO, ONE, 1), 3_600_000)
+    core.step(Tick(), 3_600_900)
+    assert isinstance(core.role, Follower)
+
+
+def test_parts_of_ticks_add_up() -> None:
+    options = Options(peer=ONE, pre_vote=False, check_quorum=False, election_ticks=10, tick_ms=100)
+    core = _core(options=options)
+    for now_ms in range(50, 1_900, 50):
+        core.step(Tick(), now_ms)
+    assert core.state.election_elapsed == 18
+    assert isinstance(core.role, Follower)
+    core.step(Tick(), 1_900)
+    assert type(core.role) is Candidate
+
+
+def test_time_does_not_go_back() -> None:
+    core = _core()
+    core.step(Tick(), 500)
+    with pytest.raises(AssertionError, match="clock"):
+        core.step(Tick(), 499)
+
+
+def test_leases_need_a_checked_quorum() -> None:
+    with pytest.raises(AssertionError, match="lease"):
+        Options(peer=ONE, read_mode=ReadMode.LEASE, check_quorum=False)

@@ -1,0 +1,137 @@
+"""Each invariant notices a group that breaks it."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.scenarios.raft_harness.node import LongestTimeout
+
+from ebla.raft.core import Core
+from ebla.raft.events import Campaign
+from ebla.raft.invariants import History, Invariant, InvariantBroken
+from ebla.raft.messages import (
+    NOBODY,
+    Entry,
+    EntryKind,
+    HardState,
+    Membership,
+    PeerId,
+    SnapshotMeta,
+    VoteResponse,
+)
+from ebla.raft.options import Options
+from ebla.raft.state import Past
+
+ONE, TWO, THREE = (PeerId(number) for number in (1, 2, 3))
+TRIO = Membership(voters=(ONE, TWO, THREE))
+
+
+class Disk:
+    def __init__(self, *, has_all: bool) -> None:
+        self._has_all = has_all
+
+    def holds(self, index: int, term: int) -> bool:
+        return self._has_all
+
+
+ALL = {peer: Disk(has_all=True) for peer in TRIO.voters}
+ONLY_ONE = {peer: Disk(has_all=peer == ONE) for peer in TRIO.voters}
+
+
+def _core(peer: PeerId, term: int, *entries: Entry, commit: int = 10) -> Core:
+    past = Past(HardState(term, NOBODY, commit), SnapshotMeta(10, 1, TRIO), entries)
+    return Core(Options(peer=peer, pre_vote=False, check_quorum=False), past, LongestTimeout(), 0)
+
+
+def _elect(core: Core) -> Core:
+    core.step(Campaign(), 0)
+    for voter in TRIO.voters:
+        core.step(VoteResponse(voter, core.peer, core.term, granted=True), 0)
+    return core
+
+
+def _two_leaders(history: History) -> None:
+    history.observe(_elect(_core(ONE, 1)), ALL)
+    history.observe(_elect(_core(TWO, 1)), ALL)
+
+
+def _different_content(history: History) -> None:
+    history.observe(_core(ONE, 2, Entry(11, 2, b"x")), ALL)
+    history.observe(_core(TWO, 2, Entry(11, 2, b"y")), ALL)
+
+
+def _different_past(history: History) -> None:
+    history.observe(_core(ONE, 3, Entry(11, 2), Entry(12, 3)), ALL)
+    history.observe(_core(TWO, 3, Entry(11, 1), Entry(12, 3)), ALL)
+
+
+def _leader_without_committed(history: History) -> None:
+    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
+    history.observe(_elect(_core(TWO, 2)), ALL)
+
+
+def _two_committed(history: History) -> None:
+    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
+    history.observe(_core(TWO, 3, Entry(11, 3), commit=11), ALL)
+
+
+def _wrong_applied(history: History) -> None:
+    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
+    history.applied(TWO, [Entry(11, 1)])
+
+
+def _two_changes(history: History) -> None:
+    change = EntryKind.MEMBERS
+    history.observe(_core(ONE, 2, Entry(11, 2, b"", change), Entry(12, 2, b"", change)), ALL)
+
+
+def _term_forgotten(history: History) -> None:
+    history.left(VoteResponse(ONE, TWO, 5, granted=False))
+    history.restarted(_core(ONE, 4))
+
+
+def _two_votes(history: History) -> None:
+    history.left(VoteResponse(ONE, TWO, 5, granted=True))
+    history.left(VoteResponse(ONE, THREE, 5, granted=True))
+
+
+def _commit_taken_back(history: History) -> None:
+    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
+    history.observe(_core(ONE, 2, Entry(11, 2), commit=10), ALL)
+
+
+def _not_durable(history: History) -> None:
+    core = _elect(_core(ONE, 1))
+    core.state.log.commit_to(11)
+    history.observe(core, ONLY_ONE)
+
+
+@pytest.mark.parametrize(
+    ("breach", "invariant"),
+    [
+        (_two_leaders, Invariant.ELECTION_SAFETY),
+        (_different_content, Invariant.LOG_MATCHING),
+        (_different_past, Invariant.LOG_MATCHING),
+        (_leader_without_committed, Invariant.LEADER_COMPLETENESS),
+        (_two_committed, Invariant.STATE_MACHINE_SAFETY),
+        (_wrong_applied, Invariant.STATE_MACHINE_SAFETY),
+        (_two_changes, Invariant.ONE_CHANGE),
+        (_term_forgotten, Invariant.NO_WAY_BACK),
+        (_two_votes, Invariant.NO_WAY_BACK),
+        (_commit_taken_back, Invariant.NO_WAY_BACK),
+        (_not_durable, Invariant.DURABLE_QUORUM),
+    ],
+)
+def test_noticed(breach: Callable[[History], None], invariant: Invariant) -> None:
+    with pytest.raises(InvariantBroken) as broken:
+        breach(History())
+    assert broken.value.invariant is invariant
+    assert invariant.value in str(broken.value)
+
+
+def test_a_sound_group_passes() -> None:
+    history = History()
+    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
+    history.observe(_core(TWO, 2, Entry(11, 2), commit=10), ALL)
+    history.observe(_elect(_core(TWO, 2, Entry(11, 2), commit=11)), ALL)
+    history.applied(ONE, [Entry(11, 2)])
+    assert history.committed_to == 11

@@ -1,0 +1,47 @@
+"""The tables per role are total, and nothing in them is out of reach."""
+
+import pytest
+from tests.scenarios.raft_harness.node import LongestTimeout
+
+from ebla.raft import messages
+from ebla.raft.core import Core
+from ebla.raft.events import Event, Tick
+from ebla.raft.messages import Membership, Message, PeerId, SnapshotMeta
+from ebla.raft.options import Options
+from ebla.raft.roles import Role
+from ebla.raft.state import Past
+from ebla.raft.tables import TABLES, TICKS
+
+_ROLES = Role.__args__
+_EVENTS = [kind for kind in Event.__args__ if kind is not Tick]
+
+
+@pytest.mark.parametrize("role", _ROLES)
+def test_every_role_has_a_row_for_every_event(role: type) -> None:
+    assert set(TABLES[role]) == set(_EVENTS)
+    assert role in TICKS
+
+
+def test_no_table_without_a_role() -> None:
+    assert set(TABLES) == set(_ROLES) == set(TICKS)
+
+
+def test_every_message_struct_is_a_message() -> None:
+    structs = {
+        found
+        for found in vars(messages).values()
+        if isinstance(found, type) and "sender" in getattr(found, "__struct_fields__", ())
+    }
+    assert structs == set(Message.__args__)
+
+
+def test_message_tags_are_distinct() -> None:
+    tags = [kind.__struct_config__.tag for kind in Message.__args__]
+    assert sorted(tags) == list(range(1, len(tags) + 1))
+
+
+def test_a_message_for_somebody_else_is_refused_loudly() -> None:
+    membership = Membership(voters=(PeerId(1), PeerId(2)))
+    core = Core(Options(peer=PeerId(1)), Past(snapshot=SnapshotMeta(1, 1, membership)), LongestTimeout(), 0)
+    with pytest.raises(AssertionError, match="somebody else"):
+        core.step(messages.Heartbeat(PeerId(2), PeerId(3), 1), 0)
