@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.first_start import found_cluster, join_by_token
 from ebla.runtime.hand_over import AuthorityDesk
 from ebla.runtime.join_door import WithJoinDoor
-from ebla.runtime.preflight import check_addresses, check_folder
+from ebla.runtime.preflight import check_addresses, check_folder, wait_for_predecessors
 from ebla.runtime.process_limits import raise_open_files
 from ebla.runtime.supervise import PARENT_FLAG, PIPE_FLAG, ChildCommand, Supervisor
 from ebla.runtime.system_chance import SystemChance
@@ -52,7 +51,6 @@ from ebla.wire.server import Server
 EXIT_OK = 0
 EXIT_REFUSED = 1
 EXIT_GAVE_UP = 3
-LOCK_POLL_S = 0.05
 ASK_SHARE = 0.6
 """Of the time for a stop, what a child has to end by itself; the rest is for killing, reaping and closing."""
 
@@ -111,7 +109,7 @@ def _control(options: NodeOptions, chosen: argparse.Namespace) -> int:
     folder = DataFolder(options.folder)
     identity = check_folder(options) or _first_start(options, chosen.join)
     with file_lock.acquire(folder.control_lock):
-        _wait_for_predecessors(folder, options.limits.lock_wait_ms)
+        wait_for_predecessors(folder, options.limits.lock_wait_ms)
         check_addresses(options)
         folder.last_stop.unlink(missing_ok=True)
         clock = SystemClock()
@@ -141,19 +139,6 @@ def _first_start(options: NodeOptions, token: str | None) -> Identity:
             "cluster of its own",
         )
     return found_cluster(options, SystemClock(), SystemChance())
-
-
-def _wait_for_predecessors(folder: DataFolder, wait_ms: int) -> None:
-    """A child of a control that died may outlive it by a moment, and it still writes. Nothing starts before the locks
-    of all of them were seen free; no other control can start children meanwhile, as this one holds its own lock."""
-    deadline = time.monotonic() + wait_ms / 1000
-    while (held := file_lock.held_in(folder.run, "shard-*.lock")) is not None:
-        if time.monotonic() >= deadline:
-            raise Refused(
-                f"a process of an earlier run of this node is still alive after {wait_ms} ms: {held.message}",
-                advice=f"end it (kill -9 {held.holder}) and start the node again",
-            )
-        time.sleep(LOCK_POLL_S)
 
 
 def _child_limits(options: NodeOptions) -> ChildLimits:

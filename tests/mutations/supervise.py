@@ -105,7 +105,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="locks-not-awaited",
-        module="ebla.node",
+        module="ebla.runtime.preflight",
         find='while (held := file_lock.held_in(folder.run, "shard-*.lock")) is not None:',
         replace='while (held := file_lock.held_in(folder.run, "none-*.lock")) is not None:',
         check=PytestCheck("tests/unit/test_node.py"),

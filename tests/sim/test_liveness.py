@@ -165,7 +165,7 @@ def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back()
 
 
 def test_the_right_to_serve_counts_from_the_question() -> None:
-    """The shard is stopped while an answer is under way, and its control dies. At whatever moment that happens."""
+    """INV-SERVE-1: the shard is stopped while an answer is under way, and its control dies, at whatever moment."""
 
     async def story(world: World, nodes: list[SimNode]) -> None:
         node = nodes[0]

@@ -4,10 +4,8 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
@@ -18,9 +16,9 @@ from ebla.cli import local_cluster, up
 from ebla.cli.asking import ask_all, ask_contact
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
 from ebla.cli.status_table import as_lines, as_table
+from ebla.cli.telling import errors_told
 from ebla.client.cluster_view import ClusterView, NodeState, view_of
-from ebla.model.error_groups import leaves
-from ebla.model.errors import EblaError, InvalidRequest
+from ebla.model.errors import InvalidRequest
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.hand_over import new_join_token
 from ebla.runtime.system_chance import SystemChance
@@ -98,7 +96,7 @@ def up_command(
     Later starts keep all of them; flags that shape a new cluster are for the first start only.
     """
     console = Console()
-    with _errors_told():
+    with errors_told():
         shape = Shape(nodes, shards, base_address, cluster_name, overrides or ())
         found = local_cluster.find_or_make_nodes(data, shape)
         local_cluster.check_all(found)
@@ -123,7 +121,7 @@ def _follow_and_stop(started: up.Started, console: Console) -> None:
 def down(data: Data = DATA_DEFAULT) -> None:
     """Stop the nodes of a folder. Their data stay."""
     console = Console()
-    with _errors_told():
+    with errors_told():
         ran = up.take_down(up.Started(_nodes_of(data)), "ebla down")
         names = ", ".join(node.name for node in ran)
         console.print(f"stopped {names}" if ran else f"nothing runs in {escape(str(data))}", highlight=False)
@@ -147,7 +145,7 @@ def status(
     The exit status is 0 if every node is up, else 1.
     """
     console = Console()
-    with _errors_told():
+    with errors_told():
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             if contact is not None:
                 asked = [runner.run(ask_contact(contact, data))]
@@ -175,7 +173,7 @@ def node(
     """
     flags = [flag for override in overrides or () for flag in ("--set", override)]
     flags += [] if join is None else ["--join", join]
-    # The same process goes on as the node, so that whoever started it watches and signals the node itself.
+    # This process goes on as `python -m ebla.node`, so that whoever started it watches and signals the node itself.
     arguments = [sys.executable, "-m", "ebla.node", "control", "--options", str(options), *flags]
     os.execv(sys.executable, arguments)  # noqa: S606  # the arguments are our own
 
@@ -189,7 +187,7 @@ def token(
 
     Whoever has it can become a node until it ends. On the new machine: ebla node --options FILE --join TOKEN
     """
-    with _errors_told():
+    with errors_told():
         member = next((each for each in _nodes_of(data) if each.folder.read_identity() is not None), None)
         if member is None:
             raise InvalidRequest(f"no node in {data} was ever started", advice="start them first (`ebla up`)")
@@ -237,22 +235,3 @@ def _show(view: ClusterView, console: Console, *, as_json: bool) -> None:
     else:
         for line in as_lines(view):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    try:
-        yield
-    except EblaError as error:
-        _tell(error)
-    except BaseExceptionGroup as group:
-        errors = list(leaves(group))
-        if not all(isinstance(error, EblaError) for error in errors):
-            raise
-        _tell(*errors)
-
-
-def _tell(*errors: BaseException) -> NoReturn:
-    for error in errors:
-        sys.stderr.write(f"ebla: {error}\n")
-    raise typer.Exit(1) from None

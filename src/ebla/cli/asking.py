@@ -11,6 +11,7 @@ from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import Address
 from ebla.options import Ports
 from ebla.runtime.data_folder import Identity
+from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
@@ -18,6 +19,7 @@ from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext
 from ebla.wire.report import unreported
+from ebla.wire.verbs import A, Q, Verb
 
 ANSWER_MS = 2_000
 LIMITS = WireLimits(connect_ms=ANSWER_MS)
@@ -35,6 +37,24 @@ async def ask_to_stop(node: LocalNode, reason: str) -> None:
     async with TcpTransport(None, TransportLimits(), unreported) as transport:
         admin = _admin(transport, _identity_of(node))
         await admin.stop(Address(str(node.folder.control_socket)), reason)
+
+
+def ask_verb(nodes: Sequence[LocalNode], name: str | None, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+    """Asks the node of that name, or the first that runs, over its socket."""
+    chosen = next((node for node in nodes if (node.name == name if name else node.running_pid() is not None)), None)
+    if chosen is None:
+        what = f"there is no node {name!r} among" if name else "none runs of"
+        raise InvalidRequest(
+            f"{what} {', '.join(node.name for node in nodes) or 'no nodes'}", advice="see `ebla status`"
+        )
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_ask_node(chosen, verb, request, deadline_ms))
+
+
+async def _ask_node(node: LocalNode, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+    async with TcpTransport(None, TransportLimits(), unreported) as transport:
+        admin = _admin(transport, _identity_of(node), deadline_ms)
+        return await admin.ask(Address(str(node.folder.control_socket)), verb, request)
 
 
 async def ask_contact(contact: str, data: Path) -> Asked:
@@ -97,6 +117,6 @@ def _identity_of(node: LocalNode) -> Identity:
     return identity
 
 
-def _admin(transport: TcpTransport, identity: Identity) -> Admin:
+def _admin(transport: TcpTransport, identity: Identity, deadline_ms: int = ANSWER_MS) -> Admin:
     introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "cli")
-    return Admin(PeersContext(transport, SystemChance(), introduction, LIMITS, unreported), ANSWER_MS)
+    return Admin(PeersContext(transport, SystemChance(), introduction, LIMITS, unreported), deadline_ms)

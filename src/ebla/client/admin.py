@@ -15,13 +15,13 @@ class Admin:
         self._deadline_ms = deadline_ms
 
     async def status(self, address: Address) -> StatusAnswer:
-        return await self._ask(address, STATUS, StatusRequest())
+        return await self.ask(address, STATUS, StatusRequest())
 
     async def stop(self, address: Address, reason: str) -> None:
         """Returns once the node has taken note; it goes some time after."""
-        await self._ask(address, STOP, StopRequest(reason))
+        await self.ask(address, STOP, StopRequest(reason))
 
-    async def _ask(self, address: Address, verb: Verb[Q, A], request: Q) -> A:
+    async def ask(self, address: Address, verb: Verb[Q, A], request: Q) -> A:
         caller, _ = await connect(self._context, address, Target(Lane.CONTROL))
         try:
             return await caller.call(verb, request, self._deadline_ms)

@@ -3,7 +3,7 @@
 A shard learns from its control alone which version of the topology holds. Once control has been silent for
 `feed_silence_ms`, the shard may be acting on a view that the cluster has left, so it stops serving until it hears
 again. The bound is shorter than the silence after which control kills it: a shard that control gave up on has stopped
-before.
+before. INV-SERVE-1: a shard that serves was told so by its control, alive, within the last `feed_silence_ms`.
 """
 
 

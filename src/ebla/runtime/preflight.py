@@ -2,12 +2,15 @@
 
 import errno
 import socket
+import time
 
 from ebla.model.errors import Refused
 from ebla.model.identity import Address
 from ebla.options import NodeOptions
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, FolderRefused, Identity
+
+LOCK_POLL_S = 0.05
 
 
 class AddressTaken(Refused):
@@ -30,6 +33,19 @@ def check_folder(options: NodeOptions) -> Identity | None:
             advice="stop it first (`ebla down`), or look at it (`ebla status`)",
         )
     return identity
+
+
+def wait_for_predecessors(folder: DataFolder, wait_ms: int) -> None:
+    """A child of a control that died may outlive it by a moment, and it still writes. Nothing starts before the locks
+    of all of them were seen free; no other control can start children meanwhile, as this one holds its own lock."""
+    deadline = time.monotonic() + wait_ms / 1000
+    while (held := file_lock.held_in(folder.run, "shard-*.lock")) is not None:
+        if time.monotonic() >= deadline:
+            raise Refused(
+                f"a process of an earlier run of this node is still alive after {wait_ms} ms: {held.message}",
+                advice=f"end it (kill -9 {held.holder}) and start the node again",
+            )
+        time.sleep(LOCK_POLL_S)
 
 
 def check_addresses(options: NodeOptions) -> None:
