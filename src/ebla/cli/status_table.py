@@ -1,5 +1,6 @@
 """A cluster for people: a table in a terminal, plain lines elsewhere."""
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -11,26 +12,21 @@ COLOURS = {NodeState.UP: "green", NodeState.DOWN: "red"}
 
 
 def as_table(view: ClusterView) -> Table:
+    """Three lines a node, so that whole host ids fit a terminal of 80 columns."""
     title = None if view.cluster is None else f"cluster {view.cluster_name} ({view.cluster})"
-    table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
-    table.add_column("node", no_wrap=True)
-    table.add_column("address", no_wrap=True)
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("node", overflow="fold")
     table.add_column("state")
-    table.add_column("seen up by", justify="right")
-    table.add_column("round trip", justify="right", no_wrap=True)
-    table.add_column("uptime", justify="right", no_wrap=True)
-    table.add_column("processes")
-    table.add_column("host id", overflow="fold")
+    for name in ("seen by", "round trip", "uptime"):
+        table.add_column(name, justify="right", no_wrap=True)
     for node in view.nodes:
+        where = Text.assemble((f"{node.name} {node.address}".strip(), "bold"), f"\n{node.host or MISSING}")
         table.add_row(
-            node.name or MISSING,
-            node.address,
+            Text.assemble(where, (f"\n{processes(node)}", "dim")),
             Text(node.state.value, style=COLOURS[node.state]),
             f"{node.held_up_by}/{node.asked_others}",
             round_trip(node.round_trip_us),
             duration(node.uptime_ms),
-            processes(node),
-            MISSING if node.host is None else str(node.host),
         )
     return table
 

@@ -1,12 +1,14 @@
 """One view of a cluster from the answers of some of its nodes."""
 
+import io
 import uuid
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from ebla.cli.asking import parse_contact
-from ebla.cli.status_table import as_lines, duration, essence, round_trip
+from ebla.cli.status_table import as_lines, as_table, duration, essence, round_trip
 from ebla.client.cluster_view import Asked, NodeState, view_of
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address, ClusterId, HostId
@@ -138,3 +140,16 @@ def test_contacts_are_hosts_ports_and_paths(text: str, address: Address) -> None
 def test_wrong_contacts_are_told(text: str) -> None:
     with pytest.raises(InvalidRequest, match="has no valid port"):
         parse_contact(text, Ports())
+
+
+def test_a_table_shows_whole_host_ids_and_processes_in_80_columns() -> None:
+    host = HostId(uuid.UUID(bytes=b"\xab" * 16))
+    node = msgspec.structs.replace(asked(1, peer(2)), host=host)
+    assert node.answer is not None
+    node = msgspec.structs.replace(node, answer=msgspec.structs.replace(node.answer, host=host))
+    with io.StringIO() as written:
+        Console(file=written, width=80).print(as_table(view_of([node, asked(2, peer(1))])))
+        lines = written.getvalue().splitlines()
+    assert any(str(host) in line for line in lines)
+    assert any("node1 127.0.0.1:7000" in line and " up " in line and "1 min 5 s" in line for line in lines)
+    assert any("control:101 shard-0:201" in line for line in lines)
