@@ -227,20 +227,43 @@ def test_a_failed_sync_ends_the_log_and_opening_again_finds_a_whole_one() -> Non
     assert b"refused" not in read(machine)
 
 
-def test_opening_makes_durable_what_it_found() -> None:
-    """A process writes and is killed before its sync; the next one reads the batch; then the power goes."""
+def test_a_batch_is_never_written_behind_one_that_is_not_synced() -> None:
+    """Otherwise the first may be torn and the second whole, which is how damage looks."""
     for seed in range(60):
         machine = Machine(seed)
         append(machine, [b"first"])
-        machine.run_until(machine.chance.between(0.0, 0.006), partial(write_one, machine))
+        machine.run_until(2.0, partial(give_up_then_append, machine))
+        machine.lose_power()
+        assert read(machine) in ([b"first"], [b"first", b"second" * 100])
+
+
+async def give_up_then_append(machine: Machine, disk: LifeDisk) -> None:
+    log = await open_log(machine, disk)
+    machine.disk.behaviour.sync_ms = 10_000.0
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await log.append([b"second" * 100])
+        await log.append([b"third" * 100])
+    finally:
+        machine.disk.heal()
+
+
+def test_opening_makes_durable_what_it_found() -> None:
+    """A process writes and is killed in its sync; the next one reads the batch; then the power goes."""
+    for seed in range(60):
+        machine = Machine(seed)
+        append(machine, [b"first"])
+        machine.run_until(2.0, partial(append_without_end, machine))
         seen = read(machine)
+        assert seen == [b"first", b"second" * 100]
         machine.lose_power()
         assert read(machine) == seen
 
 
-async def write_one(machine: Machine, disk: LifeDisk) -> None:
+async def append_without_end(machine: Machine, disk: LifeDisk) -> None:
     log = await open_log(machine, disk)
-    machine.disk.behaviour.sync_ms = 1000.0
+    machine.disk.behaviour.sync_ms = 10_000.0
     try:
         await log.append([b"second" * 100])
     finally:
@@ -249,19 +272,88 @@ async def write_one(machine: Machine, disk: LifeDisk) -> None:
 
 def test_names_found_at_opening_are_made_durable() -> None:
     """Killed in a rotation after the manifest's rename, started again, appended to, then the power goes."""
-    for seed in range(150):
+    for seed in range(60):
         machine = Machine(seed)
-        append(machine, *some(5))
-        machine.run_until(machine.chance.between(0.0, 0.010), partial(rotate_one, machine))
-        before = len(read(machine))
+        batches = some(5)
+        append(machine, *batches)
+        machine.run_until(2.0, partial(rotate_without_end, machine))
         append(machine, [b"late"])
         machine.lose_power()
-        assert read(machine)[before:] == [b"late"]
+        assert read(machine) == [*flat(batches), b"late"]
 
 
-async def rotate_one(machine: Machine, disk: LifeDisk) -> None:
+async def rotate_without_end(machine: Machine, disk: LifeDisk) -> None:
     log = await open_log(machine, disk)
-    await log.append([b"L" * 1500])
+    rename = disk.rename
+
+    def rename_and_slow_down(old: str, new: str) -> None:
+        rename(old, new)
+        machine.disk.behaviour.sync_ms = 10_000.0
+
+    disk.rename = rename_and_slow_down  # type: ignore[method-assign]
+    try:
+        await log.append([b"L" * 1500])
+    finally:
+        machine.disk.heal()
+
+
+def test_what_is_acknowledged_survives_power_loss_at_once() -> None:
+    for seed in range(60):
+        machine = Machine(seed)
+        batches = some(1 + seed % 12)
+        append(machine, *batches)
+        machine.lose_power()
+        assert read(machine) == flat(batches)
+
+
+def test_a_new_segment_is_durable_before_the_manifest_names_it() -> None:
+    """The power goes when the manifest is durable and the first batch in the new segment is not."""
+    for seed in range(60):
+        machine = Machine(seed)
+        batches = some(5)
+        append(machine, *batches)
+        machine.run_until(2.0, partial(rotate_and_hang, machine))
+        machine.lose_power()
+        assert read(machine) in (flat(batches), [*flat(batches), b"L" * 1500])
+
+
+async def rotate_and_hang(machine: Machine, disk: LifeDisk) -> None:
+    log = await open_log(machine, disk)
+    rename, sync_folder = disk.rename, disk.sync_folder
+    renamed: list[str] = []
+
+    def note_rename(old: str, new: str) -> None:
+        rename(old, new)
+        renamed.append(new)
+
+    async def sync_folder_and_slow_down(path: str) -> None:
+        await sync_folder(path)
+        if renamed:
+            machine.disk.behaviour.sync_ms = 10_000.0
+
+    disk.rename = note_rename  # type: ignore[method-assign]
+    disk.sync_folder = sync_folder_and_slow_down  # type: ignore[method-assign]
+    try:
+        await log.append([b"L" * 1500])
+    finally:
+        machine.disk.heal()
+
+
+def test_segments_are_removed_only_after_the_manifest_is_durable() -> None:
+    machine = Machine(1)
+    batches = some(20)
+    append(machine, *batches)
+    machine.run_until(2.0, partial(drop_without_end, machine))
+    assert read(machine) == flat(batches)
+
+
+async def drop_without_end(machine: Machine, disk: LifeDisk) -> None:
+    log = await open_log(machine, disk)
+    machine.disk.behaviour.sync_ms = 10_000.0
+    try:
+        await log.drop_before(15)
+    finally:
+        machine.disk.heal()
 
 
 def test_an_interrupted_beginning_is_begun_again() -> None:
