@@ -15,6 +15,7 @@ from ebla.cli.local_cluster import LocalNode, end, last_words, start
 from ebla.cli.status_table import as_lines, as_table, essence
 from ebla.client.cluster_view import ClusterView, view_of
 from ebla.model.errors import EblaError, Unavailable
+from ebla.runtime import file_lock
 from ebla.runtime.event_loop import new_event_loop
 
 START_S = 60.0
@@ -149,9 +150,10 @@ async def _stop_one(node: LocalNode, started: Started, reason: str) -> None:
         return
     end(node, signal.SIGKILL)
     if not await _gone_within(node, started, KILL_S):
+        held = file_lock.held_in(node.folder.run)
         raise Unavailable(
-            f"{node.name} (process {node.running_pid()}) is still there after it was killed",
-            advice="look at it with ps; it may hang in the kernel",
+            f"{node.name} is still there after it was killed: {node.name if held is None else held.message}",
+            advice="look at the process with ps; it may hang in the kernel",
         )
 
 
