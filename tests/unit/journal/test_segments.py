@@ -180,6 +180,35 @@ def test_a_rotation_given_up_anywhere_is_finished_by_the_next_append(seed: int) 
     assert read(machine) == written
 
 
+def test_a_rotation_given_up_after_its_rename_is_finished_by_the_next_append() -> None:
+    machine = Machine(1)
+    batches = some(5)
+    append(machine, *batches)
+
+    async def main(disk: LifeDisk) -> None:
+        log = await open_log(machine, disk)
+        slow_down_after_rename(machine, disk)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await log.append([b"L" * 1500])
+        machine.disk.heal()
+        # Would still fit into the segment that the rotation was leaving.
+        await log.append([b"short"])
+
+    machine.run(main)
+    assert read(machine) == [*flat(batches), b"short"]
+
+
+def slow_down_after_rename(machine: Machine, disk: LifeDisk) -> None:
+    rename = disk.rename
+
+    def rename_and_slow_down(old: str, new: str) -> None:
+        rename(old, new)
+        machine.disk.behaviour.sync_ms = 10_000.0
+
+    disk.rename = rename_and_slow_down  # type: ignore[method-assign]
+
+
 def test_a_full_disk_refuses_a_batch_wholly_and_takes_the_next_when_there_is_room() -> None:
     for seed in range(40):
         machine = Machine(seed)
@@ -284,13 +313,7 @@ def test_names_found_at_opening_are_made_durable() -> None:
 
 async def rotate_without_end(machine: Machine, disk: LifeDisk) -> None:
     log = await open_log(machine, disk)
-    rename = disk.rename
-
-    def rename_and_slow_down(old: str, new: str) -> None:
-        rename(old, new)
-        machine.disk.behaviour.sync_ms = 10_000.0
-
-    disk.rename = rename_and_slow_down  # type: ignore[method-assign]
+    slow_down_after_rename(machine, disk)
     try:
         await log.append([b"L" * 1500])
     finally:
