@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import ebla.sim.loop as loop_module
 from ebla.ports.surroundings import Surroundings
 from ebla.sim.chance import SimChance
 from ebla.sim.loop import (
@@ -102,7 +103,9 @@ def test_nothing_left_to_happen_is_an_error() -> None:
         World(1, 10.0).run(lambda _: work())
 
 
-def test_a_loop_without_progress_is_an_error() -> None:
+def test_a_loop_without_progress_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "STEPS_AT_ONE_TIME_MAX", 20_000)
+
     async def work() -> None:
         while True:  # noqa: ASYNC110  # the point of the test
             await asyncio.sleep(0)
@@ -309,3 +312,29 @@ def test_a_dropped_generator_is_closed() -> None:
 
     World(1, 10.0).run(scenario)
     assert closed == [0.0]
+
+
+def test_a_generator_of_the_dead_is_dropped() -> None:
+    said: list[str] = []
+
+    async def numbers() -> Any:
+        try:
+            while True:
+                yield 1
+        finally:
+            await asyncio.sleep(0)
+            said.append("last words")
+
+    async def main(around: Surroundings) -> None:
+        async for _ in numbers():
+            await asyncio.sleep(1.0)
+
+    async def scenario(world: World) -> None:
+        unit = world.unit("one", main)
+        unit.start()
+        await asyncio.sleep(2.5)
+        unit.kill()
+        await asyncio.sleep(10.0)
+
+    World(1, 10.0).run(scenario)
+    assert said == []

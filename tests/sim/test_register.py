@@ -52,7 +52,7 @@ def test_a_gentle_adversary_misses_what_a_harsh_one_finds(monkeypatch: pytest.Mo
     monkeypatch.setattr(store.Store, "save", save_without_sync)
     mild = Scenario("mild", "a process is killed now and then", 20.0, _gentle_run)
     rough = Scenario("rough", "everything at once", 20.0, _harsh_run)
-    assert [run_scenario(mild, seed).failure for seed in range(1, 9)] == [None] * 8
+    assert [run_scenario(mild, seed).failure for seed in range(1, 5)] == [None] * 4
     failures = [run_scenario(rough, seed).failure for seed in range(1, 5)]
     assert any(failure is not None and "no order explains" in failure for failure in failures)
 
