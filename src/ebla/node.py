@@ -162,7 +162,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
     introduction = Introduction(identity.host, identity.cluster, identity.cluster_name)
     async with TcpTransport(tls, TransportLimits(), report) as transport, asyncio.TaskGroup() as tasks:
         desk = Server(tasks, introduction, WireLimits(), report)
-        AuthorityDesk(TlsFolder(folder.tls).authority(), identity.cluster, clock, desk)
+        AuthorityDesk(TlsFolder(folder.tls), identity.cluster, clock, desk)
         doors = WithJoinDoor(transport, options.control_address, desk.accept)
         control = ControlProcess(
             Surroundings(clock, SystemChance(), FileDisk(), doors),

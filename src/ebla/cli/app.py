@@ -15,6 +15,7 @@ from rich.markup import escape
 from ebla.cli import local_cluster, up
 from ebla.cli.asking import ask_all, ask_contact
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
+from ebla.cli.renewal import renew_certificates
 from ebla.cli.status_table import as_lines, as_table
 from ebla.cli.telling import errors_told
 from ebla.client.cluster_view import ClusterView, NodeState, view_of
@@ -194,6 +195,15 @@ def token(
         authority = TlsFolder(member.folder.tls).authority()
         made = new_join_token(authority, minutes * 60, SystemClock(), SystemChance())
         sys.stdout.write(f"{made}\n")
+
+
+@app.command()
+def renew(data: Data = DATA_DEFAULT) -> None:
+    """Make new certificates for the nodes of this machine. Running nodes take them for new connections at once."""
+    with errors_told():
+        for each in renew_certificates(_nodes_of(data), SystemClock()):
+            taken = "not running" if each.told_pid is None else f"told process {each.told_pid}"
+            sys.stdout.write(f"{each.name}  renewed  {taken}\n")
 
 
 @app.command()

@@ -13,7 +13,7 @@ from ebla.model.identity import Address, ClusterId
 from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.runtime.tls import Authority, NewcomerTls, check_authority, fingerprint_of
+from ebla.runtime.tls import Authority, NewcomerTls, TlsFolder, check_authority, fingerprint_of
 from ebla.wire.calls import Target
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.join_token import JoinToken, make_join_token, parse_join_token
@@ -41,10 +41,13 @@ def new_join_token(authority: Authority, lifetime_s: int, clock: Clock, chance: 
 
 
 class AuthorityDesk:
-    """At a node of the cluster: serves the two verbs, on a server that takes only peers without a certificate."""
+    """At a node of the cluster: serves the two verbs, on a server that takes only peers without a certificate.
 
-    def __init__(self, authority: Authority, cluster: ClusterId, clock: Clock, server: Server) -> None:
-        self._authority = authority
+    The folder is read at every question: an authority that was replaced must not be handed out any more.
+    """
+
+    def __init__(self, folder: TlsFolder, cluster: ClusterId, clock: Clock, server: Server) -> None:
+        self._folder = folder
         self._cluster = cluster
         self._clock = clock
         self._server = server
@@ -52,18 +55,19 @@ class AuthorityDesk:
         server.serve(HAND_OVER, self._hand_over)
 
     def _show(self, _request: AuthorityRequest, _call: IncomingCall) -> AuthorityAnswer:
-        return AuthorityAnswer(self._authority.certificate_pem)
+        return AuthorityAnswer(self._folder.authority().certificate_pem)
 
     def _hand_over(self, request: HandOverRequest, call: IncomingCall) -> HandOverAnswer:
         host = str(call.peer.host)
+        authority = self._folder.authority()
         try:
-            parse_join_token(request.token).check(self._authority.token_key(), self._clock.wall_us() // 1_000_000)
+            parse_join_token(request.token).check(authority.token_key(), self._clock.wall_us() // 1_000_000)
         except Refused as error:
             self._server.report("join.token_refused", {"host": host, "cause": error.message})
             raise
         self._server.report("join.authority_handed_over", {"host": host})
         name = self._server.introduction.cluster_name
-        return HandOverAnswer(self._cluster, name, self._authority.certificate_pem, self._authority.key_pem)
+        return HandOverAnswer(self._cluster, name, authority.certificate_pem, authority.key_pem)
 
 
 @dataclass(frozen=True, slots=True)

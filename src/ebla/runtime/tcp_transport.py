@@ -377,12 +377,20 @@ class TcpTransport:
     # ---- connecting
 
     async def connect(self, address: Address, on_open: OpenLink) -> Link:
-        link = TcpLink(self._shared, on_open, address)
+        def with_host(opened: Link) -> LinkEvents | None:
+            if opened.peer_host is None and needs_host:
+                opened.close("its certificate names no host")
+                return None
+            return on_open(opened)
+
+        needs_host = False
+        link = TcpLink(self._shared, with_host, address)
         try:
             if address.is_local_socket:
                 await self._loop.create_unix_connection(lambda: link, address.host)
             else:
                 context = None if self._plain else self._contexts(address).client_context()
+                needs_host = context is not None and context.verify_mode is ssl.CERT_REQUIRED
                 handshake_s, shutdown_s = self._tls_bounds_s(context)
                 await self._loop.create_connection(
                     lambda: link,
@@ -397,6 +405,8 @@ class TcpTransport:
                 self._report("transport.tls_failed", {"peer": str(address), "cause": reason_of(error)})
             _forget_frames(error)
             raise Unreachable(f"{address}: {reason_of(error)}") from None
+        if needs_host and link.peer_host is None:
+            raise Unreachable(f"{address}: its certificate names no host")
         return link
 
     def _contexts(self, address: Address) -> TlsContexts:

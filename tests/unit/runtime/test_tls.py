@@ -285,7 +285,7 @@ async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str 
         async with asyncio.TaskGroup() as tasks:
             desk = Server(tasks, introduction(1), WireLimits(), reports)
             main = Server(tasks, introduction(1), WireLimits(), reports)
-            AuthorityDesk(cluster.authority, CLUSTER, SystemClock(), desk)
+            AuthorityDesk(cluster.folder(1), CLUSTER, SystemClock(), desk)
             listening = await transport.listen(free_address(), main.accept, desk.accept)
             try:
                 return await fetch_authority(newcomer(name), listening.address, token)

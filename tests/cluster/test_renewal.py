@@ -1,0 +1,31 @@
+"""Certificates of running nodes are renewed without a restart."""
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster.conftest import LocalNodes, eventually
+
+from ebla.cli.renewal import Renewed, renew_certificates
+from ebla.runtime.system_clock import SystemClock
+
+
+def shown_certificate(nodes: LocalNodes, number: int) -> str:
+    """What the node shows to whoever connects now."""
+    address = nodes.nodes[number].options.control_address
+    return ssl.get_server_certificate((address.host, address.port))
+
+
+def test_running_nodes_take_new_certificates_and_stay_up(make_nodes: Callable[..., LocalNodes]) -> None:
+    nodes = make_nodes(2)
+    nodes.start_all()
+    before = [shown_certificate(nodes, number) for number in range(2)]
+    pids = [nodes.nodes[number].running_pid() for number in range(2)]
+    renewed = renew_certificates(nodes.nodes, SystemClock())
+    assert renewed == [Renewed(node.name, pid) for node, pid in zip(nodes.nodes, pids)]
+    for number in range(2):
+        eventually(lambda n=number: shown_certificate(nodes, n) != before[n], "the new certificate is shown")  # type: ignore[misc]
+        kept = Path(nodes.nodes[number].folder.tls / "node.pem").read_text()
+        assert shown_certificate(nodes, number).split() == kept.split()
+    nodes.wait_all_up()
+    assert [nodes.nodes[number].running_pid() for number in range(2)] == pids
