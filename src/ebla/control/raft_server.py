@@ -153,15 +153,16 @@ class RaftServer(Generic[Content]):
         self._log, found = await self._open_log()
         if found.snapshot.index:
             receiver = self._machine.receiver()
-            async for chunk in self.log.read_snapshot(found.snapshot):
-                receiver.add(chunk)
-                await asyncio.sleep(0)
+            async with aclosing(self.log.read_snapshot(found.snapshot)) as chunks:
+                async for chunk in chunks:
+                    receiver.add(chunk)
+                    await asyncio.sleep(0)
             self._machine.install(receiver.finish())
         past = Past(found.hard_state, found.snapshot, found.entries)
         self._core = Core(self._setup.options, past, self._chance, self._clock.boot_ms())
 
     async def begin(self, meta: SnapshotMeta, content: Iterator[bytes], first: Write) -> None:
-        """Starts a group: its first state, durable. Only before `open`. Begun again after a crash it changes nothing."""
+        """Starts a group: its first state, durable. Only before `open`. Where it was begun already, nothing changes."""
         log, found = await self._open_log()
         if found.snapshot.index == 0:
             await log.store_snapshot(meta, content)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ebla.control.raft_log import RaftLog
 from ebla.control.raft_server import RaftServer, RaftSetup
 from ebla.model.errors import InvalidRequest, Unavailable, Unreachable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
@@ -133,27 +132,19 @@ async def raft_process(around: Surroundings, group: Group, peer: PeerId, report:
 
 class RaftNode:
     def __init__(self, around: Surroundings, group: Group, peer: PeerId, wire: NodeWire, report: Report) -> None:
-        self._around = around
         self._group = group
         self._peer = peer
-        self._setup = group.setup(peer, report)
         self.machine = RegisterMachine(group.watch.seen(peer))
-        self.raft: RaftServer[Content] = RaftServer(around, self._setup, self.machine, wire)
+        self.raft: RaftServer[Content] = RaftServer(around, group.setup(peer, report), self.machine, wire)
 
     async def open(self) -> None:
         first = self._group.first
-        if first.is_member(self._peer) and not await self._has_state():
+        if first.is_member(self._peer):
             meta = SnapshotMeta(1, 1, first)
             write = Write(HardState(1, NOBODY, 1), (), meta, must_sync=True, answers=())
             await self.raft.begin(meta, chunks_of(first_content(1, first)), write)
         await self.raft.open()
         self._group.watch.opened(self.raft, self.machine)
-
-    async def _has_state(self) -> bool:
-        setup = self._setup
-        log, found = await RaftLog.open(self._around.disk, self._around.chance, setup.folder, setup.log_limits)
-        await log.close()
-        return found.snapshot.index > 0
 
     def serve_at(self, server: Server) -> None:
         server.serve_notice(RAFT, self._messages)

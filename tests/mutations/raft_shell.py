@@ -1,0 +1,203 @@
+"""Bugs of a Raft peer outside its core: when it answers, what it keeps, what it hands to the state machine."""
+
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
+
+SEEDS = SimSeeds("raft", "1-40")
+SERVER = "ebla.control.raft_server"
+LOG = "ebla.control.raft_log"
+DIRECTED = "tests/unit/control/test_raft_server.py"
+
+
+def _bug(name: str, module: str, change: tuple[str, str], why: str, check: SimSeeds | PytestCheck = SEEDS) -> Mutation:
+    return Mutation(
+        name=f"raft-shell-{name}",
+        module=module,
+        find=change[0],
+        replace=change[1],
+        check=check,
+        why=why,
+        limit_s=400,
+    )
+
+
+MUTATIONS = (
+    _bug(
+        "answer-before-sync",
+        SERVER,
+        (
+            """            await self._persist(writes)
+            outgoing: list[Message] = []
+""",
+            """            assert self._tasks is not None
+            self._tasks.create_task(self._persist(writes))
+            outgoing: list[Message] = []
+""",
+        ),
+        "an acknowledged entry is gone after a power cut",
+    ),
+    _bug(
+        "sync-skipped",
+        "ebla.journal.segments",
+        (
+            """            await self._newest.sync()
+        except (OSError, DiskFull) as failure:""",
+            """            await asyncio.sleep(0)
+        except (OSError, DiskFull) as failure:""",
+        ),
+        "whatever was acknowledged may be gone after a power cut",
+    ),
+    _bug(
+        "vote-not-written",
+        LOG,
+        (
+            "if write.must_sync or write.entries or write.snapshot is not None:",
+            "if write.entries or write.snapshot is not None:",
+        ),
+        "a peer that was restarted votes twice in a term",
+    ),
+    _bug(
+        "full-disk-ignored",
+        SERVER,
+        ("await asyncio.sleep(self._setup.disk_full_retry_ms / 1000)", "return None"),
+        "a peer with a full disk acknowledges what it does not have",
+    ),
+    _bug(
+        "read-without-a-round",
+        SERVER,
+        ("        self._readers.append(future)\n", "        future.set_result(self.core.commit_index)\n"),
+        "a leader that was replaced answers reads from the past",
+    ),
+    _bug(
+        "read-context-repeated",
+        SERVER,
+        ("context = self._reads_of_this_life + self._reads.to_bytes(8)", "context = self._reads.to_bytes(8)"),
+        "an answer to somebody else's read, or to a former life's, passes for one to this read",
+        PytestCheck(f"{DIRECTED}::test_reads_of_two_lives_never_share_a_name"),
+    ),
+    _bug(
+        "snapshot-index-off-by-one",
+        SERVER,
+        (
+            "meta = SnapshotMeta(log.applied, term, self.core.membership)",
+            "meta = SnapshotMeta(log.applied - 1, term, self.core.membership)",
+        ),
+        "a peer that is sent the snapshot takes the next entry twice",
+    ),
+    _bug(
+        "snapshot-of-older-members",
+        SERVER,
+        (
+            "meta = SnapshotMeta(log.applied, term, self.core.membership)",
+            "meta = SnapshotMeta(log.applied, term, log.snapshot.membership)",
+        ),
+        "a peer that is sent the snapshot counts other majorities than the rest",
+    ),
+    _bug(
+        "void-change-takes-effect",
+        SERVER,
+        (
+            "if self._machine.apply_membership(entry, change):",
+            "if self._machine.apply_membership(entry, change) or True:",
+        ),
+        "a membership change whose lock was revoked happens nevertheless",
+    ),
+    _bug(
+        "change-told-late",
+        SERVER,
+        (
+            "core.step(ApplyMembership(entry.index, change), now_ms)",
+            "self.post(ApplyMembership(entry.index, change))",
+        ),
+        "entries that the new majority should decide are decided by the old one",
+    ),
+    _bug(
+        "snapshot-not-installed",
+        SERVER,
+        ("                    self._install(write.snapshot)\n", "                    pass\n"),
+        "a peer that was sent a snapshot goes on with a state that lacks it",
+    ),
+    _bug(
+        "snapshot-announced-before-stored",
+        SERVER,
+        (
+            """        async with self._storing:
+            await self.log.store_snapshot(meta, iter(incoming.chunks))
+""",
+            """        self._received[meta] = content
+        self.post(incoming.message)
+        async with self._storing:
+            await self.log.store_snapshot(meta, iter(incoming.chunks))
+""",
+        ),
+        "the log names a snapshot that a crash has taken away",
+    ),
+    _bug(
+        "snapshot-outcome-kept-quiet",
+        SERVER,
+        ("        self.post(SnapshotSent(message.to, delivered))\n", ""),
+        "a peer whose snapshot got lost is never sent anything again",
+    ),
+    _bug(
+        "chunks-in-any-order",
+        SERVER,
+        ("or incoming.message != message or len(incoming.chunks) != number", ""),
+        "pieces of two snapshots are taken for one",
+        PytestCheck(f"{DIRECTED}::test_pieces_of_a_snapshot_come_in_order"),
+    ),
+    _bug(
+        "one-file-stored-twice-at-once",
+        SERVER,
+        (
+            """        async with self._storing:
+            await self.log.store_snapshot(meta, iter(incoming.chunks))
+""",
+            """        await self.log.store_snapshot(meta, iter(incoming.chunks))
+""",
+        ),
+        "a peer dies because two leaders sent it the same snapshot",
+        PytestCheck(f"{DIRECTED}::test_two_leaders_may_send_the_same_snapshot_at_once"),
+    ),
+    _bug(
+        "replaced-suffix-stays",
+        LOG,
+        (
+            """        del self._entries[max(keep, 0) :]
+        self._entries.extend(entries)
+""",
+            """        self._entries[max(keep, 0) : max(keep, 0) + len(entries)] = entries
+""",
+        ),
+        "after a restart a peer holds entries that a leader had replaced",
+    ),
+    _bug(
+        "hard-state-dropped",
+        LOG,
+        (
+            "await self._append([RaftRecord(self._hard_state, meta)], self._hard_state)",
+            "await self._append([RaftRecord(None, meta)], self._hard_state)",
+        ),
+        "terms and votes go with the segments that a snapshot makes superfluous",
+    ),
+    _bug(
+        "needed-segment-dropped",
+        LOG,
+        (
+            "needed = self._places.oldest_needed(self._snapshot.index + 1, mark_sequence)",
+            "needed = self._places.oldest_needed(self._snapshot.index + 4, mark_sequence)",
+        ),
+        "entries behind the snapshot are gone after a restart",
+    ),
+    _bug(
+        "leader-snapshot-does-not-replace",
+        LOG,
+        ("replaces_log = write.snapshot is not None", "replaces_log = False"),
+        "after a restart entries of a lost branch stand behind the leader's snapshot",
+    ),
+    _bug(
+        "failed-sync-trusted",
+        "ebla.journal.recovery",
+        ("        _write_again(file, tail)\n", ""),
+        "what the page cache alone held vanishes under acknowledged records",
+        PytestCheck("tests/unit/journal/test_failed_sync.py"),
+    ),
+)
