@@ -4,7 +4,8 @@ import pytest
 from tests.scenarios.raft_harness.node import LongestTimeout
 
 from ebla.raft.core import Core
-from ebla.raft.events import Campaign, Propose, ReadIndex, Tick
+from ebla.raft.events import ApplyMembership, Campaign, Propose, ReadIndex, Tick
+from ebla.raft.membership import LEAVE_JOINT, Change, ChangeKind, MembershipChange, Transition
 from ebla.raft.messages import (
     NOBODY,
     Append,
@@ -155,6 +156,17 @@ def test_a_snapshot_may_be_older_than_our_membership() -> None:
     assert core.membership == snapshot.membership
 
 
+def test_a_snapshot_overtakes_a_change_that_is_still_being_applied() -> None:
+    core = _core()
+    joint = Membership(voters=(ONE, TWO), outgoing=(ONE, TWO, THREE))
+    core.step(InstallSnapshot(TWO, ONE, 2, SnapshotMeta(20, 2, joint)), 0)
+    removal = MembershipChange((Change(ChangeKind.REMOVE, THREE),), Transition.JOINT_EXPLICIT)
+    core.step(ApplyMembership(15, removal), 0)
+    assert core.membership == joint
+    core.step(ApplyMembership(21, LEAVE_JOINT), 0)
+    assert core.membership == Membership(voters=(ONE, TWO))
+
+
 def test_after_a_long_pause_a_follower_waits_for_one_more_tick() -> None:
     """Its timeout is long over, but the leader's messages may be waiting to be read."""
     options = Options(peer=ONE, pre_vote=False, check_quorum=False, election_ticks=10, tick_ms=100)
@@ -172,9 +184,10 @@ def test_parts_of_ticks_add_up() -> None:
     for now_ms in range(50, 1_900, 50):
         core.step(Tick(), now_ms)
     assert core.state.election_elapsed == 18
-    assert isinstance(core.role, Follower)
+    assert core.term == 1
     core.step(Tick(), 1_900)
-    assert type(core.role) is Candidate
+    assert core.term == 2
+    assert isinstance(core.role, Candidate)
 
 
 def test_time_does_not_go_back() -> None:

@@ -44,6 +44,17 @@ def test_sizes_survive_compaction() -> None:
     assert (log.base_index, log.base_term, log.first_index) == (11, 1, 12)
 
 
+def test_compaction_keeps_the_term_before_the_first_entry() -> None:
+    log = _log(1, 2, 3, 3)
+    log.commit_to(13)
+    log.take_committed(unstable_too=False)
+    log.snapshot_taken(SnapshotMeta(13, 3))
+    log.compact(12)
+    assert [log.term_at(index) for index in (11, 12, 13)] == [None, 2, 3]
+    log.compact(13)
+    assert (log.term_at(13), log.term_at(14)) == (3, 3)
+
+
 def test_compaction_needs_a_snapshot() -> None:
     log = _log(1, 1)
     log.commit_to(12)

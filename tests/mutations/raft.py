@@ -1,0 +1,270 @@
+"""Bugs of the Raft core. Most lose or fork acknowledged writes; each has a check that needs no recorded transcript."""
+
+from tests.mutations.framework import Mutation, PytestCheck
+
+
+def _transcript(name: str) -> PytestCheck:
+    return PytestCheck(f"tests/scenarios/test_raft_transcripts.py::test_transcript[{name}]")
+
+
+QUORUM = PytestCheck("tests/properties/test_raft_quorum.py")
+BACK_OFF = PytestCheck("tests/properties/test_raft_back_off.py")
+CORE = PytestCheck("tests/unit/raft/test_core.py")
+LOG = PytestCheck("tests/unit/raft/test_log.py")
+HARSH = PytestCheck("tests/properties/test_raft_group.py::test_harsh_elections")
+MIXED = PytestCheck("tests/properties/test_raft_group.py::test_mixed")
+
+MUTATIONS = (
+    Mutation(
+        name="raft-commit-older-term-by-counting",
+        module="ebla.raft.replicating",
+        find="if index <= state.log.committed or state.log.term_at(index) != state.term:",
+        replace="if index <= state.log.committed:",
+        check=_transcript("figure_8"),
+        why="a write that was acknowledged is replaced by the next leader",
+    ),
+    Mutation(
+        name="raft-commit-at-a-minority",
+        module="ebla.raft.quorum",
+        find="return indexes[len(indexes) - majority(voters)]",
+        replace="return indexes[min(len(indexes) - majority(voters) + 1, len(indexes) - 1)]",
+        check=QUORUM,
+        why="an acknowledged write is gone when one node is",
+    ),
+    Mutation(
+        name="raft-joint-commit-counted-as-single",
+        module="ebla.raft.quorum",
+        find="    if membership.outgoing:\n        return min(index,",
+        replace="    if len(membership.outgoing) > 99:\n        return min(index,",
+        check=_transcript("joint_quorum"),
+        why="two majorities that do not overlap decide differently during a membership change",
+    ),
+    Mutation(
+        name="raft-joint-vote-counted-as-single",
+        module="ebla.raft.quorum",
+        find="    if incoming is outgoing:\n        return incoming\n",
+        replace="    if incoming is outgoing or incoming is VoteResult.WON:\n        return incoming\n",
+        check=_transcript("joint_quorum"),
+        why="two leaders in one term during a membership change",
+    ),
+    Mutation(
+        name="raft-learner-counted-as-voter",
+        module="ebla.raft.replicating",
+        find="    index = joint_index(state.membership, acknowledged)\n",
+        replace="    index = sorted(acknowledged.values())[(len(acknowledged) - 1) // 2]\n",
+        check=_transcript("learner_does_not_count"),
+        why="a write counts as safe although only learners hold it",
+    ),
+    Mutation(
+        name="raft-vote-answered-before-write",
+        module="ebla.raft.state",
+        find="        self.after_write.append(answer)\n",
+        replace="        early = isinstance(answer, VoteResponse) and answer.to != self.peer\n"
+        "        (self.messages if early else self.after_write).append(answer)\n",
+        check=_transcript("vote_survives_crash"),
+        why="a peer votes twice in a term around a crash, and two leaders are elected",
+    ),
+    Mutation(
+        name="raft-append-answered-before-write",
+        module="ebla.raft.state",
+        find="        self.after_write.append(answer)\n",
+        replace="        early = isinstance(answer, AppendResponse) and answer.to != self.peer\n"
+        "        (self.messages if early else self.after_write).append(answer)\n",
+        check=MIXED,
+        why="a power cut loses an acknowledged write",
+    ),
+    Mutation(
+        name="raft-leader-counts-itself-before-write",
+        module="ebla.raft.elections",
+        find="    state.log.append(entries)\n",
+        replace="    state.log.append(entries)\n    leader.progress[state.peer].match = entries[-1].index\n",
+        check=_transcript("append_answered_after_write"),
+        why="a power cut at the leader loses an acknowledged write",
+    ),
+    Mutation(
+        name="raft-office-before-own-vote-is-durable",
+        module="ebla.raft.elections",
+        find="            if state.peer in role.votes:\n                _take_office(state)\n",
+        replace="            _take_office(state)\n",
+        check=_transcript("own_vote_first"),
+        why="a leader that crashes at once leads the same term twice, with two logs",
+    ),
+    Mutation(
+        name="raft-second-vote-in-a-term",
+        module="ebla.raft.elections",
+        find="    is_free = state.vote == request.sender or (state.vote == NOBODY and state.role.leader == NOBODY)\n",
+        replace="    is_free = state.role.leader == NOBODY\n",
+        check=HARSH,
+        why="two leaders in one term",
+    ),
+    Mutation(
+        name="raft-vote-without-log-check",
+        module="ebla.raft.elections",
+        find="    granted = is_free and state.log.is_up_to_date(request.last_index, request.last_term)\n"
+        "    state.answer_when_written(VoteResponse(",
+        replace="    granted = is_free\n    state.answer_when_written(VoteResponse(",
+        check=HARSH,
+        why="a leader without the committed entries overwrites them everywhere",
+    ),
+    Mutation(
+        name="raft-vote-does-not-need-sync",
+        module="ebla.raft.core",
+        find="must_sync = bool(entries) or given.term != state.term or given.vote != state.vote",
+        replace="must_sync = bool(entries)",
+        check=_transcript("vote_survives_crash"),
+        why="a power cut forgets a vote that was told",
+    ),
+    Mutation(
+        name="raft-pre-vote-disturbs",
+        module="ebla.raft.elections",
+        find="            return not trusts_leader(state)\n",
+        replace="            state.become_follower(term, NOBODY)\n",
+        check=_transcript("pre_vote_does_not_disturb"),
+        why="a node that was cut off deposes a healthy leader when it comes back",
+    ),
+    Mutation(
+        name="raft-read-without-quorum-round",
+        module="ebla.raft.leading",
+        find="    if state.options.read_mode is ReadMode.LEASE:\n        _answer_read(",
+        replace="    if state.options.read_mode in ReadMode:\n        _answer_read(",
+        check=_transcript("read_index_deposed"),
+        why="a leader that was replaced serves old data as linearizable",
+    ),
+    Mutation(
+        name="raft-read-before-own-commit",
+        module="ebla.raft.leading",
+        find="    if state.log.term_at(state.log.committed) != state.term:\n",
+        replace="    if state.log.committed == 0:\n",
+        check=_transcript("read_index"),
+        why="a new leader answers a read with a commit index that is behind the truth",
+    ),
+    Mutation(
+        name="raft-delayed-append-truncates",
+        module="ebla.raft.log",
+        find="        known = min(last, self.last_index) - prev_index\n",
+        replace="        known = 0\n",
+        check=BACK_OFF,
+        why="a late message cuts off entries that were acknowledged after it",
+    ),
+    Mutation(
+        name="raft-conflict-is-kept",
+        module="ebla.raft.log",
+        find="            if self._entries[start + position].term != entries[position].term:\n"
+        "                self.append(entries[position:])\n                return last\n",
+        replace="            pass\n",
+        check=BACK_OFF,
+        why="a follower keeps entries that were never committed and serves them",
+    ),
+    Mutation(
+        name="raft-follower-commits-own-suffix",
+        module="ebla.raft.following",
+        find="        log.commit_to(min(append.commit, last))\n",
+        replace="        log.commit_to(min(append.commit, log.last_index))\n",
+        check=CORE,
+        why="a follower applies entries that were never committed",
+    ),
+    Mutation(
+        name="raft-heartbeat-commit-not-cut",
+        module="ebla.raft.replicating",
+        find="            commit = min(progress.match, state.log.committed)\n",
+        replace="            commit = state.log.committed\n",
+        check=HARSH,
+        why="a follower applies its own entries under the leader's commit index",
+    ),
+    Mutation(
+        name="raft-replaced-write-counts-as-stable",
+        module="ebla.raft.log",
+        find="        if index <= self.stable or not self.matches(index, term):\n            return\n",
+        replace="        if index <= self.stable:\n            return\n        index = min(index, self.last_index)\n",
+        check=LOG,
+        why="entries are applied that a power cut would still take back",
+    ),
+    Mutation(
+        name="raft-write-of-an-older-term-counts",
+        module="ebla.raft.applying",
+        find="    if event.last_index and event.term == state.term:\n",
+        replace="    if event.last_index:\n",
+        check=_transcript("aba_write"),
+        why="entries are taken for durable while an older write may still replace them",
+    ),
+    Mutation(
+        name="raft-snapshot-off-by-one",
+        module="ebla.raft.progress",
+        find="        self.pending_snapshot = index\n        self.next_index = index + 1\n",
+        replace="        self.pending_snapshot = index + 1\n        self.next_index = index + 2\n",
+        check=_transcript("compaction"),
+        why="a node that was restored from a snapshot waits for an entry it is never sent",
+    ),
+    Mutation(
+        name="raft-compaction-off-by-one",
+        module="ebla.raft.log",
+        find="        self.base_term = self._entries[count - 1].term\n",
+        replace="        self.base_term = self._entries[max(count - 2, 0)].term\n",
+        check=LOG,
+        why="a follower refuses what follows a compacted entry, or accepts what does not",
+    ),
+    Mutation(
+        name="raft-two-changes-at-once",
+        module="ebla.raft.leading",
+        find="    if pending_change_index > state.log.applied:\n",
+        replace="    if pending_change_index > state.log.last_index:\n",
+        check=_transcript("one_change_at_a_time"),
+        why="two membership changes in flight split the group",
+    ),
+    Mutation(
+        name="raft-new-leader-forgets-pending-change",
+        module="ebla.raft.state",
+        find="pending_change_index=last)",
+        replace="pending_change_index=0)",
+        check=_transcript("one_change_at_a_time"),
+        why="a second membership change is taken while the former leader's is in flight",
+    ),
+    Mutation(
+        name="raft-campaign-over-unapplied-change",
+        module="ebla.raft.elections",
+        find="    if state.log.has_membership_change(state.log.applied + 1, state.log.committed):\n",
+        replace="    if state.log.has_membership_change(state.log.committed + 1, state.log.committed):\n",
+        check=_transcript("unapplied_change_bars_campaign"),
+        why="a node that was removed becomes leader by the old membership",
+    ),
+    Mutation(
+        name="raft-membership-applied-twice",
+        module="ebla.raft.applying",
+        find="    if event.index <= state.membership_index:\n",
+        replace="    if event.index < 0:\n",
+        check=CORE,
+        why="after a snapshot a node counts majorities of a membership that never was",
+    ),
+    Mutation(
+        name="raft-removed-leader-stays",
+        module="ebla.raft.applying",
+        find="        if state.options.step_down_on_removal:\n",
+        replace="        if not state.options.step_down_on_removal:\n",
+        check=_transcript("step_down_on_removal"),
+        why="a leader that was removed blocks all writes for ever",
+    ),
+    Mutation(
+        name="raft-quorum-never-checked",
+        module="ebla.raft.leading",
+        find="            progress.recently_active = False\n",
+        replace="            progress.recently_active = True\n",
+        check=_transcript("learner_does_not_count"),
+        why="a leader that is cut off keeps its clients waiting instead of stepping down",
+    ),
+    Mutation(
+        name="raft-window-never-reopened",
+        module="ebla.raft.leading",
+        find="    progress.is_paused = progress.pace is Pace.SNAPSHOT\n    # The peer lives",
+        replace="    # The peer lives",
+        check=_transcript("compaction"),
+        why="after lost messages a follower never catches up",
+    ),
+    Mutation(
+        name="raft-transfer-refused-by-trust",
+        module="ebla.raft.elections",
+        find="            if trusts_leader(state) and not message.transfer:\n",
+        replace="            if trusts_leader(state):\n",
+        check=_transcript("leader_transfer"),
+        why="a planned hand-over never succeeds",
+    ),
+)
