@@ -218,7 +218,10 @@ def _advance_tablets(draft: Draft, command: AdvanceTablets) -> None:
         if transition.session is not None:
             rows[keys.session_key(transition.session)] = None
         if target is not None:
-            rows.update(_rows_of_stage(draft, step, transition, target))
+            entered = _rows_of_stage(draft, step, transition, target)
+            shared = next((each for each in entered if each in rows), None)
+            draft.require(shared is None, f"two tablets would share {shared}: each stage has a session of its own")
+            rows.update(entered)
         else:
             rows[key] = None
             if stage_row(transition).ending is Ending.REPLICAS_BECOME_NEXT:

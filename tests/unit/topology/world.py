@@ -76,6 +76,7 @@ from ebla.topology.states import (
     TransitionKind,
     TransitionState,
 )
+from ebla.topology.tablet_invariants import tablet_violations
 from ebla.topology.tokens_at_join import choose_tokens
 
 HISTORY = HistoryId(uuid.UUID(int=1 << 100))
@@ -164,6 +165,7 @@ class World:
             assert self.snapshot.revisions == whole.revisions
             assert applied.at(Revision(HISTORY, self.group0.index)).revisions == whole.revisions
             assert violations(self.snapshot) == ()
+            assert tuple(tablet_violations(self.snapshot)) == ()
 
     def do(self, command: Command) -> Snapshot:
         refused = self.try_(command)
@@ -321,6 +323,11 @@ class Coordinator:
         world = self._world
         if step.tablets:
             self.advance_tablets(step.tablets, fails)
+        elif fails and step.draining:
+            node = world.snapshot.node_in_transition()
+            assert node is not None
+            world.do(FailDraining(node.host, "told to fail"))
+            return
         if not step.ask_balancer:
             return
         moves, stuck = self.drain_plan(step.draining)
