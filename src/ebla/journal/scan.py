@@ -1,8 +1,8 @@
 """Reading a segment, and telling a torn tail from damage.
 
-What makes the two different is the order of writing: a frame is written only after the one before it is synced
-(`INV-JOURNAL-1`), and a segment only after all before it are complete. So at any moment at most one frame, the last, is
-not acknowledged. When the frame at some place is bad:
+What makes the two different is the order of writing: a frame is written only after the one before it is synced, and a
+segment only after all before it are complete. So at any moment at most one frame, the last, is not acknowledged. When
+the frame at some place is bad:
 
 1. A frame header of this log with a later sequence stands anywhere behind it: the bad one was acknowledged, damage.
 2. It is not in the newest segment: it was acknowledged, damage.

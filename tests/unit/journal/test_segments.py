@@ -1,10 +1,11 @@
 import asyncio
 from functools import partial
 
+import msgspec
 import pytest
 from tests.unit.journal.on_disks import Machine
 
-from ebla.journal.manifest import Manifest, load_manifest, save_manifest, segment_path, segments_needed
+from ebla.journal.manifest import load_manifest, save_manifest, segment_path, segments_needed
 from ebla.journal.records import LOG_FORMAT, SegmentHeader, encode_segment_header
 from ebla.journal.recovery import LogLimits
 from ebla.journal.segments import LogFailed, SegmentedLog
@@ -206,7 +207,7 @@ def slow_down_after_rename(machine: Machine, disk: LifeDisk) -> None:
         rename(old, new)
         machine.disk.behaviour.sync_ms = 10_000.0
 
-    disk.rename = rename_and_slow_down  # type: ignore[method-assign]
+    disk.rename = rename_and_slow_down  # type: ignore[method-assign]  # a slow device at this very call
 
 
 def test_a_full_disk_refuses_a_batch_wholly_and_takes_the_next_when_there_is_room() -> None:
@@ -354,8 +355,8 @@ async def rotate_and_hang(machine: Machine, disk: LifeDisk) -> None:
         if renamed:
             machine.disk.behaviour.sync_ms = 10_000.0
 
-    disk.rename = note_rename  # type: ignore[method-assign]
-    disk.sync_folder = sync_folder_and_slow_down  # type: ignore[method-assign]
+    disk.rename = note_rename  # type: ignore[method-assign]  # a slow device at this very call
+    disk.sync_folder = sync_folder_and_slow_down  # type: ignore[method-assign]  # a slow device at this very call
     try:
         await log.append([b"L" * 1500])
     finally:
@@ -392,8 +393,7 @@ def change_manifest(machine: Machine, **changes: object) -> None:
     async def main(disk: LifeDisk) -> None:
         manifest = await load_manifest(disk, FOLDER)
         assert manifest is not None
-        fields = {name: changes.get(name, getattr(manifest, name)) for name in manifest.__struct_fields__}
-        await save_manifest(disk, FOLDER, Manifest(**fields))  # type: ignore[arg-type]
+        await save_manifest(disk, FOLDER, msgspec.structs.replace(manifest, **changes))
 
     machine.run(main)
 
