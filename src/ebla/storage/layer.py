@@ -4,14 +4,15 @@ Get, scan and put are synchronous: they touch memory and the page cache. Opening
 asynchronous. The engine keeps no log of its own: what was put and not flushed is gone after a crash (or, if the engine
 chose to write it out early, is still there), and the shard's commit log brings it back.
 
-Errors, of every operation: `Corruption` where stored bytes are not what was written, `DiskFull`, `Overloaded` where a
-put would have to wait, `OSError` for other failures of the device.
+Errors, of every operation: `LayerDamaged` where stored bytes are not what was written, `DiskFull`, `Overloaded` where
+a put would have to wait, `Stale` on a closed layer, `OSError` for other failures of the device.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
+from ebla.model.errors import Corruption
 from ebla.storage.layer_facts import LayerFacts
 
 KEY_BYTES_MIN = 8
@@ -21,6 +22,18 @@ BUILD_ROWS = 4096
 
 Item = tuple[bytes, bytes]
 """A key and its value."""
+
+
+class LayerDamaged(Corruption):
+    """Part of a layer cannot be read. `folder` says which, for whoever sets it aside."""
+
+    def __init__(self, folder: str, what: str) -> None:
+        super().__init__(
+            f"layer {folder} is damaged: {what}",
+            advice="check the device and keep a copy of the folder (`ebla store verify` tells how much of it can be "
+            "read), then rebuild this replica from the others",
+        )
+        self.folder = folder
 
 
 class Layer(Protocol):
@@ -35,7 +48,7 @@ class Layer(Protocol):
     @property
     def facts(self) -> LayerFacts:
         """Of everything in it, flushed or not. After a crash never narrower than what is still there; the greatest
-        timestamp may then be some seconds too late."""
+        timestamp may then be some seconds too late, and the count of rows too low."""
         ...
 
     @property
@@ -51,7 +64,7 @@ class Layer(Protocol):
 
     def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
         """From `start` up to and without `end`, in order, as the layer was when this was called. It ends only at the
-        end: what cannot be read raises `Corruption`. Closing the layer ends it with `Stale`."""
+        end: what cannot be read raises `LayerDamaged`. Closing the layer ends it with `Stale`."""
         ...
 
     def scan_batches(
@@ -116,7 +129,7 @@ class LayerEngine(Protocol):
         ...
 
     async def open(self, folder: str, *, writable: bool) -> Layer:
-        """Writable: a missing folder is an empty layer, for it was never flushed. Read-only: it is `Corruption`."""
+        """Writable: a missing folder is an empty layer, for it was never flushed. Read-only: it is `LayerDamaged`."""
         ...
 
     def builder(self, folder: str) -> LayerBuilder:

@@ -1,0 +1,521 @@
+"""Layers on RocksDB, and the only module that knows the library.
+
+Four of its habits give wrong results in silence; this module is where they stop (`test_rocks_traps.py` pins each):
+
+- a scan over a damaged block simply ends: every scan here asks for the status behind its last row;
+- the setter of the lower bound overwrites the upper one: it is never called;
+- an opened database takes its options from disk and drops the shared cache, unless they are given per column family;
+- a database stays locked while any iterator, snapshot or checkpoint object of it lives: none leaves this module.
+
+Also: a put that would have to wait is refused at once (waiting would stop the whole process, for the library does not
+let go of the interpreter), and its own log is off, since the shard has one for all its layers.
+"""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import msgspec
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+    WriteBatch,
+    WriteBufferManager,
+    WriteOptions,
+)
+
+from ebla.journal.replace import parent_folder
+from ebla.model.errors import DiskFull, InternalError, Overloaded, Stale
+from ebla.ports.disk import Disk
+from ebla.storage.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
+from ebla.storage.layer_facts import NO_FACTS, LayerFacts
+
+T = TypeVar("T")
+
+FACTS_KEY = b"\0"
+"""Shorter than a token, so before every row."""
+FIRST_KEY = bytes(KEY_BYTES_MIN)
+GREATEST_SLACK_US = 10_000_000
+"""Facts are written in the batch that widens them, so that rows never become durable without. A later write widens the
+greatest timestamp almost every time; storing it this much too late makes that one batch in many."""
+FIRST_ROWS = 16
+
+_NOT_OF_A_CHECKPOINT = ("LOCK", "LOG")
+_BUILD_SUFFIX = ".build"
+_encode_facts = msgspec.msgpack.Encoder().encode
+_decode_facts = msgspec.msgpack.Decoder(LayerFacts).decode
+
+
+class RocksLimits(msgspec.Struct, frozen=True):
+    write_buffer_bytes: int = 4 << 20
+    """Of one layer; when it is full the library flushes it by itself."""
+    write_buffers: int = 4
+    """Full ones that may wait to be flushed before puts are refused."""
+    write_buffers_total_bytes: int = 256 << 20
+    cache_bytes: int = 64 << 20
+    block_bytes: int = 16 << 10
+    arena_block_bytes: int = 64 << 10
+    """Each layer takes one as soon as it is written to."""
+    bloom_bits: int = 10
+    background_jobs: int = 2
+    built_file_bytes: int = 256 << 20
+    info_log_bytes: int = 256 << 10
+
+
+class RocksEngine:
+    """The layers of one process: they share a cache and a bound on unflushed memory."""
+
+    def __init__(self, disk: Disk, limits: RocksLimits | None = None) -> None:
+        self._disk = disk
+        self._limits = limits or RocksLimits()
+        self._options = _options(self._limits)
+
+    async def create(self, folder: str) -> "RocksLayer":
+        assert not self._disk.exists(folder), f"{folder} is already there"
+        return RocksLayer(self, folder, writable=True)
+
+    async def open(self, folder: str, *, writable: bool) -> "RocksLayer":
+        layer = RocksLayer(self, folder, writable=writable)
+        if self._disk.exists(folder):
+            await self._disk.run(layer.open_files)
+        elif not writable:
+            raise LayerDamaged(folder, "its folder is missing")
+        return layer
+
+    def builder(self, folder: str) -> "RocksBuilder":
+        return RocksBuilder(self, folder)
+
+    async def drop(self, folder: str) -> None:
+        await self._disk.run(partial(self._disk.remove_folder, folder))
+
+    # -- for the layers and builders of this module -----------------------------------------------------------------
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    @property
+    def limits(self) -> RocksLimits:
+        return self._limits
+
+    def open_database(self, folder: str, *, writable: bool) -> Rdict:
+        access = AccessType.read_write() if writable else AccessType.read_only(False)
+        with_options = {"default": self._options}
+        return _telling(folder, partial(Rdict, folder, self._options, with_options, access))
+
+    def new_file(self, path: str) -> SstFileWriter:
+        writer = SstFileWriter(self._options)
+        _telling(path, partial(writer.open, path))
+        return writer
+
+
+class RocksLayer:
+    """`layer.Layer`."""
+
+    def __init__(self, engine: RocksEngine, folder: str, *, writable: bool) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._writable = writable
+        self._database: Rdict | None = None
+        self._facts = NO_FACTS
+        self._stored = NO_FACTS
+        self._unflushed_bytes = 0
+        self._name_is_durable = False
+        self._takes_puts = writable
+        self._closed = False
+        self._scans: WeakSet[_Scan] = WeakSet()
+        self._slow_work = asyncio.Lock()
+        self._write_options = _write_options()
+
+    @property
+    def folder(self) -> str:
+        return self._folder
+
+    @property
+    def writable(self) -> bool:
+        return self._writable
+
+    @property
+    def facts(self) -> LayerFacts:
+        return self._facts
+
+    @property
+    def unflushed_bytes(self) -> int:
+        return self._unflushed_bytes
+
+    def open_files(self) -> None:
+        """Blocks for some milliseconds."""
+        self._database = self._engine.open_database(self._folder, writable=self._writable)
+        stored = self.get(FACTS_KEY)
+        if stored is not None:
+            self._facts = self._stored = _read_facts(self._folder, stored)
+        elif next(self.scan(), None) is not None:
+            raise LayerDamaged(self._folder, "it holds rows and does not tell their facts")
+
+    def get(self, key: bytes) -> bytes | None:
+        if self._database is None:
+            self._check_open()
+            return None
+        try:
+            found: bytes | None = self._database.get(key)
+        except Exception as failure:
+            raise _told(failure, self._folder) from failure
+        return found
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._database is None:
+            self._check_open()
+            return [None] * len(keys)
+        try:
+            found: Any = self._database.get(list(keys))
+        except Exception as failure:
+            raise _told(failure, self._folder) from failure
+        return list(found)
+
+    def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        return chain.from_iterable(self.scan_batches(start, end))
+
+    def scan_batches(
+        self, start: bytes = b"", end: bytes | None = None, rows_max: int = SCAN_ROWS_MAX
+    ) -> Iterator[list[Item]]:
+        start = max(start, FIRST_KEY)
+        if self._database is None or (end is not None and end <= start):
+            self._check_open()
+            return iter(())
+        # A read-only layer does not change, so it needs no snapshot to be the same for all parts of the scan.
+        view = self._database.snapshot() if self._writable else self._database
+        scan = _Scan(self._folder, view, (start, end), rows_max)
+        self._scans.add(scan)
+        return scan
+
+    def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
+        assert self._writable, f"{self._folder} is a base, which is never written to"
+        if not self._takes_puts:
+            raise Stale(f"layer {self._folder} is closed")
+        if self._database is None:
+            self.open_files()
+        assert self._database is not None
+        batch = WriteBatch(raw_mode=True)
+        size = 0
+        for key, value in items:
+            batch[key] = value
+            size += len(key) + len(value)
+        stored = self._stored
+        if not stored.covers(facts):
+            stored = _with_slack(self._facts.widened(facts))
+            batch[FACTS_KEY] = _encode_facts(stored)
+        try:
+            self._database.write(batch, self._write_options)
+        except Exception as failure:
+            raise _told(failure, self._folder) from failure
+        self._stored = stored
+        self._facts = self._facts.widened(facts)
+        self._unflushed_bytes += size
+
+    def size_bytes(self) -> int:
+        if self._database is None:
+            return 0
+        return (self._database.property_int_value("rocksdb.live-sst-files-size") or 0) + self._unflushed_bytes
+
+    async def flush(self) -> None:
+        async with self._slow_work:
+            self._check_open()
+            await self._flush()
+
+    async def checkpoint(self, folder: str) -> None:
+        async with self._slow_work:
+            self._check_open()
+            await self._flush()
+            disk = self._engine.disk
+            if self._writable:
+                await disk.run(partial(self._checkpoint, folder))
+            else:
+                await disk.run(partial(_link_files, disk, self._folder, folder))
+            await disk.sync_folder(folder)
+            await disk.sync_folder(parent_folder(folder))
+
+    async def close(self) -> None:
+        async with self._slow_work:
+            if self._closed:
+                return
+            self._takes_puts = False
+            try:
+                await self._flush()
+            except BaseException:
+                self._takes_puts = self._writable
+                raise
+            await self._let_go()
+
+    async def discard(self) -> None:
+        async with self._slow_work:
+            if not self._closed:
+                await self._let_go()
+
+    async def _flush(self) -> None:
+        database = self._database
+        if database is None or not self._unflushed_bytes:
+            return
+        begun_bytes = self._unflushed_bytes
+        self._store_exact_facts(database)
+        disk = self._engine.disk
+        await disk.run(partial(_telling, self._folder, database.flush))
+        if not self._name_is_durable:
+            await disk.sync_folder(parent_folder(self._folder))
+            self._name_is_durable = True
+        self._unflushed_bytes -= begun_bytes
+
+    def _store_exact_facts(self, database: Rdict) -> None:
+        """Without the slack. Where the library refuses, the wider ones that are there stay true."""
+        batch = WriteBatch(raw_mode=True)
+        batch[FACTS_KEY] = _encode_facts(self._facts)
+        try:
+            _telling(self._folder, partial(database.write, batch, self._write_options))
+        except Overloaded:
+            return
+        self._stored = self._facts
+
+    def _checkpoint(self, folder: str) -> None:
+        if self._database is None:
+            self.open_files()
+        assert self._database is not None
+        _telling(self._folder, partial(Checkpoint(self._database).create_checkpoint, folder))
+
+    async def _let_go(self) -> None:
+        self._closed = True
+        self._takes_puts = False
+        database, self._database = self._database, None
+        for scan in tuple(self._scans):
+            scan.end()
+        if database is not None:
+            await self._engine.disk.run(partial(_telling, self._folder, database.close))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Stale(f"layer {self._folder} is closed")
+
+
+class _Scan:
+    """Lists of rows, in order. The library's cursors stay in here, also when an error travels on: its traceback would
+    keep local names alive, and with them the lock of the database."""
+
+    def __init__(self, folder: str, view: Any, bounds: tuple[bytes, bytes | None], rows_max: int) -> None:
+        self._folder = folder
+        self._view = view
+        self._last, end = bounds
+        self._rows_max = rows_max
+        self._rows_next = min(FIRST_ROWS, rows_max)
+        self._bound = ReadOptions()
+        if end is not None:
+            self._bound.set_iterate_upper_bound(end)
+        self._cursor: Any = None
+        self._rows: Any = None
+        self._ended = False
+
+    def __iter__(self) -> Iterator[list[Item]]:
+        return self
+
+    def __next__(self) -> list[Item]:
+        if self._ended:
+            raise StopIteration
+        if self._view is None:
+            raise Stale(f"layer {self._folder} was closed during a scan of it")
+        try:
+            rows = self._first_rows() if self._rows is None else self._more_rows()
+        except Exception as failure:
+            self._finish()
+            raise _told(failure, self._folder) from failure
+        if not rows:
+            raise StopIteration
+        return rows
+
+    def end(self) -> None:
+        """Its layer is closed."""
+        self._view = self._cursor = self._rows = None
+
+    def _finish(self) -> None:
+        self._ended = True
+        self.end()
+
+    def _first_rows(self) -> list[Item]:
+        """By the cursor that tells its status, which is all that a short scan costs; the faster one takes over."""
+        self._cursor = cursor = self._view.iter(self._bound)
+        cursor.seek(self._last)
+        rows: list[Item] = []
+        while len(rows) < self._rows_next and cursor.valid():
+            rows.append((cursor.key(), cursor.value()))
+            cursor.next()
+        cursor.status()
+        if cursor.valid():
+            self._rows = self._view.items(from_key=cursor.key(), read_opt=self._bound)
+            self._last = rows[-1][0]
+            self._cursor = None
+        else:
+            self._finish()
+        return rows
+
+    def _more_rows(self) -> list[Item]:
+        self._rows_next = min(self._rows_next * 4, self._rows_max)
+        rows: list[Item] = list(islice(self._rows, self._rows_next))
+        if rows:
+            self._last = rows[-1][0]
+        if len(rows) < self._rows_next:
+            self._check_end()
+            self._finish()
+        return rows
+
+    def _check_end(self) -> None:
+        """The faster cursor ends in silence at what it cannot read: only behind its last row is the truth."""
+        self._cursor = cursor = self._view.iter(self._bound)
+        cursor.seek(self._last)
+        cursor.next()
+        cursor.status()
+        if cursor.valid():
+            raise LayerDamaged(self._folder, f"a scan ended at key {self._last.hex()}, and more rows follow")
+
+
+class RocksBuilder:
+    """`layer.LayerBuilder`. Rows go to files that the finished database takes over as they are."""
+
+    def __init__(self, engine: RocksEngine, folder: str) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._writer: SstFileWriter | None = None
+        self._paths: list[str] = []
+        self._finished = False
+        assert not engine.disk.exists(folder), f"{folder} is already there"
+        engine.disk.make_folder(folder)
+
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        if not keys:
+            return
+        assert len(keys[0]) >= KEY_BYTES_MIN, "a key begins with a token"
+        if self._writer is None:
+            self._writer = self._new_file()
+        writer = self._writer
+        try:
+            for key, value in zip(keys, values, strict=True):
+                writer[key] = value
+        except Exception as failure:
+            raise _told(failure, self._folder) from failure
+        if writer.file_size() >= self._engine.limits.built_file_bytes:
+            self._end_file()
+
+    async def finish(self, facts: LayerFacts) -> None:
+        disk = self._engine.disk
+        await disk.run(partial(self._assemble, facts))
+        await disk.sync_folder(self._folder)
+        await disk.sync_folder(parent_folder(self._folder))
+        self._finished = True
+
+    async def abandon(self) -> None:
+        if not self._finished:
+            self._writer = None
+            await self._engine.drop(self._folder)
+            self._finished = True
+
+    def _assemble(self, facts: LayerFacts) -> None:
+        self._end_file()
+        writer = self._writer = self._new_file()
+        writer[FACTS_KEY] = _encode_facts(facts)
+        self._end_file()
+        database = self._engine.open_database(self._folder, writable=True)
+        try:
+            taking_over = IngestExternalFileOptions()
+            taking_over.set_move_files(True)
+            _telling(self._folder, partial(database.ingest_external_file, self._paths, taking_over))
+        finally:
+            database.close()
+
+    def _new_file(self) -> SstFileWriter:
+        path = f"{self._folder}/{len(self._paths):06d}{_BUILD_SUFFIX}"
+        self._paths.append(path)
+        return self._engine.new_file(path)
+
+    def _end_file(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            _telling(self._folder, writer.finish)
+
+
+def _options(limits: RocksLimits) -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(Cache(limits.cache_bytes))
+    table.set_block_size(limits.block_bytes)
+    table.set_bloom_filter(limits.bloom_bits, False)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_write_buffer_size(limits.write_buffer_bytes)
+    options.set_max_write_buffer_number(limits.write_buffers)
+    options.set_arena_block_size(limits.arena_block_bytes)
+    options.set_write_buffer_manager(WriteBufferManager(limits.write_buffers_total_bytes, False))
+    options.set_max_background_jobs(limits.background_jobs)
+    # One database would hardly notice these; hundreds of them would fill the folder and the disk with their notes.
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(limits.info_log_bytes)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    options.set_manifest_preallocation_size(64 << 10)
+    return options
+
+
+def _write_options() -> WriteOptions:
+    options = WriteOptions()
+    options.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, whatever the stub says
+    options.no_slowdown = True
+    return options
+
+
+def _link_files(disk: Disk, source: str, target: str) -> None:
+    disk.make_folder(target)
+    for name in disk.list_folder(source):
+        if not name.startswith(_NOT_OF_A_CHECKPOINT) and not name.endswith(_BUILD_SUFFIX):
+            disk.link(f"{source}/{name}", f"{target}/{name}")
+
+
+def _with_slack(facts: LayerFacts) -> LayerFacts:
+    return msgspec.structs.replace(facts, greatest_us=facts.greatest_us + GREATEST_SLACK_US)
+
+
+def _read_facts(folder: str, data: bytes) -> LayerFacts:
+    try:
+        return _decode_facts(data)
+    except msgspec.DecodeError as failure:
+        raise LayerDamaged(folder, f"its facts cannot be read ({failure})") from failure
+
+
+def _telling(folder: str, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except Exception as failure:
+        raise _told(failure, folder) from failure
+
+
+def _told(failure: Exception, folder: str) -> Exception:
+    """The library raises nothing but `Exception`; what happened is in the text."""
+    if isinstance(failure, LayerDamaged):
+        return failure
+    text = str(failure)
+    if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
+        return DiskFull(f"no space left for layer {folder} ({text})", advice="free space on its file system")
+    if "Write stall" in text:
+        return Overloaded(f"layer {folder} is still flushing earlier writes", advice="try again in a moment")
+    if text.startswith("Corruption") or os.strerror(errno.ENOENT) in text:
+        return LayerDamaged(folder, text)
+    if text.startswith("IO error"):
+        return OSError(errno.EIO, text, folder)
+    return InternalError(f"layer {folder}: {text}")
