@@ -58,7 +58,7 @@ def _campaign(state: State, *, transfer: bool) -> None:
 
 def append_as_leader(state: State, leader: Leader, entries: list[Entry]) -> None:
     state.log.append(entries)
-    # The leader acknowledges its own entries by the same message as everybody else, when they are durable.
+    # The leader acknowledges its own entries by the same message as everybody else, when they are durable (INV-RAFT-7).
     state.answer_when_written(AppendResponse(state.peer, state.peer, state.term, entries[-1].index))
     broadcast_append(state, leader)
 

@@ -127,7 +127,7 @@ class Log:
     # Growing.
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Replaces whatever stood at and behind the first one's index."""
+        """Replaces whatever stood at and behind the first one's index, but nothing committed (INV-RAFT-4)."""
         first = entries[0].index
         keep = first - self.first_index
         assert first > self.committed, "a committed entry is never replaced"
