@@ -158,7 +158,7 @@ def last_words(node: LocalNode) -> str:
 
 
 def _load(name: str, path: Path) -> LocalNode:
-    return LocalNode(name, path, options.load(path))
+    return LocalNode(name, path.resolve(), options.load(path))
 
 
 def _make_nodes(data: Path, shape: Shape) -> list[LocalNode]:
