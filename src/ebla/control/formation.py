@@ -39,8 +39,8 @@ class FormationSetup:
     limits: FormationLimits = FormationLimits()
 
 
-Begin = Callable[[HistoryId], Awaitable[None]]
-"""Makes the first state of a new group durable. Begun again after a crash, it changes nothing."""
+Begin = Callable[[HistoryId], Awaitable[int]]
+"""Makes the first state of a new group durable, and gives the id of its log. Begun again, it changes nothing."""
 
 
 class Formation:
@@ -96,8 +96,8 @@ class Formation:
 
     async def _found(self, begin: Begin) -> tuple[Member, ...]:
         history = self._marks.mark.history
-        await begin(history)
-        await self._mark(Stage.MEMBER, history)
+        log_id = await begin(history)
+        await self._mark(Stage.MEMBER, history, log_id)
         return ()
 
     async def _wait(self, ask: tuple[Address, ...], reason: str) -> None:
@@ -159,9 +159,10 @@ class Formation:
             if self._marks.mark.stage is Stage.FRESH:
                 await self._marks.save(msgspec.structs.replace(self._marks.mark, known=self._state.known))
 
-    async def _mark(self, stage: Stage, history: HistoryId) -> None:
+    async def _mark(self, stage: Stage, history: HistoryId, log_id: int = 0) -> None:
         async with self._saving:
-            await self._marks.save(msgspec.structs.replace(self._marks.mark, stage=stage, history=history))
+            mark = msgspec.structs.replace(self._marks.mark, stage=stage, history=history, log_id=log_id)
+            await self._marks.save(mark)
 
 
 def removed_error(member: Member) -> Refused:
@@ -173,7 +174,7 @@ def removed_error(member: Member) -> Refused:
 
 def lost_folder_error(folder: str, mark: Mark) -> Corruption:
     return Corruption(
-        f"this node is a member of group 0 (start {mark.incarnation}), but its log in {folder} is gone",
+        f"this node is a member of group 0 (start {mark.incarnation}), but its log in {folder} is gone or another",
         advice=(
             "it must not come back with an empty log under its old id: remove the host from another node "
             "(ebla group0 remove), then start it with a new, empty folder"

@@ -124,7 +124,7 @@ class Group0Server:
 
     # ---- opening
 
-    async def _begin(self, history: HistoryId) -> None:
+    async def _begin(self, history: HistoryId) -> int:
         """The first state of a new group: ourselves as its only voter, and the cluster's name."""
         setup = self.setup
         store = Store((HistoryStart(history, 0),))
@@ -137,14 +137,15 @@ class Group0Server:
         meta = SnapshotMeta(1, 1, Membership(voters=(peer,)))
         write = Write(HardState(1, NOBODY, 1), (), meta, must_sync=True, answers=())
         raft, _, _ = self._assemble(history)
-        await raft.begin(meta, snapshot.encode(store), write)
+        log_id = await raft.begin(meta, snapshot.encode(store), write)
         self._context.report("group0.created", {"history": str(history), "cluster": setup.cluster_name})
+        return log_id
 
     async def _open(self, taken_in_by: tuple[Member, ...]) -> "Running":
         mark = self.marks.mark
         raft, machine, wire = self._assemble(mark.history)
         await raft.open()
-        if mark.stage is Stage.MEMBER and machine.store.index == 0:
+        if mark.stage is Stage.MEMBER and raft.log_id != mark.log_id:
             raise lost_folder_error(self.setup.folder, mark)
         wire.learn((*taken_in_by, *machine.store.members.values()))
         caller = Caller(self.setup.member.host, mark.incarnation)
@@ -173,8 +174,8 @@ class Group0Server:
         )
         return RaftServer(self._surroundings, raft_setup, machine, wire), machine, wire
 
-    async def _becomes_member(self) -> None:
-        await self.marks.save(msgspec.structs.replace(self.marks.mark, stage=Stage.MEMBER))
+    async def _becomes_member(self, log_id: int) -> None:
+        await self.marks.save(msgspec.structs.replace(self.marks.mark, stage=Stage.MEMBER, log_id=log_id))
 
     # ---- following the members
 

@@ -175,6 +175,10 @@ class RaftLog:
         log._sweep_at_start()
         return log, recovered
 
+    @property
+    def log_id(self) -> int:
+        return self._journal.log_id
+
     async def persist(self, writes: Sequence[Write]) -> None:
         """Durable on return, in order and all at once: their answers may go. Raises `DiskFull` and nothing happened.
 

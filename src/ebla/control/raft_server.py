@@ -96,9 +96,9 @@ class RaftSetup:
     """Left in memory behind a snapshot, so that a peer that lags a little needs no snapshot."""
     disk_full_retry_ms: int = 500
     read_wait_max_ms: int = 10_000
-    before_first_state: Callable[[], Awaitable[None]] | None = None
-    """Awaited once, after the first snapshot is durable here and before the core hears of it: from then on this peer
-    may acknowledge and vote, so whoever must not forget that writes it down here."""
+    before_first_state: Callable[[int], Awaitable[None]] | None = None
+    """Awaited with the log's id, after the first snapshot is durable here and before the core hears of it: from then on
+    this peer may acknowledge and vote, so whoever must not forget that writes it down here."""
     log_limits: LogLimits = DEFAULT_LIMITS
 
 
@@ -161,13 +161,15 @@ class RaftServer(Generic[Content]):
         past = Past(found.hard_state, found.snapshot, found.entries)
         self._core = Core(self._setup.options, past, self._chance, self._clock.boot_ms())
 
-    async def begin(self, meta: SnapshotMeta, content: Iterator[bytes], first: Write) -> None:
-        """Starts a group: its first state, durable. Only before `open`. Where it was begun already, nothing changes."""
+    async def begin(self, meta: SnapshotMeta, content: Iterator[bytes], first: Write) -> int:
+        """Starts a group: its first state, durable. Only before `open`. Where it was begun already, nothing changes.
+        Gives the id of the log."""
         log, found = await self._open_log()
         if found.snapshot.index == 0:
             await log.store_snapshot(meta, content)
             await log.persist([first])
         await log.close()
+        return log.log_id
 
     async def _open_log(self) -> tuple[RaftLog, RecoveredRaft]:
         return await RaftLog.open(self._disk, self._chance, self._setup.folder, self._setup.log_limits)
@@ -195,6 +197,12 @@ class RaftServer(Generic[Content]):
     def log(self) -> RaftLog:
         assert self._log is not None, "open first"
         return self._log
+
+    @property
+    def log_id(self) -> int:
+        """Of the log on disk: one that was lost and begun anew has another."""
+        assert self._log is not None, "open first"
+        return self._log.log_id
 
     @property
     def is_leader(self) -> bool:
@@ -462,7 +470,7 @@ class RaftServer(Generic[Content]):
             await self.log.store_snapshot(meta, iter(incoming.chunks))
         before = self._setup.before_first_state
         if before is not None and self.core.state.log.snapshot.index == 0:
-            await before()
+            await before(self.log_id)
         # Whichever the core takes is there, and it never takes an older one than it has.
         held = self.core.state.log.snapshot.index
         self._received = {other: kept for other, kept in self._received.items() if other.index > held}

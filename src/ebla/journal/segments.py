@@ -61,6 +61,11 @@ class SegmentedLog:
         return self._segments[0]
 
     @property
+    def log_id(self) -> int:
+        """Drawn when the log was begun: one that was lost and begun anew has another."""
+        return self._log_id
+
+    @property
     def next_sequence(self) -> int:
         """What the first record of the next batch will get."""
         return self._tail.sequence
