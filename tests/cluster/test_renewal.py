@@ -1,5 +1,6 @@
 """Certificates of running nodes are renewed without a restart."""
 
+import functools
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,10 @@ def shown_certificate(nodes: LocalNodes, number: int) -> str:
     return ssl.get_server_certificate((address.host, address.port))
 
 
+def shows(nodes: LocalNodes, number: int, certificate: list[str]) -> bool:
+    return shown_certificate(nodes, number).split() == certificate
+
+
 def test_running_nodes_take_new_certificates_and_stay_up(make_nodes: Callable[..., LocalNodes]) -> None:
     nodes = make_nodes(2)
     nodes.start_all()
@@ -24,8 +29,8 @@ def test_running_nodes_take_new_certificates_and_stay_up(make_nodes: Callable[..
     renewed = renew_certificates(nodes.nodes, SystemClock())
     assert renewed == [Renewed(node.name, pid) for node, pid in zip(nodes.nodes, pids)]
     for number in range(2):
-        eventually(lambda n=number: shown_certificate(nodes, n) != before[n], "the new certificate is shown")  # type: ignore[misc]
-        kept = Path(nodes.nodes[number].folder.tls / "node.pem").read_text()
-        assert shown_certificate(nodes, number).split() == kept.split()
+        kept = Path(nodes.nodes[number].folder.tls / "node.pem").read_text().split()
+        assert kept != before[number].split()
+        eventually(functools.partial(shows, nodes, number, kept), "the new certificate is shown")
     nodes.wait_all_up()
     assert [nodes.nodes[number].running_pid() for number in range(2)] == pids

@@ -4,6 +4,9 @@ Requests go one way only, from whoever connected; the other direction has a conn
 answered at most once, because its id leaves the table with the first answer, the deadline, or the cancel, whichever
 is first; what arrives for an id that is not in the table is dropped. So frames may be lost, repeated or overtake one
 another, as they do in the simulator, and the worst that follows is a deadline.
+
+What a caller may rely on: its request runs at most once (INV-WIRE-1), an error that says "not applied" is true for
+good (INV-WIRE-2), an answer belongs to its request (INV-WIRE-3), and the call ends by its deadline (INV-WIRE-4).
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """The answering side: greeting of whoever connects, dispatch by verb, deadlines, cancels, limits.
 
 A verb is served by a plain function, whose answer leaves in the same step, or by a coroutine function, which runs as
-a task that ends with its deadline, its cancel, or its connection. Whatever a peer sends, only its own connection
-suffers: an unknown verb or an unreadable request is answered with a failure, and bytes that are no frame end the
-connection with the cause in the event log.
+a task that ends with its deadline (INV-WIRE-5), its cancel, or its connection. Whatever a peer sends, only its own
+connection suffers: an unknown verb or an unreadable request is answered with a failure, and bytes that are no frame
+end the connection with the cause in the event log.
 """
 
 import asyncio

@@ -226,7 +226,7 @@ def test_a_slow_reader_holds_the_sender_and_is_released(loop: Loop) -> None:
             drained = asyncio.ensure_future(pair.near.link.wait_drained())
             await asyncio.sleep(0)
             assert not drained.done()
-            pair.far.link._transport.resume_reading()  # type: ignore[attr-defined]
+            pair.far.link._transport.resume_reading()  # type: ignore[attr-defined]  # as above
             await drained
             await pair.far.wait_frames(sent)
 

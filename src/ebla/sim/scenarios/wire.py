@@ -1,24 +1,19 @@
 """Calls between processes under every fault: none runs twice, none outlives its deadline, no error understates.
 
-Every call carries a token of its own and is never repeated by its caller. Servers note which tokens they ran, on a
-list outside their lives. What must hold, whatever the network, the crashes and the pauses do:
-
-    INV-WIRE-1  a request runs at most once
-    INV-WIRE-2  an error that says "not applied" is of a request that never ran
-    INV-WIRE-3  an answer is the answer to its own request
-    INV-WIRE-4  a call ends by its deadline
-    INV-WIRE-5  work whose deadline has passed does not go on
+Every call carries a token of its own and is never repeated by its caller; `sim/checkers/calls.py` says what must hold
+whatever the network, the crashes and the pauses do.
 """
 
 import asyncio
+import functools
 import uuid
-from dataclasses import dataclass, field
 
 import msgspec
 
-from ebla.model.errors import EblaError, Outcome
+from ebla.model.errors import EblaError
 from ebla.model.identity import Address, ClusterId, HostId
 from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.calls import CallLedger
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
 from ebla.sim.world import World
@@ -34,7 +29,6 @@ PORT = 7000
 CALLERS = 16
 DEADLINE_MS = 800
 LATE_MS = 50
-"""How much later than its deadline a call may end: what the slack of the shared timer and a turn of the loop take."""
 LIMITS = WireLimits(in_flight_requests_max=4, running_requests_max=6, admission_wait_ms=200, connect_ms=1500)
 
 
@@ -50,38 +44,12 @@ def introduction(number: int) -> Introduction:
     return Introduction(HostId(uuid.UUID(int=number + 1)), ClusterId(uuid.UUID(int=99)), "wire")
 
 
-@dataclass
-class Ledger:
-    """What really happened, seen from outside every life."""
-
-    world: World
-    ran: dict[int, int] = field(default_factory=dict)
-    not_applied: dict[int, str] = field(default_factory=dict)
-    answered: int = 0
-    unknown: int = 0
-
-    def run(self, token: int) -> None:
-        self.ran[token] = self.ran.get(token, 0) + 1
-        if self.ran[token] > 1:
-            self.world.fail(f"INV-WIRE-1: request {token} ran {self.ran[token]} times")
-        if token in self.not_applied:
-            self.world.fail(f"INV-WIRE-2: request {token} ran after its caller was told {self.not_applied[token]}")
-
-    def failed(self, token: int, error: EblaError) -> None:
-        if error.outcome is not Outcome.NOT_APPLIED:
-            self.unknown += 1
-            return
-        self.not_applied[token] = f"{type(error).__name__}: {error}"
-        if token in self.ran:
-            self.world.fail(f"INV-WIRE-2: request {token} ran, its caller was told {self.not_applied[token]}")
-
-
-async def server(around: Surroundings, address: Address, who: Introduction, ledger: Ledger) -> None:
+async def server(around: Surroundings, address: Address, who: Introduction, ledger: CallLedger) -> None:
     async def act(request: Token, _call: IncomingCall) -> Token:
-        ledger.run(request.token)
+        ledger.ran(request.token)
         await asyncio.sleep(request.work_ms / 1000)
         if request.work_ms > DEADLINE_MS:
-            ledger.world.fail(f"INV-WIRE-5: request {request.token} still ran after its deadline")
+            ledger.outlived(request.token)
         return request
 
     async with asyncio.TaskGroup() as tasks:
@@ -91,7 +59,7 @@ async def server(around: Surroundings, address: Address, who: Introduction, ledg
         await asyncio.Event().wait()
 
 
-async def caller(world: World, peers: Peers, ledger: Ledger, first_token: int, until: float) -> None:
+async def caller(world: World, peers: Peers, ledger: CallLedger, first_token: int, until: float) -> None:
     loop = asyncio.get_running_loop()
     token = first_token
     while world.now() < until:
@@ -104,12 +72,10 @@ async def caller(world: World, peers: Peers, ledger: Ledger, first_token: int, u
                 await _give_up(peers, target, Token(token, work_ms), world.chance.random())
             else:
                 answer = await peers.call(target, ACT, Token(token, work_ms), DEADLINE_MS)
-                world.check(answer.token == token, f"INV-WIRE-3: {token} was answered with {answer.token}")
-                ledger.answered += 1
+                ledger.was_answered(token, answer.token)
         except EblaError as error:
             ledger.failed(token, error)
-        took_ms = (loop.time() - began) * 1000
-        world.check(took_ms <= DEADLINE_MS + LATE_MS, f"INV-WIRE-4: request {token} took {took_ms:.0f} ms")
+        ledger.ended(token, (loop.time() - began) * 1000, DEADLINE_MS)
         await asyncio.sleep(world.chance.random() * 0.05)
 
 
@@ -123,7 +89,7 @@ async def _give_up(peers: Peers, target: HostId, request: Token, patience_s: flo
 
 
 async def run(world: World) -> None:
-    ledger = Ledger(world)
+    ledger = CallLedger(world.fail, LATE_MS)
     units = []
     for number in range(SERVERS):
         who = introduction(number)
@@ -132,7 +98,7 @@ async def run(world: World) -> None:
         units.append(
             world.unit(
                 name,
-                lambda around, address=address, who=who: server(around, address, who, ledger),  # type: ignore[misc]
+                functools.partial(server, address=address, who=who, ledger=ledger),
                 host_id=who.host,
             )
         )
@@ -153,7 +119,7 @@ async def run(world: World) -> None:
             call.result()
         peers.close("the run is over")
     world.check(ledger.answered > before, "no call is answered after all was healed")
-    world.tell("scenario", f"answered {ledger.answered}, refused {len(ledger.not_applied)}, unknown {ledger.unknown}")
+    world.tell("scenario", f"answered {ledger.answered}, refused {ledger.refused}, unknown {ledger.unknown}")
 
 
 SCENARIO = Scenario("wire", "calls between processes under every fault", seconds=30.0, run=run)
