@@ -6,8 +6,9 @@ import subprocess
 from collections.abc import Callable
 
 from tests.cluster.conftest import LocalNodes, eventually
+from tests.cluster.proxy import Proxy
 
-from ebla.client.cluster_view import NodeState
+from ebla.client.cluster_view import NodeState, NodeView
 
 
 def test_peers_learn_of_stopped_killed_and_returned_nodes(make_nodes: Callable[..., LocalNodes]) -> None:
@@ -38,3 +39,35 @@ def test_peers_learn_of_stopped_killed_and_returned_nodes(make_nodes: Callable[.
     assert nodes.node(1).trouble == "not running"
     nodes.start(1)
     nodes.wait_all_up()
+
+
+def test_a_cut_peer_is_down_and_a_slow_one_is_up_and_far(make_nodes: Callable[..., LocalNodes]) -> None:
+    """The second node reaches the first through a proxy, at an address of the proxy's own."""
+    nodes = make_nodes(2)
+    first, second = nodes.nodes
+    prefix = first.options.address.rpartition(".")[0]
+    text = second.options_path.read_text()
+    second.options_path.write_text(text.replace(f'peers = ["{prefix}.1"', f'peers = ["{prefix}.9"'))
+
+    def seen() -> NodeView:
+        (peer,) = nodes.view_from(1).nodes[1:]
+        assert peer.address == f"{prefix}.9:7000"
+        return peer
+
+    def is_up() -> bool:
+        return seen().state is NodeState.UP
+
+    with Proxy((f"{prefix}.9", 7000), (first.options.address, 7000)).running() as proxy:
+        nodes.start(0)
+        nodes.start(1)
+        eventually(lambda: len(nodes.view_from(1).nodes) == 2 and is_up(), "the second sees the first")
+        assert seen().host == nodes.node(0).host
+
+        proxy.cut = True
+        eventually(lambda: not is_up(), "a cut peer is held to be down")
+        proxy.cut = False
+        eventually(is_up, "a peer within reach again is held to be up")
+
+        proxy.delay_s = 0.1
+        eventually(lambda: (seen().round_trip_us or 0) > 150_000, "the distance is measured")
+        assert is_up()
