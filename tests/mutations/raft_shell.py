@@ -158,46 +158,10 @@ MUTATIONS = (
         PytestCheck(f"{DIRECTED}::test_two_leaders_may_send_the_same_snapshot_at_once"),
     ),
     _bug(
-        "replaced-suffix-stays",
-        LOG,
-        (
-            """        del self._entries[max(keep, 0) :]
-        self._entries.extend(entries)
-""",
-            """        self._entries[max(keep, 0) : max(keep, 0) + len(entries)] = entries
-""",
-        ),
-        "after a restart a peer holds entries that a leader had replaced",
-    ),
-    _bug(
-        "hard-state-dropped",
-        LOG,
-        (
-            "await self._append([RaftRecord(self._hard_state, meta)], self._hard_state)",
-            "await self._append([RaftRecord(None, meta)], self._hard_state)",
-        ),
-        "terms and votes go with the segments that a snapshot makes superfluous",
-    ),
-    _bug(
-        "needed-segment-dropped",
-        LOG,
-        (
-            "needed = self._places.oldest_needed(self._snapshot.index + 1, mark_sequence)",
-            "needed = self._places.oldest_needed(self._snapshot.index + 4, mark_sequence)",
-        ),
-        "entries behind the snapshot are gone after a restart",
-    ),
-    _bug(
         "leader-snapshot-does-not-replace",
         LOG,
         ("replaces_log = write.snapshot is not None", "replaces_log = False"),
         "after a restart entries of a lost branch stand behind the leader's snapshot",
-    ),
-    _bug(
-        "failed-sync-trusted",
-        "ebla.journal.recovery",
-        ("        _write_again(file, tail)\n", ""),
-        "what the page cache alone held vanishes under acknowledged records",
-        PytestCheck("tests/unit/journal/test_failed_sync.py"),
+        PytestCheck(f"{DIRECTED}::test_a_leaders_snapshot_replaces_a_longer_log_for_good"),
     ),
 )

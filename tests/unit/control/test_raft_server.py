@@ -490,6 +490,30 @@ def test_a_snapshot_of_our_own_may_be_overtaken_by_a_leaders() -> None:
     simulate(scenario)
 
 
+def test_a_leaders_snapshot_replaces_a_longer_log_for_good() -> None:
+    """Entries of a lost branch that came back with a restart would make the log look older than the snapshot in it: the
+    peer would vote for a candidate that lacks what the snapshot holds."""
+
+    async def scenario(world: World) -> None:
+        peer = Peer(world)
+
+        async def work() -> None:
+            await peer.hear(append(2, count=50))
+            await asyncio.sleep(0.1)
+            assert peer.server.core.last_index == 51
+            await deliver(peer, *snapshot(40, term=3))
+            await asyncio.sleep(0.2)
+
+        async def again() -> None:
+            assert peer.server.core.last_index == 40
+
+        await running(peer, THREE, work)
+        peer.restart()
+        await running(peer, THREE, again)
+
+    simulate(scenario)
+
+
 def test_a_snapshot_the_core_does_not_want_is_forgotten() -> None:
     async def scenario(world: World) -> None:
         peer = Peer(world)

@@ -44,6 +44,11 @@ TICK_MS = 20
 
 
 async def run(world: World) -> None:
+    await run_group(world)
+
+
+async def run_group(world: World) -> RaftSafety:
+    """The checker comes back, so that a test can see how much a run went through."""
     chance = world.chance.fork("raft")
     safety = RaftSafety()
     group, units = _build(world, chance, safety)
@@ -56,6 +61,7 @@ async def run(world: World) -> None:
         unit.start()
     await harsh(world, list(units.values()), world.seconds)
     await _judge(world, safety, load)
+    return safety
 
 
 # ---- building

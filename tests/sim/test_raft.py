@@ -1,0 +1,31 @@
+"""Raft groups in the simulator: the real servers, logs and wire under every fault. More seeds: `python -m ebla.sim`."""
+
+import pytest
+
+from ebla.sim.checkers.raft_safety import RaftSafety
+from ebla.sim.scenario import find_scenario, run_scenario
+from ebla.sim.scenarios.raft import run_group
+from ebla.sim.world import World
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_a_group_keeps_its_promises_under_every_fault(seed: int) -> None:
+    outcome = run_scenario(find_scenario("raft"), seed)
+    assert outcome.failure is None, outcome.report
+
+
+def test_a_run_goes_through_what_it_is_meant_to() -> None:
+    """Or the seeds that pass would say little."""
+    seen: list[RaftSafety] = []
+
+    async def run(world: World) -> None:
+        seen.append(await run_group(world))
+
+    for seed in (101, 102, 103):
+        World(seed, seconds=15.0).run(run)
+    assert min(safety.restarts for safety in seen) >= 5
+    assert min(len(safety.memberships) for safety in seen) >= 3
+    assert sum(safety.snapshots_installed for safety in seen) >= 20
+    assert sum(len(safety.history.leaders) for safety in seen) >= 10
+    assert sum(safety.history.committed_to for safety in seen) >= 300
+    assert len({len(safety.servers) for safety in seen}) > 1, "groups of different sizes"
