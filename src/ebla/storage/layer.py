@@ -46,6 +46,9 @@ class Layer(Protocol):
     def writable(self) -> bool: ...
 
     @property
+    def closed(self) -> bool: ...
+
+    @property
     def facts(self) -> LayerFacts:
         """Of everything in it, flushed or not. After a crash never narrower than what is still there; the greatest
         timestamp may then be some seconds too late, and the count of rows too low."""

@@ -114,6 +114,10 @@ class MemoryLayer:
         return self._writable
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def facts(self) -> LayerFacts:
         return self._facts
 

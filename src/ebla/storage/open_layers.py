@@ -128,10 +128,11 @@ class OpenLayers:
                 assert layer is not None
                 try:
                     await (layer.close() if flush else layer.discard())
-                except BaseException:
-                    entry.layer = layer
-                    raise
-                self._open_count -= 1
+                finally:
+                    if layer.closed:
+                        self._open_count -= 1
+                    else:
+                        entry.layer = layer
         finally:
             self._leave(folder, entry)
 

@@ -1,11 +1,12 @@
 """Layers on RocksDB, and the only module that knows the library.
 
-Four of its habits give wrong results in silence; this module is where they stop (`test_rocks_traps.py` pins each):
+Some of its habits give wrong results in silence; this module is where they stop (`test_rocks_traps.py` pins each):
 
 - a scan over a damaged block simply ends: every scan here asks for the status behind its last row;
 - the setter of the lower bound overwrites the upper one: it is never called;
 - an opened database takes its options from disk and drops the shared cache, unless they are given per column family;
-- a database stays locked while any iterator, snapshot or checkpoint object of it lives: none leaves this module.
+- a database stays locked while any cursor or checkpoint object of it lives: none leaves this module;
+- cursors of a snapshot see what was put after it: none is used.
 
 Also: a put that would have to wait is refused at once (waiting would stop the whole process, for the library does not
 let go of the interpreter), and its own log is off, since the shard has one for all its layers.
@@ -38,7 +39,7 @@ from rocksdict import (
 )
 
 from ebla.journal.replace import parent_folder
-from ebla.model.errors import DiskFull, InternalError, Overloaded, Stale
+from ebla.model.errors import DiskFull, InternalError, Overloaded, Refused, Stale
 from ebla.ports.disk import Disk
 from ebla.storage.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
 from ebla.storage.layer_facts import NO_FACTS, LayerFacts
@@ -81,7 +82,8 @@ class RocksEngine:
     def __init__(self, disk: Disk, limits: RocksLimits | None = None) -> None:
         self._disk = disk
         self._limits = limits or RocksLimits()
-        self._options = _options(self._limits)
+        self._cache = Cache(self._limits.cache_bytes)
+        self._options = _options(self._limits, self._cache)
 
     async def create(self, folder: str) -> "RocksLayer":
         assert not self._disk.exists(folder), f"{folder} is already there"
@@ -94,6 +96,10 @@ class RocksEngine:
         elif not writable:
             raise LayerDamaged(folder, "its folder is missing")
         return layer
+
+    @property
+    def cache_used_bytes(self) -> int:
+        return self._cache.get_usage()
 
     def builder(self, folder: str) -> "RocksBuilder":
         return RocksBuilder(self, folder)
@@ -149,6 +155,10 @@ class RocksLayer:
         return self._writable
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def facts(self) -> LayerFacts:
         return self._facts
 
@@ -195,9 +205,7 @@ class RocksLayer:
         if self._database is None or (end is not None and end <= start):
             self._check_open()
             return iter(())
-        # A read-only layer does not change, so it needs no snapshot to be the same for all parts of the scan.
-        view = self._database.snapshot() if self._writable else self._database
-        scan = _Scan(self._folder, view, (start, end), rows_max)
+        scan = _Scan(self, self._database, (start, end), rows_max)
         self._scans.add(scan)
         return scan
 
@@ -309,19 +317,27 @@ class RocksLayer:
 
 class _Scan:
     """Lists of rows, in order. The library's cursors stay in here, also when an error travels on: its traceback would
-    keep local names alive, and with them the lock of the database."""
+    keep local names alive, and with them the lock of the database.
 
-    def __init__(self, folder: str, view: Any, bounds: tuple[bytes, bytes | None], rows_max: int) -> None:
-        self._folder = folder
-        self._view = view
+    The first rows come by the cursor that tells its status, which is all that a short scan costs. In a base the faster
+    one takes over, and the first comes back to look behind its last row. In a layer that is written to meanwhile a
+    second cursor would see another moment than the first (and a snapshot is no help), so there the first one goes all
+    the way.
+    """
+
+    def __init__(self, layer: RocksLayer, database: Rdict, bounds: tuple[bytes, bytes | None], rows_max: int) -> None:
+        self._folder = layer.folder
+        self._changes = layer.writable
         self._last, end = bounds
         self._rows_max = rows_max
         self._rows_next = min(FIRST_ROWS, rows_max)
         self._bound = ReadOptions()
         if end is not None:
             self._bound.set_iterate_upper_bound(end)
-        self._cursor: Any = None
-        self._rows: Any = None
+        self._database: Rdict | None = database
+        self._fast: Any = None
+        self._cursor: Any = database.iter(self._bound)
+        self._cursor.seek(self._last)
         self._ended = False
 
     def __iter__(self) -> Iterator[list[Item]]:
@@ -330,45 +346,46 @@ class _Scan:
     def __next__(self) -> list[Item]:
         if self._ended:
             raise StopIteration
-        if self._view is None:
+        if self._database is None:
             raise Stale(f"layer {self._folder} was closed during a scan of it")
         try:
-            rows = self._first_rows() if self._rows is None else self._more_rows()
+            rows = self._slow_rows() if self._fast is None else self._fast_rows()
         except Exception as failure:
             self._finish()
             raise _told(failure, self._folder) from failure
         if not rows:
             raise StopIteration
+        self._rows_next = min(self._rows_next * 4, self._rows_max)
         return rows
 
     def end(self) -> None:
         """Its layer is closed."""
-        self._view = self._cursor = self._rows = None
+        self._database = self._cursor = self._fast = None
 
     def _finish(self) -> None:
         self._ended = True
         self.end()
 
-    def _first_rows(self) -> list[Item]:
-        """By the cursor that tells its status, which is all that a short scan costs; the faster one takes over."""
-        self._cursor = cursor = self._view.iter(self._bound)
-        cursor.seek(self._last)
+    def _slow_rows(self) -> list[Item]:
         rows: list[Item] = []
-        while len(rows) < self._rows_next and cursor.valid():
-            rows.append((cursor.key(), cursor.value()))
-            cursor.next()
-        cursor.status()
-        if cursor.valid():
-            self._rows = self._view.items(from_key=cursor.key(), read_opt=self._bound)
-            self._last = rows[-1][0]
-            self._cursor = None
-        else:
-            self._finish()
+        cursor = self._cursor
+        try:
+            while len(rows) < self._rows_next and cursor.valid():
+                rows.append((cursor.key(), cursor.value()))
+                cursor.next()
+            cursor.status()
+            if not cursor.valid():
+                self._finish()
+            elif not self._changes:
+                assert self._database is not None
+                self._fast = self._database.items(from_key=cursor.key(), read_opt=self._bound)
+                self._last = rows[-1][0]
+        finally:
+            del cursor
         return rows
 
-    def _more_rows(self) -> list[Item]:
-        self._rows_next = min(self._rows_next * 4, self._rows_max)
-        rows: list[Item] = list(islice(self._rows, self._rows_next))
+    def _fast_rows(self) -> list[Item]:
+        rows: list[Item] = list(islice(self._fast, self._rows_next))
         if rows:
             self._last = rows[-1][0]
         if len(rows) < self._rows_next:
@@ -378,11 +395,10 @@ class _Scan:
 
     def _check_end(self) -> None:
         """The faster cursor ends in silence at what it cannot read: only behind its last row is the truth."""
-        self._cursor = cursor = self._view.iter(self._bound)
-        cursor.seek(self._last)
-        cursor.next()
-        cursor.status()
-        if cursor.valid():
+        self._cursor.seek(self._last)
+        self._cursor.next()
+        self._cursor.status()
+        if self._cursor.valid():
             raise LayerDamaged(self._folder, f"a scan ended at key {self._last.hex()}, and more rows follow")
 
 
@@ -450,9 +466,9 @@ class RocksBuilder:
             _telling(self._folder, writer.finish)
 
 
-def _options(limits: RocksLimits) -> Options:
+def _options(limits: RocksLimits, cache: Cache) -> Options:
     table = BlockBasedOptions()
-    table.set_block_cache(Cache(limits.cache_bytes))
+    table.set_block_cache(cache)
     table.set_block_size(limits.block_bytes)
     table.set_bloom_filter(limits.bloom_bits, False)
     options = Options(raw_mode=True)
@@ -516,6 +532,8 @@ def _told(failure: Exception, folder: str) -> Exception:
         return Overloaded(f"layer {folder} is still flushing earlier writes", advice="try again in a moment")
     if text.startswith("Corruption") or os.strerror(errno.ENOENT) in text:
         return LayerDamaged(folder, text)
+    if "lock hold" in text or "While lock file" in text:
+        return Refused(f"layer {folder} is open elsewhere ({text})", advice="stop the node that uses this folder")
     if text.startswith("IO error"):
         return OSError(errno.EIO, text, folder)
     return InternalError(f"layer {folder}: {text}")

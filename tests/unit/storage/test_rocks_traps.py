@@ -1,0 +1,324 @@
+"""What the library does wrong or surprisingly, each beside what our module makes of it.
+
+The first half of a test shows the library alone: should a release mend it, the test fails and the workaround can go.
+"""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rocksdict import Options, Rdict, ReadOptions, WriteOptions
+from tests.unit.storage.rigs import SMALL, Rig, at, key, rows
+
+from ebla.model.errors import Overloaded, Refused
+from ebla.storage.layer import Item, Layer, LayerDamaged, build_layer
+from ebla.storage.rocks import RocksEngine, RocksLimits
+
+AT_US = 1_700_000_000_000_000
+ROWS = 20_000
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig("rocks", tmp_path)
+    yield made
+    made.close()
+
+
+def bare(folder: str) -> Rdict:
+    """A database as somebody who has read no warning would open it."""
+    options = Options(raw_mode=True)
+    return Rdict(folder, options)
+
+
+def damaged_base(rig: Rig) -> str:
+    """A base of many blocks, one of which, in the middle, is not what was written."""
+    rig.run(build_layer(rig.engine, rig.path("base"), rows(range(ROWS)), at(AT_US, ROWS)))
+    largest = max(Path(rig.path("base")).glob("*.sst"), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    largest.write_bytes(content)
+    return rig.path("base")
+
+
+def with_base(rig: Rig, folder: str, act: Callable[[Layer], None], *, writable: bool = False) -> None:
+    async def main() -> None:
+        base = await rig.engine.open(folder, writable=writable)
+        try:
+            act(base)
+        finally:
+            await base.discard()
+
+    rig.run(main())
+
+
+def test_a_scan_over_damage_ends_in_silence(rig: Rig) -> None:
+    folder = damaged_base(rig)
+    database = bare(folder)
+    assert 0 < len(list(database.items())) < ROWS
+    database.close()
+
+    def scan(layer: Layer) -> None:
+        found: list[Item] = []
+        with pytest.raises(LayerDamaged, match="ebla store verify"):
+            found.extend(layer.scan())
+        assert 0 < len(found) < ROWS
+
+    with_base(rig, folder, scan)
+    with_base(rig, folder, scan, writable=True)
+
+
+def first_unreadable(layer: Layer) -> int:
+    for number in range(ROWS):
+        try:
+            layer.get(key(number))
+        except LayerDamaged:
+            return number
+    raise AssertionError("every row can be read")
+
+
+def test_damage_at_every_place_of_a_scan_is_told(rig: Rig) -> None:
+    """At its first row, within its first rows, right behind them, and at the start of a later batch."""
+    folder = damaged_base(rig)
+
+    def scan(layer: Layer) -> None:
+        bad = first_unreadable(layer)
+        for before in (0, 1, 15, 16, 17, 79, 80, 81, 336):
+            with pytest.raises(LayerDamaged):
+                list(layer.scan(key(bad - before)))
+        assert list(layer.scan(key(bad - 5), key(bad - 1))) == rows(range(bad - 5, bad - 1))
+        with pytest.raises(LayerDamaged):
+            layer.get_many([key(1), key(bad)])
+        assert layer.get(key(1)) == rows([1])[0][1]
+
+    with_base(rig, folder, scan)
+
+
+def test_a_missing_file_is_damage(rig: Rig) -> None:
+    folder = damaged_base(rig)
+    max(Path(folder).glob("*.sst"), key=lambda file: file.stat().st_size).unlink()
+    with pytest.raises(LayerDamaged) as told:
+        with_base(rig, folder, lambda _layer: None, writable=True)
+    assert told.value.folder == folder
+
+
+def test_the_lower_bound_overwrites_the_upper_one(rig: Rig) -> None:
+    database = bare(rig.path("bare"))
+    for name in (b"a", b"b", b"c"):
+        database[name] = name
+    bounds = ReadOptions()
+    bounds.set_iterate_upper_bound(b"c")
+    bounds.set_iterate_lower_bound(b"b")
+    assert list(database.keys(read_opt=bounds)) == [b"a"]
+    database.close()
+
+    def scan(layer: Layer) -> None:
+        assert list(layer.scan(key(5), key(9))) == rows(range(5, 9))
+
+    rig.run(build_layer(rig.engine, rig.path(), rows(range(30)), at(AT_US, 30)))
+    with_base(rig, rig.path(), scan)
+
+
+def test_a_snapshot_sees_later_puts(rig: Rig) -> None:
+    """Ours: `test_a_scan_sees_the_layer_as_it_was` of the contract."""
+    database = bare(rig.path("bare"))
+    database[b"a"] = b"1"
+    snapshot = database.snapshot()
+    database[b"b"] = b"2"
+    assert len(list(snapshot.items())) == 2
+    cursor = database.iter()
+    database[b"c"] = b"3"
+    cursor.seek(b"c")
+    assert not cursor.valid()
+
+
+def test_an_opened_database_forgets_the_shared_cache(rig: Rig) -> None:
+    engine = RocksEngine(rig.disk, SMALL)
+    rig.run(build_layer(engine, rig.path(), rows(range(ROWS)), at(AT_US, ROWS)))
+
+    async def main(reader: Callable[[], object]) -> int:
+        before = engine.cache_used_bytes
+        reader()
+        return engine.cache_used_bytes - before
+
+    plain = Rdict(rig.path(), engine._options)
+    assert rig.run(main(lambda: [plain[key(number)] for number in range(0, ROWS, 100)])) == 0
+    plain.close()
+    layer = rig.run(engine.open(rig.path(), writable=False))
+    assert rig.run(main(lambda: layer.get_many([key(number) for number in range(0, ROWS, 100)]))) > 100_000
+    rig.run(layer.close())
+
+
+def test_a_live_cursor_keeps_the_lock(rig: Rig) -> None:
+    database = bare(rig.path("bare"))
+    database[b"a"] = b"1"
+    cursor = database.iter()
+    database.close()
+    with pytest.raises(Exception, match="lock hold by current process"):
+        bare(rig.path("bare"))
+    del cursor
+    bare(rig.path("bare")).close()
+
+
+def test_scans_and_errors_do_not_keep_the_lock(rig: Rig) -> None:
+    folder = damaged_base(rig)
+
+    async def main() -> None:
+        base = await rig.engine.open(folder, writable=True)
+        begun = base.scan()
+        next(begun)
+        with pytest.raises(LayerDamaged) as told:
+            list(base.scan())
+        await base.close()
+        again = await rig.engine.open(folder, writable=True)
+        assert told.value.__traceback__ is not None
+        await again.close()
+        del begun
+
+    rig.run(main())
+
+
+def test_a_folder_is_open_for_writing_once(rig: Rig) -> None:
+    async def main() -> None:
+        layer = await rig.engine.create(rig.path())
+        layer.put_batch(rows([1]), at(AT_US))
+        with pytest.raises(Refused, match="open elsewhere"):
+            await rig.engine.open(rig.path(), writable=True)
+        await layer.close()
+
+    rig.run(main())
+
+
+def test_the_librarys_own_log_is_off(rig: Rig) -> None:
+    assert getattr(WriteOptions(), "disable_wal") is False, "a property, though its stub says it is a method"  # noqa: B009
+    layer = rig.run(rig.engine.create(rig.path()))
+    layer.put_batch(rows(range(1000)), at(AT_US, 1000))
+    logs = list(Path(rig.path()).glob("*.log"))
+    assert logs
+    assert [log.stat().st_size for log in logs] == [0] * len(logs)
+    rig.run(layer.close())
+
+
+def test_a_put_that_would_wait_is_refused(rig: Rig) -> None:
+    """Waiting would stop the loop and every other thread with it."""
+    limits = RocksLimits(write_buffer_bytes=64 << 10, write_buffers=2, arena_block_bytes=4 << 10, background_jobs=1)
+    engine = RocksEngine(rig.disk, limits)
+
+    async def main() -> None:
+        layer = await engine.create(rig.path())
+        refused, taken = 0, 0
+        for number in range(0, 400_000, 50):
+            batch = rows(range(number, number + 50), size=600)
+            try:
+                layer.put_batch(batch, at(AT_US + number, 50))
+                taken += 50
+            except Overloaded:
+                refused += 1
+                if refused == 3:
+                    break
+                await layer.flush()
+        assert refused == 3
+        await layer.flush()
+        layer.put_batch(rows([10_000_000]), at(AT_US))
+        assert len(list(layer.scan())) == taken + 1
+        assert layer.facts.rows == taken + 1
+        await layer.close()
+
+    rig.run(main())
+
+
+def test_rows_never_become_durable_without_their_facts(rig: Rig) -> None:
+    """Buffers that the library writes out by itself hold the facts of their rows, though nobody asked for a flush."""
+    engine = RocksEngine(rig.disk, RocksLimits(write_buffer_bytes=64 << 10, arena_block_bytes=4 << 10))
+
+    async def main() -> None:
+        layer = await engine.create(rig.path())
+        for number in range(300):
+            while True:
+                try:
+                    layer.put_batch(rows([number], size=2000), at(AT_US + number * 1_000_000 - 999 * (number % 7)))
+                    break
+                except Overloaded:
+                    await asyncio.sleep(0.01)
+        killed = await engine.open(rig.killed(), writable=True)
+        survived = [int.from_bytes(found[:8]) for found, _ in killed.scan()]
+        for number in survived:
+            assert killed.facts.covers(at(AT_US + number * 1_000_000 - 999 * (number % 7)))
+        await killed.close()
+        await layer.discard()
+
+    rig.run(main())
+
+
+DISK_FULL = """
+    import asyncio, os, sys
+    from ebla.model.errors import DiskFull
+    from ebla.runtime.file_disk import FileDisk
+    from ebla.storage.layer_facts import LayerFacts
+    from ebla.storage.rocks import RocksEngine, RocksLimits
+
+    async def fill(layer, start):
+        for number in range(start, start + 100_000):
+            try:
+                layer.put_batch([(number.to_bytes(8), os.urandom(4000))], LayerFacts(number, number, 1))
+            except DiskFull:
+                return number
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        raise SystemExit("the disk never became full")
+
+    async def come_back(layer, number):
+        for _ in range(300):
+            try:
+                layer.put_batch([(number.to_bytes(8), b"back")], LayerFacts(number, number, 1))
+                await layer.flush()
+                return
+            except DiskFull:
+                await asyncio.sleep(0.1)
+        raise SystemExit("it did not come back")
+
+    async def main():
+        disk = FileDisk()
+        engine = RocksEngine(disk, RocksLimits(write_buffer_bytes=1 << 20, arena_block_bytes=4 << 10))
+        layer = await engine.create(f"{sys.argv[1]}/layer")
+        with open(f"{sys.argv[1]}/ballast", "wb") as ballast:
+            ballast.write(bytes(8 << 20))
+        taken = await fill(layer, 1)
+        try:
+            await layer.flush()
+        except DiskFull:
+            pass
+        else:
+            raise SystemExit("a flush succeeded on a full disk")
+        assert layer.unflushed_bytes > 0
+        assert len(list(layer.scan())) == taken - 1
+        assert len(layer.get((taken - 1).to_bytes(8))) == 4000
+        os.unlink(f"{sys.argv[1]}/ballast")
+        await come_back(layer, taken)
+        await layer.close()
+        again = await engine.open(f"{sys.argv[1]}/layer", writable=False)
+        assert len(list(again.scan())) == taken
+        await again.close()
+        disk.close()
+
+    asyncio.run(main())
+"""
+
+
+def test_a_full_disk_refuses_puts_keeps_reading_and_comes_back(tmp_path: Path) -> None:
+    """On a small file system of its own, in a mount namespace of its own."""
+    script = tmp_path / "disk_full.py"
+    script.write_text(textwrap.dedent(DISK_FULL))
+    small = tmp_path / "small"
+    small.mkdir()
+    in_namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=14m tmpfs {small}"
+    if subprocess.run([*in_namespace, mount], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us mount a file system")
+    command = [*in_namespace, f"{mount} && exec {sys.executable} {script} {small}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
