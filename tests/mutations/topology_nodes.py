@@ -9,7 +9,7 @@ MUTATIONS = (
         name="topology-left-node-readmitted",
         module="ebla.topology.apply_requests",
         find="    known = draft.base.nodes.get(node.host)\n    if known is not None:\n",
-        replace="    known = draft.base.nodes.get(node.host)\n    if known is not None and known.state != NodeState.LEFT:\n",
+        replace="    known = draft.base.nodes.get(node.host)\n    if known and known.state is not NodeState.LEFT:\n",
         check=PytestCheck(UNIT + "test_apply_nodes.py"),
         why="a removed node comes back with data that was deleted meanwhile",
     ),

@@ -305,7 +305,7 @@ class TopologyMachine(RuleBasedStateMachine):
 
 
 TopologyMachine.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=80,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,

@@ -148,6 +148,7 @@ def _choose_tokens(draft: Draft, command: ChooseTokens) -> None:
 
 
 def _require_free(draft: Draft, node: Node, tokens: tuple[int, ...]) -> None:
+    """INV-NODE-4: a token has one owner."""
     draft.require(len(tokens) == node.num_tokens, f"{node.num_tokens} tokens are wanted, not {len(tokens)}")
     draft.require(len(set(tokens)) == len(tokens), "a token stands twice")
     taken = {token: other.host for other in draft.base.members() for token in other.tokens}
@@ -202,6 +203,7 @@ def _advance(draft: Draft, command: AdvanceNode) -> None:
     if row.action in (NodeAction.DRAIN_TABLETS, NodeAction.MOVE_TABLETS):
         draft.require(not draft.base.any_tablet_transition, "tablets are still in transition")
     if row.action is NodeAction.DRAIN_TABLETS:
+        # INV-NODE-7: past draining, a node that goes has no tablets.
         draft.require(
             not _error_of(draft.base, node), f"it was given up and must be rolled back: {_error_of(draft.base, node)}"
         )
@@ -262,7 +264,7 @@ def _note_error(draft: Draft, node: Node, error: str) -> None:
 
 
 def _enter(draft: Draft, node: Node, place: Place, session: SessionId | None) -> None:
-    """Into a row that is not the end."""
+    """Into a row that is not the end. INV-NODE-9: the session of the row left closes, that of the row entered opens."""
     assert place.state is not None
     row = node_row(place.state, place.transition)
     assert row is not None, "INV-NODE-3"
@@ -297,7 +299,10 @@ def _finish(draft: Draft, node: Node, place: Place, now_ms: int) -> None:
 
 
 def _end_operation(draft: Draft, node: Node, error: str, now_ms: int) -> None:
-    """Answers the node's request, with the error noted on it if there is one. Repeated, it does nothing."""
+    """Answers the node's request, with the error noted on it if there is one. Repeated, it does nothing.
+
+    INV-NODE-6: a node names its request exactly while that is open.
+    """
     request = _request_of(draft.now, draft.now.node(node.host))
     if request is None:
         return

@@ -84,7 +84,7 @@ class Draft:
         return TopologyVersion(self.base.version + 1)
 
     def raise_fence(self, fence: TopologyVersion) -> None:
-        """0 leaves it. A fence above the version would shut out everybody; one that fell would let old requests in."""
+        """0 leaves it. INV-NODE-5: above the version it would shut out everybody; fallen, it would let old ones in."""
         if fence == 0:
             return
         self.require(fence <= self.base.version, f"the fence {fence} is ahead of the version {self.base.version}")
@@ -127,7 +127,7 @@ class Draft:
         return [request for _, request in finished[: max(0, len(finished) - FINISHED_REQUESTS_MAX + 1)]]
 
     def forget_ignored(self, *gone: HostId) -> None:
-        """Nodes that left, or are to be waited for again, are not ignored any more."""
+        """Nodes that left (INV-NODE-8), or are to be waited for again, are not ignored any more."""
         kept = tuple(host for host in self.now.state.ignored_nodes if host not in gone)
         if kept != self.now.state.ignored_nodes:
             self.set_state(ignored_nodes=kept)

@@ -173,8 +173,9 @@ def pages() -> dict[str, str]:
     """File names and their text."""
     unlike = [TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP, TabletStage.WRITE_BOTH_READ_NEW]
     inside = f"Within one node there is no way back from {unlike[1]}, and no {unlike[0]}."
+    explained = "What a given cluster would do next, and why: `python -m ebla.topology.explain SNAPSHOT.json`."
     return {
-        "node-states.md": _page("Node states", _mermaid(node_diagram()), _promises()),
+        "node-states.md": _page("Node states", explained, _mermaid(node_diagram()), _promises()),
         "topology-states.md": _page("The topology without a node in transition", _mermaid(topology_diagram())),
         "tablet-stages.md": _page(
             "Tablet stages",

@@ -4,10 +4,11 @@ the simulator; `tablet_invariants.py` has those of tablets."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ebla.model.identity import HostId
 from ebla.topology.node_states import TRANSITIONS_WITH_TABLETS_MOVING, node_row
-from ebla.topology.snapshot import Snapshot
+from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState, RequestOutcome, SessionKind, TransitionState
-from ebla.topology.tablet_stages import stage_row
+from ebla.topology.tablet_stages import pending_replicas, stage_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ def violations(snapshot: Snapshot) -> tuple[Violation, ...]:
         *_fence(snapshot),
         *_sessions(snapshot),
         *_tablets(snapshot),
+        *_promises(snapshot),
     )
 
 
@@ -50,8 +52,8 @@ def _nodes(snapshot: Snapshot) -> Iterator[Violation]:
         if host not in snapshot.nodes or snapshot.nodes[host].state is NodeState.LEFT:
             yield Violation("INV-NODE-8", f"{host} is ignored but is no member")
     committing = snapshot.transition is TransitionState.COMMIT_CDC_GENERATION
-    if committing is not (snapshot.state.new_cdc_generation is not None):
-        yield Violation("INV-NODE-12", "a generation to commit and the state that commits it go together")
+    if not committing and snapshot.state.new_cdc_generation is not None:
+        yield Violation("INV-NODE-12", "a generation is to be committed, and this is not the state for it")
 
 
 def _tokens(snapshot: Snapshot) -> Iterator[Violation]:
@@ -62,7 +64,7 @@ def _tokens(snapshot: Snapshot) -> Iterator[Violation]:
         if node.state in (NodeState.NORMAL, NodeState.REBUILDING) and not node.tokens:
             yield Violation("INV-NODE-4", f"{node.host} is {node.state} without tokens")
         if node.state is NodeState.REPLACING:
-            yield from _inherited(snapshot, node.host)
+            yield from _inherited(snapshot, node)
             continue
         for token in node.tokens:
             if token in owners:
@@ -70,8 +72,7 @@ def _tokens(snapshot: Snapshot) -> Iterator[Violation]:
             owners[token] = node.state
 
 
-def _inherited(snapshot: Snapshot, host: object) -> Iterator[Violation]:
-    node = next(each for each in snapshot.nodes_in(NodeState.REPLACING) if each.host == host)
+def _inherited(snapshot: Snapshot, node: Node) -> Iterator[Violation]:
     replaced = snapshot.nodes.get(node.replaced) if node.replaced is not None else None
     if node.tokens and (replaced is None or node.tokens != replaced.tokens):
         yield Violation("INV-NODE-4", f"{node.host} replaces a node but has other tokens")
@@ -134,6 +135,62 @@ def _tablets(snapshot: Snapshot) -> Iterator[Violation]:
         )
         if past and snapshot.has_tablets(leaving.host):
             yield Violation("INV-NODE-7", f"{leaving.host} is {leaving.state} past draining and has tablets")
+
+
+def _promises(snapshot: Snapshot) -> Iterator[Violation]:
+    """What the row the topology is in says, as far as a snapshot shows it."""
+    node = snapshot.node_in_transition()
+    request = snapshot.node_requests.get(node.request) if node is not None and node.request is not None else None
+    given_up = request is not None and bool(request.error)
+    match snapshot.transition:
+        case None:
+            if snapshot.any_tablet_transition or (node is not None and node.state is not NodeState.REBUILDING):
+                yield Violation("INV-NODE-10", "replica sets are changing at rest")
+        case TransitionState.JOIN_GROUP0:
+            if node is not None and node.tokens:
+                yield Violation("INV-NODE-11", f"{node.host} owns tokens before it is in group 0")
+        case TransitionState.COMMIT_CDC_GENERATION:
+            yield from _generation_to_commit(snapshot, node)
+        case TransitionState.TABLET_DRAINING:
+            if node is not None and node.state is not NodeState.REPLACING and _tablets_coming(snapshot, node.host):
+                yield Violation("INV-NODE-13", f"a tablet moves to {node.host}, which is {node.state}")
+        case TransitionState.WRITE_BOTH_READ_OLD:
+            if snapshot.any_tablet_transition or (node is not None and not node.tokens):
+                yield Violation("INV-NODE-14", "ranges stream while a tablet moves, or for a node without tokens")
+        case TransitionState.WRITE_BOTH_READ_NEW:
+            if snapshot.state.session is not None:
+                yield Violation("INV-NODE-15", "reads use the new ring and something may still stream")
+        case TransitionState.LEFT_TOKEN_RING:
+            if node is not None and node.tokens:
+                yield Violation("INV-NODE-16", f"{node.host} left the ring and owns tokens")
+        case TransitionState.ROLLBACK_TO_NORMAL:
+            if node is not None and not (node.tokens and given_up):
+                yield Violation("INV-NODE-17", f"{node.host} is rolled back without its tokens or without a cause")
+        case TransitionState.TABLET_MIGRATION:
+            if node is not None and not given_up:
+                yield Violation("INV-NODE-18", f"{node.host} is {node.state} while tablets are balanced")
+        case TransitionState.TABLET_SPLIT_FINALIZATION:
+            if snapshot.any_tablet_transition:
+                yield Violation("INV-NODE-19", "a tablet moves while tablet counts change")
+
+
+def _generation_to_commit(snapshot: Snapshot, node: Node | None) -> Iterator[Violation]:
+    generation = snapshot.state.new_cdc_generation
+    head = snapshot.cdc_generations.get(generation) if generation is not None else None
+    parts = range(head.part_count) if head is not None else range(0)
+    if head is None or any((head.id, number) not in snapshot.cdc_parts for number in parts):
+        yield Violation("INV-NODE-12", "the data of the generation to commit is not complete")
+    if node is not None and not node.tokens:
+        yield Violation("INV-NODE-12", f"{node.host} has no tokens when its generation is committed")
+
+
+def _tablets_coming(snapshot: Snapshot, host: HostId) -> bool:
+    return any(
+        replica.host == host
+        for tablets in snapshot.tablets.values()
+        for number, transition in tablets.transitions()
+        for replica in pending_replicas(tablets.replicas(number), transition.new_replicas)
+    )
 
 
 def _between(before: Snapshot, after: Snapshot) -> Iterator[Violation]:

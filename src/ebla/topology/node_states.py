@@ -66,7 +66,7 @@ _PROMISES: Mapping[TransitionState | None, tuple[str, str]] = MappingProxyType(
             "INV-NODE-12",
             "the new generation's data is complete in group 0; a joining node's tokens are chosen and nobody else's",
         ),
-        _T.TABLET_DRAINING: ("INV-NODE-13", "vnode replica sets are unchanged; tablets move only off leaving nodes"),
+        _T.TABLET_DRAINING: ("INV-NODE-13", "vnode replica sets are unchanged; no tablet moves to the node that goes"),
         _T.WRITE_BOTH_READ_OLD: (
             "INV-NODE-14",
             "no tablet moves, a leaving node has none; past the barrier every acknowledged write is in both rings",
@@ -76,7 +76,10 @@ _PROMISES: Mapping[TransitionState | None, tuple[str, str]] = MappingProxyType(
             "the new replicas have every acknowledged write and nothing streams any more; there is no way back",
         ),
         _T.LEFT_TOKEN_RING: ("INV-NODE-16", "the node owns no token; past the barrier nobody sends it anything"),
-        _T.ROLLBACK_TO_NORMAL: ("INV-NODE-17", "no read has used the new ring, so the old one has every write"),
+        _T.ROLLBACK_TO_NORMAL: (
+            "INV-NODE-17",
+            "no read has used the new ring, so the old one has every write; the request says what failed",
+        ),
         _T.TABLET_MIGRATION: ("INV-NODE-18", "vnode replica sets are unchanged; tablets may be in transition"),
         _T.TABLET_SPLIT_FINALIZATION: ("INV-NODE-19", "no tablet is in transition, and none can start one"),
     }

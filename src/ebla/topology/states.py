@@ -24,7 +24,7 @@ class TransitionState(enum.StrEnum):
     TABLET_DRAINING = "tablet_draining"
     WRITE_BOTH_READ_OLD = "write_both_read_old"
     WRITE_BOTH_READ_NEW = "write_both_read_new"
-    LEFT_TOKEN_RING = "left_token_ring"  # noqa: S105 - a state of the seed, not a secret
+    LEFT_TOKEN_RING = "left_token_ring"  # noqa: S105  # a state, not a secret
     ROLLBACK_TO_NORMAL = "rollback_to_normal"
     TABLET_MIGRATION = "tablet_migration"
     TABLET_SPLIT_FINALIZATION = "tablet_split_finalization"

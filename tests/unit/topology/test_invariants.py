@@ -130,6 +130,50 @@ def test_a_generation_to_commit_and_its_state_go_together(world: World) -> None:
     assert labels(with_state(world.snapshot, new_cdc_generation=uuid.UUID(int=4))) == ["INV-NODE-12"]
 
 
+def test_at_rest_no_replica_set_changes(world: World) -> None:
+    joining = with_node(world.snapshot, 2, state=NodeState.BOOTSTRAPPING)
+    assert "INV-NODE-10" in labels(joining)
+
+
+def test_the_promises_of_a_join() -> None:
+    world, coordinator = cluster(3)
+    world.ask_to_join(world.node(4))
+    coordinator.until(TransitionState.JOIN_GROUP0)
+    assert labels(with_node(world.snapshot, 4, tokens=(5,))) == ["INV-NODE-11"]
+    coordinator.until(TransitionState.COMMIT_CDC_GENERATION)
+    assert labels(with_node(world.snapshot, 4, tokens=())) == ["INV-NODE-12"]
+    assert labels(replace(world.snapshot, cdc_parts=FrozenMap())) == ["INV-NODE-12"]
+    coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
+    assert labels(with_node(world.snapshot, 4, tokens=())) == ["INV-NODE-14"]
+    streaming = world.snapshot
+    coordinator.until(TransitionState.WRITE_BOTH_READ_NEW)
+    open_still = replace(with_state(world.snapshot, session=streaming.state.session), sessions=streaming.sessions)
+    assert labels(open_still) == ["INV-NODE-15", "INV-NODE-9"]
+
+
+def test_the_promises_of_a_leave() -> None:
+    world, coordinator = cluster(4)
+    world.create_table(4, 2)
+    world.ask(NodeRequestKind.LEAVE, 2)
+    coordinator.until(TransitionState.TABLET_DRAINING)
+    assert labels(with_state(world.snapshot, transition=TransitionState.ROLLBACK_TO_NORMAL)) == ["INV-NODE-17"]
+    assert labels(with_state(world.snapshot, transition=TransitionState.TABLET_MIGRATION)) == ["INV-NODE-18"]
+    (table,) = world.snapshot.tablets
+    tablets = world.snapshot.tablets[table]
+    elsewhere = next(n for n, each in enumerate(tablets.replica_sets()) if host(2) not in [r.host for r in each])
+    new = (tablets.replicas(elsewhere)[0], Replica(host(2), ShardNumber(0)))
+    coming = TabletTransition(TransitionKind.MIGRATION, TabletStage.USE_NEW, new)
+    placed = replace(world.snapshot, tablets=FrozenMap({table: tablets.with_transition(elsewhere, coming)}))
+    assert labels(placed) == ["INV-NODE-13"]
+    coordinator.until(TransitionState.LEFT_TOKEN_RING)
+    assert labels(with_node(world.snapshot, 2, tokens=(5,))) == ["INV-NODE-16"]
+
+
+def test_nothing_moves_while_tablet_counts_change(world: World) -> None:
+    finalizing = with_state(moving(TabletStage.USE_NEW, world), transition=TransitionState.TABLET_SPLIT_FINALIZATION)
+    assert labels(finalizing) == ["INV-NODE-19", "INV-TABL-3"]
+
+
 def moving(stage: TabletStage, world: World) -> Snapshot:
     snapshot = world.snapshot
     (table,) = snapshot.tablets
@@ -140,7 +184,7 @@ def moving(stage: TabletStage, world: World) -> Snapshot:
 
 def test_tablets_move_on_their_track_only(world: World) -> None:
     at_rest = moving(TabletStage.USE_NEW, world)
-    assert labels(at_rest) == ["INV-TABL-3"]
+    assert labels(at_rest) == ["INV-NODE-10", "INV-TABL-3"]
     assert labels(with_state(at_rest, transition=TransitionState.TABLET_MIGRATION)) == []
 
 

@@ -77,6 +77,7 @@ from ebla.topology.states import (
     TransitionState,
 )
 from ebla.topology.tablet_invariants import tablet_violations
+from ebla.topology.tablet_stages import stage_row
 from ebla.topology.tokens_at_join import choose_tokens
 
 HISTORY = HistoryId(uuid.UUID(int=1 << 100))
@@ -345,9 +346,12 @@ class Coordinator:
         world = self._world
         snapshot = world.snapshot
         advances = []
+        fence = TopologyVersion(0)
         for table, number in tablets:
             transition = snapshot.tablets[table].transition(number)
             assert transition is not None
+            if stage_row(transition).barrier:
+                fence = snapshot.version
             session = world.new_session()
             advances.append(TabletAdvance(table, number, transition.stage, session))
         if fails:
@@ -355,7 +359,7 @@ class Coordinator:
                 failed = TabletAdvance(each.table, each.tablet, each.leaving, each.session, failed=True, hopeless=True)
                 world.try_(AdvanceTablets((failed,)))
             return
-        world.do(AdvanceTablets(tuple(advances), fence=snapshot.version))
+        world.do(AdvanceTablets(tuple(advances), fence=fence))
 
     def drain_plan(self, draining: tuple[HostId, ...]) -> tuple[tuple[TabletMove, ...], bool]:
         """Some moves off these hosts, and whether tablets are there that no move was found for."""
