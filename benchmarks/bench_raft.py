@@ -1,0 +1,374 @@
+"""What a committed entry costs: CPU with three peers in one process, and time with three real processes that sync.
+
+    python -m benchmarks.bench_raft [--quick] [--folder FOLDER]
+
+CPU: the real servers and logs of three peers in one process, entries of 200 bytes proposed so many at a time, each
+batch committed and applied by the leader before the next. The logs are written to files, without syncs; messages pass
+as objects, without the wire, which has a benchmark of its own. User and system time of the whole process.
+
+Time: three processes on loopback over the real wire (plain TCP, no TLS), each with its own log on the same disk, every
+write synced. The callers are in the leader's process, as group 0's are. Beside it, in the same run, the disk's own rate
+of syncs, measured before and after each: the disk is shared, so its rate wanders. The last line is JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.disk_limit import measure_sync_rate
+from ebla.control.raft_server import RaftServer, RaftSetup
+from ebla.model.identity import Address, ClusterId, HistoryId, HostId
+from ebla.ports.surroundings import Surroundings
+from ebla.raft.effects import Write
+from ebla.raft.events import Campaign
+from ebla.raft.membership import MembershipChange
+from ebla.raft.messages import (
+    NOBODY,
+    Entry,
+    EntryKind,
+    HardState,
+    InstallSnapshot,
+    Membership,
+    Message,
+    PeerId,
+    SnapshotMeta,
+)
+from ebla.raft.options import Options
+from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.file_disk import FileDisk, FileOnDisk
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.wire.frames import Introduction
+from ebla.wire.group0_messages import RaftMessages
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.report import unreported
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import RAFT
+
+PEERS = (PeerId(1), PeerId(2), PeerId(3))
+EVERYBODY = Membership(voters=PEERS)
+ENTRY_BYTES = 200
+CPU_US_MAX = {1: 120.0, 8: 25.0, 64: 9.0, 256: 6.0}
+IN_FLIGHT = (1, 64, 512)
+SYNC_SHARE_MIN = 0.4
+CLUSTER = ClusterId(uuid.UUID(int=0xC))
+HISTORY = HistoryId(uuid.UUID(int=0xD))
+PORT = 7000
+COMMAND_LINE_BYTES_MAX = 1 << 16
+
+
+# ---- one peer
+
+
+class Count:
+    """A state machine that only counts, and wakes whoever waits for its entry."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.waiting: dict[bytes, asyncio.Future[None]] = {}
+
+    def apply(self, entry: Entry) -> None:
+        self.index = entry.index
+        future = self.waiting.pop(entry.data[:8], None)
+        if future is not None:
+            future.set_result(None)
+
+    def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
+        self.index = entry.index
+        return bool(change.changes)
+
+    def freeze(self) -> Iterator[bytes]:
+        return iter((self.index.to_bytes(8),))
+
+    def receiver(self) -> "Count":
+        return Count()
+
+    def add(self, data: bytes) -> None:
+        self.index = int.from_bytes(data)
+
+    def finish(self) -> int:
+        return self.index
+
+    def install(self, content: int) -> None:
+        self.index = content
+
+
+class OnePeer:
+    def __init__(self, around: Surroundings, folder: str, peer: PeerId, wire: "InProcess | OverTcp") -> None:
+        self.machine = Count()
+        setup = RaftSetup(folder, Options(peer), unreported)
+        self.server: RaftServer[int] = RaftServer(around, setup, self.machine, wire)
+        self._serial = 0
+
+    async def open(self) -> None:
+        meta = SnapshotMeta(1, 1, EVERYBODY)
+        write = Write(HardState(1, NOBODY, 1), (), meta, must_sync=True, answers=())
+        await self.server.begin(meta, iter(((1).to_bytes(8),)), write)
+        await self.server.open()
+
+    def propose(self) -> "asyncio.Future[None]":
+        self._serial += 1
+        name = self._serial.to_bytes(8)
+        future = self.machine.waiting[name] = asyncio.get_running_loop().create_future()
+        self.server.propose(name + bytes(ENTRY_BYTES - 8), EntryKind.COMMAND)
+        return future
+
+    async def lead(self) -> None:
+        while not self.server.is_leader:
+            self.server.post(Campaign())
+            await asyncio.sleep(0.1)
+        await self.propose()
+
+
+# ---- three peers in one process
+
+
+class InProcess:
+    def __init__(self, peers: dict[PeerId, OnePeer]) -> None:
+        self._peers = peers
+
+    def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
+        self._peers[peer].server.post_all(messages)
+        return True
+
+    async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
+        raise AssertionError("nobody falls behind here")
+
+
+class UnsyncedFile(FileOnDisk):
+    async def sync(self) -> None:
+        pass
+
+
+class UnsyncedDisk(FileDisk):
+    """Real files that are written and never synced: what is left is the work of the processor."""
+
+    def open(self, path: str) -> FileOnDisk:
+        return UnsyncedFile(path, os.open(path, os.O_RDWR), self._sync_pool)
+
+    def create(self, path: str) -> FileOnDisk:
+        return UnsyncedFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), self._sync_pool)
+
+
+async def measure_cpu(folder: str, batch: int, seconds: float) -> float:
+    """Microseconds of processor time per committed entry, all three peers together."""
+    disk = UnsyncedDisk()
+    peers: dict[PeerId, OnePeer] = {}
+    async with TcpTransport(None, TransportLimits(), unreported, plain=True) as unused:
+        around = Surroundings(SystemClock(), SystemChance(), disk, unused)
+        for peer in PEERS:
+            peers[peer] = OnePeer(around, f"{folder}/{peer}", peer, InProcess(peers))
+            await peers[peer].open()
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(one.server.run()) for one in peers.values()]
+            leader = peers[PEERS[0]]
+            await leader.lead()
+            await _batches(leader, batch, seconds / 5)
+            began, committed = time.process_time(), await _batches(leader, batch, seconds)
+            cpu_s = time.process_time() - began
+            for task in running:
+                task.cancel()
+        for one in peers.values():
+            await one.server.close()
+    disk.close()
+    return cpu_s / committed * 1e6
+
+
+async def _batches(leader: OnePeer, batch: int, seconds: float) -> int:
+    committed = 0
+    ends_at = time.perf_counter() + seconds
+    while time.perf_counter() < ends_at:
+        futures = [leader.propose() for _ in range(batch)]
+        await futures[-1]
+        committed += batch
+    return committed
+
+
+# ---- three processes
+
+
+class OverTcp:
+    def __init__(self, peers: Peers, hosts: dict[PeerId, HostId]) -> None:
+        self._peers = peers
+        self._hosts = hosts
+
+    def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
+        return self._peers.send(self._hosts[peer], RAFT, RaftMessages(HISTORY, tuple(messages)))
+
+    async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
+        raise AssertionError("nobody falls behind here")
+
+
+async def serve(network: str, peer: PeerId, folder: str) -> None:
+    """One peer, which reads orders from its standard input and answers each with one line."""
+    hosts = {number: HostId(uuid.UUID(int=number)) for number in PEERS}
+    disk = FileDisk()
+    async with TcpTransport(None, TransportLimits(), unreported, plain=True) as transport, asyncio.TaskGroup() as tasks:
+        around = Surroundings(SystemClock(), SystemChance(), disk, transport)
+        introduction = Introduction(hosts[peer], CLUSTER, "bench")
+        links = Peers(tasks, PeersContext(transport, around.chance, introduction, WireLimits(), unreported))
+        for number, host in hosts.items():
+            links.set_address(host, Address(f"{network}.{number}", PORT))
+        one = OnePeer(around, folder, peer, OverTcp(links, hosts))
+        await one.open()
+        server = Server(tasks, introduction, WireLimits(), unreported)
+
+        def receive(notice: RaftMessages, _call: IncomingCall) -> None:
+            one.server.post_all(notice.messages)
+
+        server.serve_notice(RAFT, receive)
+        await transport.listen(Address(f"{network}.{peer}", PORT), server.accept)
+        tasks.create_task(one.server.run())
+        tasks.create_task(_obey(one))
+
+
+async def _obey(one: OnePeer) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=COMMAND_LINE_BYTES_MAX)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    print("ready", flush=True)
+    while order := (await reader.readline()).split():
+        if order[0] == b"lead":
+            await one.lead()
+            print("leads", flush=True)
+        else:
+            latencies, seconds = await _load(one, int(order[1]), float(order[2]))
+            latencies.sort()
+            print(len(latencies) / seconds, latencies[len(latencies) // 2] * 1e3, flush=True)
+    os._exit(0)  # the other end is gone, and nothing here needs an orderly end
+
+
+async def _load(one: OnePeer, in_flight: int, seconds: float) -> tuple[list[float], float]:
+    latencies: list[float] = []
+    began = time.perf_counter()
+    ends_at = began + seconds
+
+    async def caller() -> None:
+        while (sent_at := time.perf_counter()) < ends_at:
+            await one.propose()
+            latencies.append(time.perf_counter() - sent_at)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(in_flight):
+            tasks.create_task(caller())
+    return latencies, time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    in_flight: int
+    per_s: float
+    p50_ms: float
+    syncs_per_s: float
+
+    @property
+    def share(self) -> float:
+        return self.per_s / self.syncs_per_s
+
+
+class Child:
+    def __init__(self, network: str, peer: PeerId, folder: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.bench_raft", "--serve", network, str(peer), "--folder", folder]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the process ended with {self._process.poll()}"
+        return line.strip()
+
+    def ask(self, order: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(order + "\n")
+        self._process.stdin.flush()
+        return self.hear()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def measure_processes(folder: Path, seconds: float, rounds: int) -> list[Commits]:
+    network = f"127.{random.randrange(1, 250)}.{random.randrange(1, 250)}"
+    children = [Child(network, peer, str(folder / f"p{peer}")) for peer in PEERS]
+    measured: dict[int, list[Commits]] = {count: [] for count in IN_FLIGHT}
+    try:
+        for child in children:
+            assert child.hear() == "ready"
+        leader = children[0]
+        assert leader.ask("lead") == "leads"
+        leader.ask(f"load 64 {seconds / 2}")
+        for _ in range(rounds):
+            for count in IN_FLIGHT:
+                before = measure_sync_rate(folder, seconds=seconds / 4)
+                per_s, p50_ms = map(float, leader.ask(f"load {count} {seconds}").split())
+                after = measure_sync_rate(folder, seconds=seconds / 4)
+                measured[count].append(Commits(count, per_s, p50_ms, (before + after) / 2))
+    finally:
+        for child in children:
+            child.end()
+    # The round in which the disk was least disturbed between its two measurements is the one that says something.
+    return [max(figures, key=lambda figure: figure.share) for figures in measured.values()]
+
+
+# ---- all of it
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="shorter, and less sure")
+    parser.add_argument("--folder", default=".", help="where the logs go; a folder of its own is made there")
+    parser.add_argument("--serve", nargs=2, metavar=("NETWORK", "PEER"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        if chosen.serve is not None:
+            runner.run(serve(chosen.serve[0], PeerId(int(chosen.serve[1])), chosen.folder))
+            return 0
+        with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
+            return report(runner, Path(scratch), quick=chosen.quick)
+
+
+def report(runner: asyncio.Runner, folder: Path, *, quick: bool) -> int:
+    seconds, rounds = (0.5, 1) if quick else (1.5, 3)
+    figures: dict[str, float] = {}
+    good = True
+    for batch, most_us in CPU_US_MAX.items():
+        cpu_us = min(
+            runner.run(measure_cpu(str(folder / f"cpu-{batch}-{turn}"), batch, seconds)) for turn in range(rounds)
+        )
+        good &= cpu_us <= most_us
+        figures[f"cpu_us_per_entry_{batch}"] = cpu_us
+        print(f"batches of {batch:>3}: {cpu_us:6.2f} µs CPU per entry and three peers (at most {most_us:g})")
+    for one in measure_processes(folder, seconds, rounds):
+        count = one.in_flight
+        figures |= {
+            f"commits_per_s_{count}": one.per_s,
+            f"p50_ms_{count}": one.p50_ms,
+            f"syncs_per_s_{count}": one.syncs_per_s,
+        }
+        print(
+            f"{count:>3} in flight: {one.per_s:8.0f} commits/s, p50 {one.p50_ms:6.2f} ms,"
+            f" {one.share:5.2f} of the disk's {one.syncs_per_s:.0f} syncs/s"
+        )
+        if count == 1:
+            good &= one.share >= SYNC_SHARE_MIN
+            figures["share_of_syncs_1"] = one.share
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()} | {"within_limits": good}))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
