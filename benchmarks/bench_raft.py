@@ -16,7 +16,6 @@ import asyncio
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -145,7 +144,7 @@ class InProcess:
         return True
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
-        raise AssertionError("nobody falls behind here")
+        raise AssertionError(f"nobody falls behind here: {message} {chunks}")
 
 
 class UnsyncedFile(FileOnDisk):
@@ -201,15 +200,17 @@ async def _batches(leader: OnePeer, batch: int, seconds: float) -> int:
 
 
 class OverTcp:
-    def __init__(self, peers: Peers, hosts: dict[PeerId, HostId]) -> None:
+    def __init__(self, peers: Peers, hosts: dict[PeerId, HostId], own: tuple[HostId, Address]) -> None:
         self._peers = peers
         self._hosts = hosts
+        self._own_host, self._own_address = own
 
     def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
-        return self._peers.send(self._hosts[peer], RAFT, RaftMessages(HISTORY, tuple(messages)))
+        notice = RaftMessages(HISTORY, tuple(messages), self._own_host, self._own_address)
+        return self._peers.send(self._hosts[peer], RAFT, notice)
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
-        raise AssertionError("nobody falls behind here")
+        raise AssertionError(f"nobody falls behind here: {message} {chunks}")
 
 
 async def serve(network: str, peer: PeerId, folder: str) -> None:
@@ -220,9 +221,10 @@ async def serve(network: str, peer: PeerId, folder: str) -> None:
         around = Surroundings(SystemClock(), SystemChance(), disk, transport)
         introduction = Introduction(hosts[peer], CLUSTER, "bench")
         links = Peers(tasks, PeersContext(transport, around.chance, introduction, WireLimits(), unreported))
+        addresses = {number: Address(f"{network}.{number}", PORT) for number in hosts}
         for number, host in hosts.items():
-            links.set_address(host, Address(f"{network}.{number}", PORT))
-        one = OnePeer(around, folder, peer, OverTcp(links, hosts))
+            links.set_address(host, addresses[number])
+        one = OnePeer(around, folder, peer, OverTcp(links, hosts, (hosts[peer], addresses[peer])))
         await one.open()
         server = Server(tasks, introduction, WireLimits(), unreported)
 
@@ -230,7 +232,7 @@ async def serve(network: str, peer: PeerId, folder: str) -> None:
             one.server.post_all(notice.messages)
 
         server.serve_notice(RAFT, receive)
-        await transport.listen(Address(f"{network}.{peer}", PORT), server.accept)
+        await transport.listen(addresses[peer], server.accept)
         tasks.create_task(one.server.run())
         tasks.create_task(_obey(one))
 
