@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ebla.control.control_process import ControlProcess, ControlSetup
+from ebla.control.group0_server import Group0Setup
 from ebla.control.liveness import LivenessLimits
-from ebla.control.members import ConfiguredMembers
+from ebla.group0.members import Member, Role
 from ebla.model.error_groups import leaves
 from ebla.model.errors import EblaError, Refused
 from ebla.model.identity import Address
@@ -170,7 +171,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
                 introduction=introduction,
                 address=options.control_address,
                 local_address=Address(str(folder.control_socket)),
-                members=ConfiguredMembers(options.peer_addresses),
+                group0=_group0_setup(options, identity),
                 liveness=LivenessLimits(options.limits.peer_heartbeat_ms, options.limits.peer_silence_ms),
                 wire=WireLimits(),
                 report=report,
@@ -192,10 +193,31 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
         await asyncio.wait([children])
         serving.cancel()
         desk.close("the node stops")
-    if supervisor.gave_up is not None:
-        report("node.gave_up", {"reason": supervisor.gave_up})
+    reason = control.gave_up or supervisor.gave_up
+    if reason is not None:
+        report("node.gave_up", {"reason": reason})
     report("node.stopped", {})
-    return supervisor.gave_up
+    return reason
+
+
+def _group0_setup(options: NodeOptions, identity: Identity) -> Group0Setup:
+    own = Member(
+        identity.host,
+        Role.LEARNER,
+        options.control_address,
+        options.datacenter,
+        options.rack,
+        release=release(),
+    )
+    return Group0Setup(
+        own,
+        identity.cluster,
+        identity.cluster_name,
+        options.peer_addresses,
+        str(DataFolder(options.folder).group0.absolute()),
+        tick_ms=options.limits.raft_tick_ms,
+        election_ticks=max(2, options.limits.raft_election_ms // options.limits.raft_tick_ms),
+    )
 
 
 def _reload(tls: NodeTls, report: Report, supervisor: Supervisor | None) -> None:

@@ -18,6 +18,8 @@ from msgspec import Meta
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+
 
 class OptionsError(InvalidRequest):
     """The options file or a flag is wrong; nothing was started."""
@@ -58,6 +60,12 @@ class Limits(msgspec.Struct, frozen=True):
     child_restart_pause_ms: Annotated[
         int, Meta(ge=0, le=60_000, description="pause between a child's exit and its next start")
     ] = 200
+    raft_tick_ms: Annotated[
+        int, Meta(ge=10, le=10_000, description="group 0's heartbeat; a slow sync must not look like a dead leader")
+    ] = 100
+    raft_election_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="an election begins after this to twice this silence of the leader")
+    ] = 1_000
     stop_ms: Annotated[
         int, Meta(ge=500, le=60_000, description="a node asked to stop is gone after this time, children included")
     ] = 5_000
@@ -77,13 +85,15 @@ class NodeOptions(msgspec.Struct, frozen=True):
 
     data: Annotated[str, Meta(min_length=1, description="the node's folder; relative to the folder of this file")]
     address: Annotated[str, Meta(description="the IP address the node listens on and is known by")] = "127.0.0.1"
-    cluster_name: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="the same on every node of a cluster")
-    ] = "ebla"
+    cluster_name: Annotated[str, Meta(pattern=NAME_PATTERN, description="the same on every node of a cluster")] = "ebla"
     peers: Annotated[
         tuple[str, ...],
         Meta(max_length=1_000, description="addresses of the cluster's nodes, this one may be among them"),
     ] = ()
+    datacenter: Annotated[
+        str, Meta(pattern=NAME_PATTERN, description="where the node stands; replicas and voters are spread over these")
+    ] = "dc1"
+    rack: Annotated[str, Meta(pattern=NAME_PATTERN, description="within the datacenter: what fails together")] = "rack1"
     shards: Annotated[int, Meta(ge=1, le=256, description="data processes of this node; one per core is usual")] = 1
     ports: Ports = Ports()
     limits: Limits = Limits()

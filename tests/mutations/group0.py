@@ -116,7 +116,7 @@ MUTATIONS = (
     Mutation(
         name="group0-founding-not-durable",
         module="ebla.control.formation",
-        find="                    await self._mark(Stage.FOUNDING, HistoryId(self._context.chance.uuid()))\n",
+        find="                    await self._mark(Stage.FOUNDING, history=HistoryId(self._context.chance.uuid()))\n",
         replace="                    history = HistoryId(self._context.chance.uuid())\n"
         "                    self._marks.mark = msgspec.structs.replace(self._marks.mark, history=history)\n",
         check=FORMATION,

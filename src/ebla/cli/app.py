@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli import local_cluster, up
+from ebla.cli import group0, local_cluster, up
 from ebla.cli.asking import ask_all, ask_contact
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
 from ebla.cli.renewal import renew_certificates
@@ -37,6 +37,7 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla status                 who is up, as the nodes see each other
   ebla status --json          the same for programs
   ebla down                   stop the nodes; their data stay
+  ebla group0 members         who agrees on the cluster's state, who leads
 
 [bold]Where things are[/bold]
 
@@ -59,6 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=HELP,
 )
+app.add_typer(group0.app)
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
 DATA_DEFAULT = Path("data")

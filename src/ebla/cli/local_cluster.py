@@ -175,8 +175,9 @@ def _make_nodes(data: Path, shape: Shape) -> list[LocalNode]:
                 f"{folder} is not empty and has no options.toml: it is not a node's folder",
                 advice="name another folder with --data",
             )
-    for folder, address in drafts:
-        draft = NodeOptions(".", address, shape.cluster_name, addresses, shape.shards)
+    for number, (folder, address) in enumerate(drafts, 1):
+        # Nodes of one machine fail together, but a cluster tried out here should be spread as a real one is.
+        draft = NodeOptions(".", address, shape.cluster_name, addresses, rack=f"rack{number}", shards=shape.shards)
         chosen = options.with_overrides(draft, shape.overrides, f"options of {folder.name}")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / "options.toml").write_text(options.render(msgspec.structs.replace(chosen, data=".")), "utf-8")

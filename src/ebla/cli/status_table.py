@@ -22,7 +22,7 @@ def as_table(view: ClusterView) -> Table:
     for node in view.nodes:
         where = Text.assemble((f"{node.name} {node.address}".strip(), "bold"), f"\n{node.host or MISSING}")
         table.add_row(
-            Text.assemble(where, (f"\n{processes(node)}", "dim")),
+            Text.assemble(where, (f"\n{processes(node)}\n{group0(node)}", "dim")),
             Text(node.state.value, style=COLOURS[node.state]),
             f"{node.held_up_by}/{node.asked_others}",
             round_trip(node.round_trip_us),
@@ -35,20 +35,38 @@ def as_lines(view: ClusterView) -> list[str]:
     return [
         f"{node.name or MISSING} {node.address} {node.state.value} seen-up-by={node.held_up_by}/{node.asked_others} "
         f"round-trip={round_trip(node.round_trip_us)} uptime={duration(node.uptime_ms)} "
-        f"host={node.host or MISSING} {processes(node)}"
+        f"host={node.host or MISSING} {processes(node)} {group0(node)}"
         for node in view.nodes
     ]
 
 
 def essence(view: ClusterView) -> tuple[object, ...]:
     """What makes a view news: everything but the figures that always move."""
-    return tuple((node.name, node.host, node.state, node.held_up_by, processes(node)) for node in view.nodes)
+    return tuple(
+        (node.name, node.host, node.state, node.held_up_by, processes(node), _standing(node)) for node in view.nodes
+    )
 
 
 def processes(node: NodeView) -> str:
     if node.trouble:
         return node.trouble
     return " ".join(_process(process) for process in node.processes) or MISSING
+
+
+def group0(node: NodeView) -> str:
+    """The node's place in group 0: role, term, how far it is."""
+    place = node.group0
+    if place is None:
+        return f"group0:{MISSING}"
+    lag = "" if place.lag is None else f" lag {place.lag}"
+    return f"group0:{_standing(node)} term {place.term} index {place.applied}/{place.commit}{lag}"
+
+
+def _standing(node: NodeView) -> str:
+    place = node.group0
+    if place is None:
+        return MISSING
+    return "leader" if place.leads else f"{place.role}" if place.votes else "learner"
 
 
 def _process(process: ProcessView) -> str:

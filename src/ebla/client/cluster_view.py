@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ebla.group0.members import Role
 from ebla.model.identity import HostId
+from ebla.wire.group0_messages import MemberReport
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
 
 
@@ -32,6 +34,18 @@ class ProcessView(msgspec.Struct, frozen=True):
     last_exit: str
 
 
+class Group0View(msgspec.Struct, frozen=True):
+    """A node's place in group 0, as it says itself. `lag` is what its leader knows it to be behind."""
+
+    role: str
+    votes: bool
+    leads: bool
+    term: int
+    commit: int
+    applied: int
+    lag: int | None
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """One node. Where it could not be asked itself, `state` is the opinion of those that could."""
 
@@ -47,6 +61,7 @@ class NodeView(msgspec.Struct, frozen=True):
     asked_others: int
     processes: tuple[ProcessView, ...]
     trouble: str
+    group0: "Group0View | None" = None
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -60,8 +75,10 @@ class ClusterView(msgspec.Struct, frozen=True):
             node.state is NodeState.UP
             and node.held_up_by == node.asked_others == len(self.nodes) - 1
             and all(process.state == ProcessState.RUNNING for process in node.processes)
+            and node.group0 is not None
+            and node.group0.applied > 0
             for node in self.nodes
-        )
+        ) and any(node.group0 is not None and node.group0.leads for node in self.nodes)
 
 
 def view_of(asked: Sequence[Asked]) -> ClusterView:
@@ -93,7 +110,8 @@ def _node_view(node: Asked, answers: Sequence[StatusAnswer]) -> NodeView:
         held_up_by,
         len(others),
         () if node.answer is None else tuple(_process_view(process) for process in node.answer.processes),
-        node.trouble,
+        node.trouble or ("" if node.answer is None else node.answer.waits_for),
+        None if node.answer is None else _group0_view(node.answer, answers),
     )
 
 
@@ -105,3 +123,24 @@ def _host_of(node: Asked, opinions: Sequence[PeerStatus]) -> HostId | None:
 
 def _process_view(process: ProcessStatus) -> ProcessView:
     return ProcessView(process.name, process.pid or None, process.state, process.restarts, process.last_exit)
+
+
+def _group0_view(answer: StatusAnswer, answers: Sequence[StatusAnswer]) -> Group0View | None:
+    own = answer.group0
+    if own is None:
+        return None
+    member = next((each.member for each in own.members if each.member.host == answer.host), None)
+    lags = [each.lag for other in answers for each in _members_of(other) if each.member.host == answer.host]
+    return Group0View(
+        own.role,
+        member is not None and member.role is Role.VOTER,
+        own.leader == answer.host,
+        own.term,
+        own.commit,
+        own.applied,
+        next((lag for lag in lags if lag is not None), None),
+    )
+
+
+def _members_of(answer: StatusAnswer) -> Sequence[MemberReport]:
+    return () if answer.group0 is None else answer.group0.members

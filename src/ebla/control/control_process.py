@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ebla.control.failure_detector import Opinion, Standing
+from ebla.control.group0_doors import Group0Doors, report_of
+from ebla.control.group0_server import Group0Server, Group0Setup
 from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
-from ebla.control.members import Members
-from ebla.model.identity import Address
+from ebla.model.error_groups import leaves
+from ebla.model.errors import Corruption, InvalidRequest, Refused
+from ebla.model.identity import Address, HostId
 from ebla.ports.surroundings import Surroundings
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
@@ -51,7 +54,7 @@ class ControlSetup:
     """For peers."""
     local_address: Address
     """For the node's own children and its operator: a Unix socket that only their user can open."""
-    members: Members
+    group0: Group0Setup
     liveness: LivenessLimits
     wire: WireLimits
     report: Report
@@ -71,8 +74,11 @@ class ControlProcess:
         self._started_boot_ms = surroundings.clock.boot_ms()
         self._started_wall_us = surroundings.clock.wall_us()
         self._liveness: Liveness | None = None
+        self._group0: Group0Server | None = None
         self._stop = stop
         self.ready = asyncio.Event()
+        self.gave_up: str | None = None
+        """Why this node must stop, where its cluster or its own disk says so."""
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where an address is taken."""
@@ -82,13 +88,17 @@ class ControlProcess:
                 surroundings.transport, surroundings.chance, setup.introduction, setup.wire, setup.report
             )
             peers = Peers(tasks, context)
+            self._group0 = Group0Server(surroundings, setup.group0, context, peers)
             # The wall clock may step back between two starts; then a restart shows only as a different number, which
             # is all that is asked of it.
-            liveness = LivenessSetup(surroundings.clock, setup.members, setup.liveness, self._started_wall_us)
+            liveness = LivenessSetup(surroundings.clock, self._group0, setup.liveness, self._started_wall_us)
             self._liveness = Liveness(peers, context, liveness)
             for_peers = Server(tasks, setup.introduction, setup.wire, setup.report)
             for_own = Server(tasks, setup.introduction, setup.wire, setup.report)
             self._liveness.serve_on(for_peers)
+            group0_doors = Group0Doors(self._group0, peers, surroundings.chance)
+            group0_doors.serve_peers(for_peers)
+            group0_doors.serve_operator(for_own)
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
@@ -99,13 +109,26 @@ class ControlProcess:
                 await surroundings.transport.listen(setup.local_address, for_own.accept),
             ]
             self.ready.set()
+            tasks.create_task(self._liveness.run())
             try:
-                await self._liveness.run()
+                await self._run_group0(self._group0)
             finally:
                 for door in listening:
                     await door.close()
                 for server in (for_peers, for_own):
                     server.close("the node stops")
+
+    async def _run_group0(self, group0: Group0Server) -> None:
+        """A node that was removed, or may not come back as it is, stops in order and says why."""
+        try:
+            await group0.run(self._holds_up)
+        except* (Refused, InvalidRequest, Corruption) as refusals:
+            self.gave_up = str(next(leaves(refusals)))
+            self._stop.set()
+        await asyncio.Event().wait()
+
+    def _holds_up(self, host: HostId) -> bool:
+        return all(opinion.standing is Standing.UP for opinion in self.opinions() if opinion.host == host)
 
     def opinions(self) -> tuple[Opinion, ...]:
         return () if self._liveness is None else self._liveness.opinions()
@@ -136,6 +159,8 @@ class ControlProcess:
             tuple(_as_status(opinion, now_ms) for opinion in self.opinions()),
             now_ms - self._started_boot_ms,
             setup.release,
+            report_of(self._group0.running) if self._group0 is not None and self._group0.is_running else None,
+            self._group0.formation.waits_for if self._group0 is not None else "",
         )
 
 

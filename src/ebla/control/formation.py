@@ -86,18 +86,19 @@ class Formation:
                 case Create():
                     # The choice is durable before its effect: whoever died in between founds the same group again,
                     # and never joins another one beside it.
-                    await self._mark(Stage.FOUNDING, HistoryId(self._context.chance.uuid()))
+                    await self._mark(Stage.FOUNDING, history=HistoryId(self._context.chance.uuid()))
                     return await self._found(begin)
                 case Join():
-                    await self._mark(Stage.JOINING, self._marks.mark.history)
+                    await self._mark(Stage.JOINING, join_id=self._context.chance.uuid())
                     return (await self._join_any()).members
                 case Wait(ask=ask, reason=reason):
                     await self._wait(ask, reason)
 
     async def _found(self, begin: Begin) -> tuple[Member, ...]:
         history = self._marks.mark.history
+        self.waits_for = ""
         log_id = await begin(history)
-        await self._mark(Stage.MEMBER, history, log_id)
+        await self._mark(Stage.MEMBER, log_id=log_id)
         return ()
 
     async def _wait(self, ask: tuple[Address, ...], reason: str) -> None:
@@ -134,7 +135,7 @@ class Formation:
                 try:
                     caller, _ = await connect(self._context, address, Target(Lane.CONTROL))
                     try:
-                        request = JoinRequest(self._setup.member)
+                        request = JoinRequest(self._as_newcomer())
                         answer = await caller.call(GROUP0_JOIN, request, self._setup.limits.join_deadline_ms)
                     finally:
                         caller.close("asked")
@@ -143,10 +144,13 @@ class Formation:
                 except EblaError as error:
                     self.waits_for = f"{address}: {error.message}"
                     continue
-                await self._mark(Stage.JOINING, answer.history)
+                await self._mark(Stage.JOINING, history=answer.history)
                 self.waits_for = ""
                 return answer
             await asyncio.sleep(self._setup.limits.ask_again_ms / 1000)
+
+    def _as_newcomer(self) -> Member:
+        return msgspec.structs.replace(self._setup.member, join_id=self._marks.mark.join_id)
 
     def _candidates(self) -> tuple[Address, ...]:
         known = dict.fromkeys((*self._setup.contacts, *self._marks.mark.known))
@@ -159,10 +163,9 @@ class Formation:
             if self._marks.mark.stage is Stage.FRESH:
                 await self._marks.save(msgspec.structs.replace(self._marks.mark, known=self._state.known))
 
-    async def _mark(self, stage: Stage, history: HistoryId, log_id: int = 0) -> None:
+    async def _mark(self, stage: Stage, **fields: object) -> None:
         async with self._saving:
-            mark = msgspec.structs.replace(self._marks.mark, stage=stage, history=history, log_id=log_id)
-            await self._marks.save(mark)
+            await self._marks.save(msgspec.structs.replace(self._marks.mark, stage=stage, **fields))
 
 
 def removed_error(member: Member) -> Refused:

@@ -115,16 +115,18 @@ class Group0Doors:
         return DiscoverAnswer(await self._group0.formation.answer(request))
 
     async def _join(self, request: JoinRequest, call: IncomingCall) -> JoinAnswer:
-        """Takes a newcomer in as a learner. Said again by one that waits for its first state, it is true already."""
+        """Takes a newcomer in as a learner. Asked again by one that waits for its first state, it is done already. The
+        same host under another join id has lost what it held: it may have voted, and what the leader knows of its log
+        is no longer true, so it must not start over."""
         running, member = self._group0.running, request.member
         await running.calls.read_barrier(call.remaining_ms())
         known = running.store.members.get(member_key(member.host))
-        if known is not None and known.role is Role.VOTER:
+        if known is not None and known.join_id != member.join_id:
             raise InvalidRequest(
-                f"host {member.host} votes in this cluster already, so it must not start over with an empty log",
+                f"host {member.host} is a {known.role} of this cluster, so it must not start over with an empty log",
                 advice=f"remove it (ebla group0 remove {member.host}) and start the node with a new, empty folder",
             )
-        if known is None or not known.present:
+        if known is None:
             newcomer = msgspec.structs.replace(member, role=Role.LEARNER)
             revision_of(await running.calls.change_members((newcomer,), None, call.remaining_ms()))
         return JoinAnswer(running.store.revision.history, tuple(running.store.members.values()))

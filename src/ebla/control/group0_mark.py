@@ -35,6 +35,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     known: tuple[Address, ...] = ()
     """Every address heard of while fresh (INV-FORM-1 needs it to survive a restart)."""
     history: HistoryId = NO_HISTORY
+    join_id: uuid.UUID | None = None
     log_id: int = 0
     """Of the log in which a member's state is kept. Another one there, or none, means that the log was lost."""
 

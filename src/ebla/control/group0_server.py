@@ -91,7 +91,7 @@ class Group0Server:
             raise Unavailable(f"this node is in no cluster yet: {self.formation.waits_for or 'it just started'}")
         return self._running
 
-    def peer_addresses(self) -> tuple[Address, ...]:
+    def peers(self) -> tuple[Address, ...]:
         """Where the other members listen, sorted; those named in the options while there is no group yet."""
         own = self.setup.member.address
         if self._running is None or not self._running.store.members:

@@ -1,6 +1,7 @@
 """Who belongs to group 0, in which role, and how a host is numbered in its Raft core."""
 
 import enum
+import uuid
 
 import msgspec
 
@@ -25,6 +26,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     rack: str = "rack1"
     features: tuple[str, ...] = ()
     release: str = ""
+    join_id: uuid.UUID | None = None
+    """Drawn once by the node that asked to be taken in. The same host with another one has lost what it held."""
 
     @property
     def present(self) -> bool:

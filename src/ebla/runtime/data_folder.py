@@ -38,6 +38,7 @@ class DataFolder:
         self.format = path / "FORMAT"
         self.identity = path / "identity"
         self.tls = path / "tls"
+        self.group0 = path / "group0"
         self.run = path / "run"
         self.control_socket = self.run / "control.sock"
         self.control_lock = self.run / "control.lock"

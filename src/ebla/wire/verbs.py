@@ -132,6 +132,10 @@ class StatusAnswer(msgspec.Struct, frozen=True, array_like=True):
     peers: tuple[PeerStatus, ...] = ()
     uptime_ms: int = 0
     release: str = ""
+    group0: Group0Report | None = None
+    """None until the node's Raft peer runs."""
+    waits_for: str = ""
+    """While the node is in no cluster: what for."""
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -68,7 +68,7 @@ def test_a_mark_survives_and_refuses_nothing_it_wrote() -> None:
         disk = world.machine("node").disk.of(world._life)
         marks = MarkFile(disk, "/data/mark")
         world.check(await marks.load() == Mark(), "a missing mark is a fresh node's")
-        mark = Mark(Stage.MEMBER, 3, (ASKER,), HistoryId(uuid.UUID(int=9)), 77)
+        mark = Mark(Stage.MEMBER, 3, (ASKER,), HistoryId(uuid.UUID(int=9)), uuid.UUID(int=4), 77)
         await marks.save(mark)
         world.check(await MarkFile(disk, "/data/mark").load() == mark, "it reads back")
         newer = msgspec.structs.replace(mark, incarnation=4)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import msgspec
 
 from ebla.control.control_process import ControlProcess, ControlSetup
+from ebla.control.group0_server import Group0Setup
 from ebla.control.liveness import LivenessLimits
-from ebla.control.members import ConfiguredMembers
+from ebla.group0.members import Member, Role
 from ebla.model.identity import Address, ClusterId, HostId
 from ebla.ports.surroundings import Surroundings
 from ebla.replica.shard_process import ShardProcess, ShardSetup
@@ -104,7 +105,13 @@ class _Casting:
             self.introduction,
             own,
             SOCKET,
-            ConfiguredMembers(tuple(address for address in addresses if address != own)),
+            Group0Setup(
+                Member(self.introduction.host, Role.LEARNER, own),
+                _cluster_of(self.introduction),
+                self.introduction.cluster_name,
+                tuple(addresses),
+                "/data/group0",
+            ),
             LIMITS,
             WIRE,
             _report(self.world, self.nodes[self.number].control.name),
@@ -130,6 +137,11 @@ class _Casting:
         process = ShardProcess(around, setup)
         self.nodes[self.number].shard_process = process
         await process.run()
+
+
+def _cluster_of(introduction: Introduction) -> ClusterId:
+    assert introduction.cluster is not None
+    return introduction.cluster
 
 
 def build(world: World) -> list[SimNode]:

@@ -85,7 +85,7 @@ async def node_main(around: Surroundings, world: World, cluster: Cluster, name: 
         peers = Peers(tasks, context)
         node.group0 = group0 = Group0Server(around, setup, context, peers)
         liveness = Liveness(
-            peers, context, LivenessSetup(around.clock, _Members(group0), LivenessLimits(), around.clock.wall_us())
+            peers, context, LivenessSetup(around.clock, group0, LivenessLimits(), around.clock.wall_us())
         )
         server = Server(tasks, introduction, WireLimits(), report)
         doors = Group0Doors(group0, peers, around.chance)
@@ -105,13 +105,3 @@ def _alive(liveness: Liveness) -> Callable[[HostId], bool]:
         return all(one.standing is Standing.UP for one in liveness.opinions() if one.host == host)
 
     return alive
-
-
-class _Members:
-    """Whom to watch: the members of group 0, once there is one."""
-
-    def __init__(self, group0: Group0Server) -> None:
-        self._group0 = group0
-
-    def peers(self) -> tuple[Address, ...]:
-        return self._group0.peer_addresses()
