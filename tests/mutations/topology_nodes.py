@@ -178,7 +178,7 @@ MUTATIONS = (
     Mutation(
         name="topology-tokens-collide",
         module="ebla.topology.tokens_at_join",
-        find="        while place in taken:\n            place = (place + 1) % RING\n",
+        find="        while place in taken:\n            place = (place + 1) % RING_TOKENS\n",
         replace="",
         check=PytestCheck(UNIT + "test_tokens_at_join.py"),
         why="two nodes own one token, and readers disagree about whose it is",

@@ -5,6 +5,7 @@ invariants of nodes and tablets (INV-NODE-*, INV-TABL-2, INV-TABL-3); `StoredTab
 tardy writers the fence allows. In the end every cluster comes to rest with all its requests answered.
 """
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -38,6 +39,7 @@ from ebla.topology.requests import pending_requests
 from ebla.topology.snapshot import GlobalRequest, Snapshot
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, ResizeType, TransitionKind
 
+COMMANDS = msgspec.msgpack.Decoder(Command)
 NUMBER = st.integers(0, 7)
 MEMBER_REQUESTS = st.sampled_from([NodeRequestKind.LEAVE, NodeRequestKind.REMOVE, NodeRequestKind.REBUILD])
 NODES_MAX = 7
@@ -52,6 +54,7 @@ class WatchedWorld(World):
         self.committed: list[Command] = []
 
     def try_(self, command: Command) -> Refused | None:
+        assert COMMANDS.decode(msgspec.msgpack.encode(command)) == command
         refused = super().try_(command)
         if refused is None:
             self.committed.append(command)

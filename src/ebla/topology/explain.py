@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import HostId, TableId
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN
 from ebla.topology import next_step as steps
 from ebla.topology.invariants import violations
 from ebla.topology.next_step import next_step, side_steps
@@ -22,7 +23,7 @@ from ebla.topology.requests import Liveness, Verdict, choose_request
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.snapshot_json import from_json
 from ebla.topology.states import NodeState
-from ebla.topology.tablet_map import TOKEN_MAX, TOKEN_MIN, ReplicaSet
+from ebla.topology.tablet_map import ReplicaSet
 from ebla.topology.tablet_stages import stage_row
 from ebla.topology.vnode_ring import ring_use
 

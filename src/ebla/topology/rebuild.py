@@ -244,7 +244,7 @@ def _tablet_map(
     if len(complete) != expected:
         raise Corruption(f"tablets of table {table}: {expected - len(complete)} of {expected} chunks are missing")
     built = TabletMap(table, count, _with_transitions(complete, rows.transitions), head.resize, shift_of(count))
-    assert sum(len(chunk.replicas) for chunk in built.chunks) == count or not rows.chunks
+    assert not rows.chunks or sum(len(chunk.replicas) for chunk in built.chunks) == count
     return built
 
 

@@ -11,17 +11,18 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ebla.model.identity import HostId, Replica, SessionId, TableId, TopologyVersion
+from ebla.model.token import TOKEN_MIN
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import ResizeType, TabletStage, TransitionKind
 
 TOKEN_BITS = 64
 TOKEN_BIAS = 1 << 63
-TOKEN_MIN = -TOKEN_BIAS
-TOKEN_MAX = TOKEN_BIAS - 1
 CHUNK_BITS = 7
 CHUNK_TABLETS = 1 << CHUNK_BITS
 CHUNK_MASK = CHUNK_TABLETS - 1
 TABLET_COUNT_MAX = 1 << 20
+
+assert -TOKEN_BIAS == TOKEN_MIN
 
 ReplicaSet = tuple[Replica, ...]
 

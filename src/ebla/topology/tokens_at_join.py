@@ -9,11 +9,11 @@ import heapq
 from dataclasses import dataclass
 
 from ebla.model.identity import HostId
+from ebla.model.token import RING_TOKENS
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import TOKEN_BIAS
 
-RING = 1 << 64
 NUM_TOKENS_MAX = 1024
 
 _OWNING = (
@@ -41,13 +41,15 @@ def choose_tokens(snapshot: Snapshot, node: Node) -> tuple[int, ...]:
     if node.replaced is not None:
         return snapshot.node(node.replaced).tokens
     assert 1 <= node.num_tokens <= NUM_TOKENS_MAX
-    taken = {token + TOKEN_BIAS for other in snapshot.nodes_in(*_OWNING) for token in other.tokens}
+    # No key hashes to the least token, so an owner of it would own a vnode that begins nowhere.
+    taken = {0}
+    taken |= {token + TOKEN_BIAS for other in snapshot.nodes_in(*_OWNING) for token in other.tokens}
     neighbours = [each for each in snapshot.nodes_in(*_OWNING) if each.datacenter == node.datacenter and each.tokens]
     places = _even(node) if not neighbours else _from_the_rich(node, neighbours)
     chosen: list[int] = []
     for place in places:
         while place in taken:
-            place = (place + 1) % RING
+            place = (place + 1) % RING_TOKENS
         taken.add(place)
         chosen.append(place - TOKEN_BIAS)
     return tuple(sorted(chosen))
@@ -55,7 +57,7 @@ def choose_tokens(snapshot: Snapshot, node: Node) -> tuple[int, ...]:
 
 def _even(node: Node) -> list[int]:
     """The first node of a datacenter: evenly around the ring, turned by its id so that datacenters do not collide."""
-    step = RING // node.num_tokens
+    step = RING_TOKENS // node.num_tokens
     offset = node.host.int % step
     return [offset + number * step for number in range(node.num_tokens)]
 
@@ -63,16 +65,16 @@ def _even(node: Node) -> list[int]:
 def _from_the_rich(node: Node, neighbours: list[Node]) -> list[int]:
     """Each token takes one share, off the largest range of whoever owns most above its due."""
     weight = node.num_tokens + sum(each.num_tokens for each in neighbours)
-    share = max(1, RING // weight)
+    share = max(1, RING_TOKENS // weight)
     owners = _owners(neighbours, share)
     chosen: list[int] = []
     for _ in range(node.num_tokens):
         owner = max(owners, key=lambda each: (each.surplus, each.host))
         length, before = heapq.heappop(owner.ranges)
         take = max(1, min(share, -length - 1))
-        chosen.append((before + take) % RING)
+        chosen.append((before + take) % RING_TOKENS)
         owner.surplus -= take
-        heapq.heappush(owner.ranges, (length + take, (before + take) % RING))
+        heapq.heappush(owner.ranges, (length + take, (before + take) % RING_TOKENS))
     return chosen
 
 
@@ -81,7 +83,7 @@ def _owners(neighbours: list[Node], share: int) -> list[_Owner]:
     owners = {node.host: _Owner(node.host, -share * node.num_tokens, []) for node in neighbours}
     previous = ring[-1][0]
     for place, host in ring:
-        length = (place - previous) % RING or RING
+        length = (place - previous) % RING_TOKENS or RING_TOKENS
         owners[host].surplus += length
         owners[host].ranges.append((-length, previous))
         previous = place
@@ -95,4 +97,4 @@ def ownership(snapshot: Snapshot, datacenter: str) -> dict[HostId, float]:
     nodes = [each for each in snapshot.nodes_in(*_OWNING) if each.datacenter == datacenter and each.tokens]
     if not nodes:
         return {}
-    return {owner.host: owner.surplus / RING for owner in _owners(nodes, 0)}
+    return {owner.host: owner.surplus / RING_TOKENS for owner in _owners(nodes, 0)}

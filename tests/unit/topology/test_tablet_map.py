@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebla.model.identity import HostId, Replica, ShardNumber, TableId
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN
 from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import (
     CHUNK_TABLETS,
-    TOKEN_MAX,
-    TOKEN_MIN,
     TabletMap,
     TabletTransition,
     shift_of,
