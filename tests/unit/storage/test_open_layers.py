@@ -28,7 +28,7 @@ def run(main: Callable[[OpenLayers], Awaitable[None]], *, open_max: int = 2, mac
 
 
 async def wait_not_found(layers: OpenLayers, folder: str) -> None:
-    while layers.find(folder) is not None:
+    while layers.find(folder) is not None:  # noqa: ASYNC110  # nobody tells of this moment
         await asyncio.sleep(0)
 
 
