@@ -90,7 +90,7 @@ MUTATIONS = (
     Mutation(
         name="topology-replaced-node-keeps-its-tokens",
         module="ebla.topology.apply_nodes",
-        find="        _become_left(draft, node.replaced)\n",
+        find="        _become_left(draft, node.replaced, now_ms)\n",
         replace="        pass\n",
         check=PytestCheck(UNIT + "test_apply_nodes.py"),
         why="two nodes own the same tokens, and the dead one is still read from",

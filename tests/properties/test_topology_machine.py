@@ -18,6 +18,7 @@ from ebla.topology.commands import (
     AbortRequest,
     Command,
     DecideResize,
+    DropCdcGenerations,
     DropTable,
     RaiseFence,
     RecordRepair,
@@ -32,7 +33,7 @@ from ebla.topology.commands import (
     TabletMove,
 )
 from ebla.topology.draft import Applied
-from ebla.topology.next_step import Rest
+from ebla.topology.next_step import DropAbandoned, Rest, side_steps
 from ebla.topology.rebuild import advance
 from ebla.topology.replica_sets import token_replicas
 from ebla.topology.requests import pending_requests
@@ -299,7 +300,11 @@ class TopologyMachine(RuleBasedStateMachine):
         self.coordinator.settle(limit=600)
         step = self.coordinator.step()
         assert isinstance(step, Rest)
+        for side in side_steps(self.world.snapshot, self.world.liveness):
+            if isinstance(side, DropAbandoned):
+                self.world.do(DropCdcGenerations(side.generations))
         snapshot = self.world.snapshot
+        assert all(each.timestamp_ms is not None for each in snapshot.cdc_generations.values())
         assert not any(request.is_open for request in snapshot.node_requests.values())
         assert not any(request.is_open for request in snapshot.global_requests.values())
         assert not snapshot.sessions

@@ -20,6 +20,7 @@ from ebla.topology.commands import (
 )
 from ebla.topology.draft import Draft
 from ebla.topology.node_states import REFUSED_BEFORE_START, STARTS, NodeAction, NodeRow, Place, node_row
+from ebla.topology.requests import supposed_dead
 from ebla.topology.snapshot import GenerationId, Node, NodeRequest, Session, Snapshot, TopologyState
 from ebla.topology.states import (
     NodeRequestKind,
@@ -86,7 +87,20 @@ def _start(draft: Draft, command: StartNodeRequest) -> None:
         replaced = draft.base.node(request.replaced)
         draft.require(replaced.state is NodeState.NORMAL, f"{replaced.host} is {replaced.state} and cannot be replaced")
     draft.put_all({keys.request_key(request.id): msgspec.structs.replace(request, outcome=RequestOutcome.RUNNING)})
+    _ignore_again(draft, request)
     _enter(draft, node, start.target, command.session)
+
+
+def _ignore_again(draft: Draft, request: NodeRequest) -> None:
+    """Another request may have failed meanwhile that ignored the same nodes, and taken them off the list with it."""
+    gone = [host for host in (*supposed_dead(request), *request.ignored_nodes) if _is_member(draft.base, host)]
+    ignored = tuple(sorted({*draft.base.state.ignored_nodes, *gone}))
+    if ignored != draft.base.state.ignored_nodes:
+        draft.set_state(ignored_nodes=ignored)
+
+
+def _is_member(snapshot: Snapshot, host: HostId) -> bool:
+    return host in snapshot.nodes and snapshot.node(host).state is not NodeState.LEFT
 
 
 def _require_rest(draft: Draft) -> None:
@@ -122,7 +136,7 @@ def _reject(draft: Draft, command: RejectNode) -> None:
         # Others may be in transition meanwhile: the topology stays where it is.
         draft.step()
         _end_operation(draft, node, f"rejected: {command.reason}", command.now_ms)
-        _become_left(draft, node.host)
+        _become_left(draft, node.host, command.now_ms)
         return
     _note_error(draft, node, f"rejected: {command.reason}")
     _finish(draft, node, target, command.now_ms)
@@ -287,11 +301,11 @@ def _finish(draft: Draft, node: Node, place: Place, now_ms: int) -> None:
     draft.step(transition=None, session=None)
     _end_operation(draft, node, "", now_ms)
     if place.state is NodeState.LEFT:
-        _become_left(draft, node.host)
+        _become_left(draft, node.host, now_ms)
         return
     if node.state is NodeState.REPLACING:
         assert node.replaced is not None
-        _become_left(draft, node.replaced)
+        _become_left(draft, node.replaced, now_ms)
     if node.state is NodeState.REMOVING:
         draft.forget_ignored(node.host)
     settled = msgspec.structs.replace(draft.now.node(node.host), state=NodeState.NORMAL, rebuild_source=None)
@@ -313,10 +327,10 @@ def _end_operation(draft: Draft, node: Node, error: str, now_ms: int) -> None:
         draft.forget_ignored(gone_for)
 
 
-def _become_left(draft: Draft, host: HostId) -> None:
+def _become_left(draft: Draft, host: HostId, now_ms: int) -> None:
     """INV-NODE-1: the row stays for ever, without tokens and without a request."""
     node = draft.now.node(host)
     if node.request is not None:
-        draft.end_request(draft.now.node_requests[node.request], "cancelled: the node left", 0)
+        draft.end_request(draft.now.node_requests[node.request], "cancelled: the node left", now_ms)
     draft.put_node(msgspec.structs.replace(node, state=NodeState.LEFT, tokens=(), request=None))
     draft.forget_ignored(host)

@@ -31,6 +31,7 @@ from ebla.topology.states import (
     NodeState,
     RequestOutcome,
     SessionKind,
+    TransitionState,
     UpgradeState,
 )
 
@@ -179,8 +180,6 @@ def _step_of_node(snapshot: Snapshot, node: Node) -> Step:
     assert row is not None, "INV-NODE-3"
     if row.action is NodeAction.DRAIN_TABLETS:
         return _step_of_draining(snapshot, node, row)
-    if row.action is NodeAction.MOVE_TABLETS and snapshot.any_tablet_transition:
-        return MoveTablets(_moving(snapshot), False, (), "moves must end before the rolled back node is normal again")
     where = f" in {snapshot.transition}" if snapshot.transition is not None else ""
     return DriveNode(node.host, row, f"{node.host} is {node.state}{where}")
 
@@ -292,7 +291,13 @@ class PublishGeneration:
     why: str
 
 
-SideStep = CloseBulkSessions | PublishGeneration
+@dataclass(frozen=True, slots=True)
+class DropAbandoned:
+    generations: tuple[GenerationId, ...]
+    why: str
+
+
+SideStep = CloseBulkSessions | PublishGeneration | DropAbandoned
 
 
 def side_steps(snapshot: Snapshot, liveness: Liveness) -> Iterator[SideStep]:
@@ -308,6 +313,23 @@ def side_steps(snapshot: Snapshot, liveness: Liveness) -> Iterator[SideStep]:
     unpublished = sorted((each.timestamp_ms or 0, each.id) for each in committed if not each.published)
     if unpublished:
         yield PublishGeneration(unpublished[0][1], "the oldest one that clients cannot see yet")
+    abandoned = _abandoned(snapshot)
+    if abandoned:
+        yield DropAbandoned(abandoned, "the operation that wrote their data failed")
+
+
+def _abandoned(snapshot: Snapshot) -> tuple[GenerationId, ...]:
+    """Generations that nobody commits any more. Their data is written just before the step that names them: while a
+    node is in `join_group0`, or for the global request that is next. Then they may be in the making, and stay."""
+    if snapshot.state.upgrade is not UpgradeState.DONE or snapshot.transition is TransitionState.JOIN_GROUP0:
+        return ()
+    if snapshot.state.global_requests:
+        return ()
+    return tuple(
+        generation
+        for generation in sorted(snapshot.cdc_generations)
+        if snapshot.cdc_generations[generation].timestamp_ms is None and generation != snapshot.state.new_cdc_generation
+    )
 
 
 def _is_over(snapshot: Snapshot, session: SessionId, now_ms: int) -> bool:

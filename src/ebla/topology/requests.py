@@ -127,15 +127,20 @@ def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: Liveness) -> t
     copy there. Remove and replace tolerate those the operator gave up. A rebuild needs its own node only."""
     if request.kind is NodeRequestKind.REBUILD:
         return () if request.host in liveness.alive else (Objection(Reason.TARGET_DOWN, (request.host,)),)
+    gone = supposed_dead(request)
+    alive = tuple(host for host in gone if host in liveness.alive)
+    if alive:
+        # It has come back since the request was made, and would go on serving tokens that are taken from it.
+        return (Objection(Reason.TARGET_ALIVE, alive),)
     excused: tuple[HostId, ...] = ()
     if request.kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE):
-        excused = (*snapshot.state.ignored_nodes, *_gone(request))
+        excused = (*snapshot.state.ignored_nodes, *gone)
     others = [node for node in snapshot.nodes_in(NodeState.NORMAL) if node.host not in excused]
     down = liveness.dead(others)
     return (Objection(Reason.NODES_DOWN, down),) if down else ()
 
 
-def _gone(request: NodeRequest) -> tuple[HostId, ...]:
+def supposed_dead(request: NodeRequest) -> tuple[HostId, ...]:
     """Whom the request itself supposes to be dead."""
     if request.kind is NodeRequestKind.REMOVE:
         return (request.host,)
@@ -166,7 +171,7 @@ def objections_to_submit(
     """Why the node that takes a request should answer no at once. `apply` checks again what needs no liveness."""
     found: list[Objection] = []
     target = snapshot.nodes.get(request.host)
-    gone = _gone(request)
+    gone = supposed_dead(request)
     if joining is None and (target is None or target.state is not NodeState.NORMAL):
         found.append(Objection(Reason.TARGET_NOT_NORMAL, (request.host,)))
     alive = tuple(host for host in gone if host in liveness.alive)

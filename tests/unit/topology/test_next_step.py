@@ -9,6 +9,7 @@ from tests.unit.topology.world import FEATURES, Coordinator, World, cluster, hos
 from ebla.model.identity import Replica, SessionId, ShardNumber, TableId
 from ebla.topology.commands import (
     DecideResize,
+    DropCdcGenerations,
     FailDraining,
     MarkCdcPublished,
     OpenBulkSession,
@@ -25,6 +26,7 @@ from ebla.topology.next_step import (
     CloseBulkSessions,
     DriveGlobal,
     DriveNode,
+    DropAbandoned,
     FinishResize,
     LeaveTrack,
     MoveTablets,
@@ -266,3 +268,24 @@ def test_side_steps_close_what_is_over_and_publish_what_is_new() -> None:
     (closing,) = side_steps(world.snapshot, world.liveness)
     assert isinstance(closing, CloseBulkSessions)
     assert closing.sessions == tuple(ids)
+
+
+def abandoned(world: World) -> list[DropAbandoned]:
+    return [step for step in side_steps(world.snapshot, world.liveness) if isinstance(step, DropAbandoned)]
+
+
+def test_data_of_a_generation_is_dropped_once_nobody_can_be_about_to_commit_it() -> None:
+    world, coordinator = cluster(2)
+    world.ask_to_join(world.node(3))
+    coordinator.until(TransitionState.JOIN_GROUP0)
+    generation = world.write_generation()
+    assert abandoned(world) == [], "the leader may be about to name it"
+    coordinator.step()
+    (step,) = abandoned(world)
+    assert step.generations == (generation,)
+    assert world.snapshot.state.new_cdc_generation not in step.generations
+    world.ask_global(GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS)
+    assert abandoned(world) == []
+    coordinator.settle()
+    world.do(DropCdcGenerations(abandoned(world)[0].generations))
+    assert abandoned(world) == []

@@ -23,7 +23,9 @@ from ebla.topology.states import NodeRequestKind, NodeState, TransitionState
 
 
 def ask(world: World, kind: NodeRequestKind, number: int) -> None:
-    """A request of this kind, for the node or (join, replace) by a new one."""
+    """A request of this kind, for the node or (join, replace) by a new one; whoever must be dead for it dies."""
+    if kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE):
+        world.dead.add(host(number))
     match kind:
         case NodeRequestKind.JOIN:
             world.ask_to_join(world.node(number + 100))
@@ -45,8 +47,10 @@ def test_the_better_priority_goes_first_however_late_it_comes(better: NodeReques
     ask(world, better, 4)
     choice = choose_request(world.snapshot, world.liveness)
     assert isinstance(choice, TakeUp)
-    assert choice.request.kind is better
     assert [verdict.request.kind for verdict in choice.verdicts] == [better, worse]
+    assert choice.request == next(verdict.request for verdict in choice.verdicts if verdict.viable)
+    bears_the_dead = better not in (NodeRequestKind.JOIN, NodeRequestKind.LEAVE) or not world.dead
+    assert choice.verdicts[0].viable is bears_the_dead
 
 
 def test_of_equals_the_oldest_goes_first() -> None:
@@ -145,6 +149,32 @@ def test_a_replace_is_rejected_if_its_target_went_another_way() -> None:
     choice = choose_request(broken, world2.liveness)
     assert isinstance(choice, Reject)
     assert choice.objections[0].reason is Reason.REPLACED_NOT_NORMAL
+
+
+@pytest.mark.parametrize("kind", [NodeRequestKind.REMOVE, NodeRequestKind.REPLACE])
+def test_a_target_that_came_back_is_let_be(kind: NodeRequestKind) -> None:
+    world, coordinator = cluster(4)
+    world.dead.add(host(2))
+    ask(world, kind, 2)
+    world.dead.clear()
+    choice = choose_request(world.snapshot, world.liveness)
+    assert isinstance(choice, CancelAll)
+    assert [each.reason for each in choice.verdicts[0].objections] == [Reason.TARGET_ALIVE]
+    coordinator.settle()
+    assert world.snapshot.node(host(2)).state is NodeState.NORMAL
+    assert world.snapshot.state.ignored_nodes == ()
+
+
+def test_a_remove_ignores_its_target_though_a_failed_replace_took_it_off_the_list() -> None:
+    world, coordinator = cluster(4)
+    world.dead.add(host(2))
+    world.ask_to_join(world.node(9, rack="r2", supported_features=()), replaced=host(2))
+    world.ask(NodeRequestKind.REMOVE, 2)
+    coordinator.step()
+    assert world.snapshot.node(host(9)).state is NodeState.LEFT
+    assert host(2) not in world.snapshot.state.ignored_nodes
+    coordinator.until(TransitionState.TABLET_DRAINING)
+    assert host(2) in world.snapshot.state.ignored_nodes
 
 
 def test_what_speaks_against_submitting() -> None:
