@@ -241,6 +241,8 @@ def _check_together(options: NodeOptions, origin: str) -> None:
          "at least twice limits.child_heartbeat_ms, or one late answer would stop serving"),
         (limits.feed_silence_ms < limits.child_silence_ms, "limits.feed_silence_ms",
          "less than limits.child_silence_ms: a child must have stopped serving before it is killed for silence"),
+        (limits.raft_tick_ms * 2 <= limits.raft_election_ms, "limits.raft_election_ms",
+         "at least twice limits.raft_tick_ms, or one lost heartbeat would mean an election"),
         (not ports.shards_from <= ports.control < ports.shards_from + options.shards, "ports.control",
          "a port outside those of the shards"),
     )  # fmt: skip

@@ -92,13 +92,11 @@ class Group0Server:
         return self._running
 
     def peers(self) -> tuple[Address, ...]:
-        """Where the other members listen, sorted; those named in the options while there is no group yet."""
-        own = self.setup.member.address
-        if self._running is None or not self._running.store.members:
-            known = self.setup.contacts
-        else:
-            known = tuple(member.address for member in self._running.store.members.values() if member.present)
-        return tuple(sorted(address for address in known if address != own))
+        """Where the other nodes listen, sorted: the members, and whom the options name and who has not left."""
+        members = () if self._running is None else tuple(self._running.store.members.values())
+        present = {member.address for member in members if member.present}
+        left = {member.address for member in members} - present
+        return tuple(sorted((present | set(self.setup.contacts)) - left - {self.setup.member.address}))
 
     async def run(self, alive: Alive) -> None:
         setup = self.setup
