@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli import group0, local_cluster, up
+from ebla.cli import group0, local_cluster, store, up
 from ebla.cli.asking import ask_all, ask_contact
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
 from ebla.cli.renewal import renew_certificates
@@ -61,6 +61,7 @@ app = typer.Typer(
     help=HELP,
 )
 app.add_typer(group0.app)
+app.add_typer(store.app)
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
 DATA_DEFAULT = Path("data")

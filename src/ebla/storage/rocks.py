@@ -74,6 +74,9 @@ class RocksLimits(msgspec.Struct, frozen=True):
     background_jobs: int = 2
     built_file_bytes: int = 256 << 20
     info_log_bytes: int = 256 << 10
+    info_log_folder: str = ""
+    """Where the library takes its notes; empty: in each layer's folder. Elsewhere, a layer opened read-only is left as
+    it was found."""
 
 
 class RocksEngine:
@@ -483,6 +486,8 @@ def _options(limits: RocksLimits, cache: Cache) -> Options:
     # One database would hardly notice these; hundreds of them would fill the folder and the disk with their notes.
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(limits.info_log_bytes)
+    if limits.info_log_folder:
+        options.set_db_log_dir(limits.info_log_folder)
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     options.set_manifest_preallocation_size(64 << 10)
