@@ -271,7 +271,7 @@ class TcpLink(asyncio.BufferedProtocol):
         self._write_paused = True
         transport = self._transport
         assert transport is not None
-        if self._accepted and not self._closing:
+        if self._accepted and not transport.is_closing():
             transport.pause_reading()
         if self._stall_timer is None:
             self._stalled_at_bytes = transport.get_write_buffer_size()
@@ -282,7 +282,7 @@ class TcpLink(asyncio.BufferedProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-        if self._accepted and not self._closing and self._transport is not None:
+        if self._accepted and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self._wake_drained()
 
