@@ -50,8 +50,7 @@ def test_a_cut_peer_is_down_and_a_slow_one_is_up_and_far(make_nodes: Callable[..
     second.options_path.write_text(text.replace(f'peers = ["{prefix}.1"', f'peers = ["{prefix}.9"'))
 
     def seen() -> NodeView:
-        (peer,) = nodes.view_from(1).nodes[1:]
-        assert peer.address == f"{prefix}.9:7000"
+        (peer,) = [node for node in nodes.view_from(1).nodes if node.address == f"{prefix}.9:7000"]
         return peer
 
     def is_up() -> bool:
@@ -60,7 +59,7 @@ def test_a_cut_peer_is_down_and_a_slow_one_is_up_and_far(make_nodes: Callable[..
     with Proxy((f"{prefix}.9", 7000), (first.options.address, 7000)).running() as proxy:
         nodes.start(0)
         nodes.start(1)
-        eventually(lambda: len(nodes.view_from(1).nodes) == 2 and is_up(), "the second sees the first")
+        eventually(lambda: len(nodes.view_from(1).nodes) >= 2 and is_up(), "the second sees the first")
         assert seen().host == nodes.node(0).host
 
         proxy.cut = True
