@@ -1,0 +1,144 @@
+"""Columns of bytes, by vector operations: parts of many values read at once, and many values joined from parts.
+
+A column of values is one run of bytes and the places where each value starts and ends. Reading a field of every value
+is one gather over that run; values that stand in it in ascending order become a column of their own by one `take`,
+since Arrow reads any ascending offsets as values, with the bytes between two of them as values to leave out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bytes = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Piece: TypeAlias = "Bytes | pa.Array"
+"""A part of every value: one row of a matrix each, or one entry of a binary column without nulls."""
+
+_NOTHING = pa.scalar(b"", pa.binary())
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The bytes of a binary column without nulls, and where each of its values stands in them."""
+
+    data: Bytes
+    starts: Places
+    ends: Places
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def inverted(self) -> "Run":
+        return Run(~self.data, self.starts, self.ends)
+
+
+def run_of(column: pa.Array) -> Run:
+    assert column.type == pa.binary()
+    assert not column.null_count
+    count = len(column)
+    if not count:
+        none = np.empty(0, np.int64)
+        return Run(np.empty(0, np.uint8), none, none)
+    _, offsets_buffer, data_buffer = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, count + 1, column.offset * 4).astype(np.int64)
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+    data = data[offsets[0] : offsets[-1]]
+    offsets -= offsets[0]
+    return Run(data, offsets[:-1], offsets[1:])
+
+
+def gather(data: Bytes, places: Places, width: int) -> Bytes:
+    """`width` bytes from each place, a row each. Raises `IndexError` where they would pass the end."""
+    if not len(places) or not width:
+        return np.empty((len(places), width), np.uint8)
+    if len(data) < width:
+        raise IndexError(f"{width} bytes are asked for of {len(data)}")
+    windows: npt.NDArray[np.void] = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    return windows[places].view(np.uint8).reshape(len(places), width)
+
+
+def numbers(data: Bytes, places: Places, form: str) -> npt.NDArray[np.int64]:
+    """The big-endian integer of the given form (`>i4`) at each place."""
+    return as_numbers(gather(data, places, np.dtype(form).itemsize), form)
+
+
+def as_numbers(matrix: Bytes, form: str) -> npt.NDArray[np.int64]:
+    return matrix.view(form).reshape(len(matrix)).astype(np.int64)
+
+
+def as_matrix(values: npt.NDArray[np.generic], form: str) -> Bytes:
+    """Each number as its bytes in the given form."""
+    width = np.dtype(form).itemsize
+    return np.ascontiguousarray(values.astype(form)).view(np.uint8).reshape(len(values), width)
+
+
+def constant(value: bytes, count: int) -> Bytes:
+    return np.broadcast_to(np.frombuffer(value, np.uint8), (count, len(value)))
+
+
+def slices(run: Run, starts: Places, ends: Places, valid: Mask | None = None) -> pa.Array:
+    """The bytes between each start and end as a binary column; null where not valid. Ascending, without overlap."""
+    count = len(starts)
+    offsets = np.empty(2 * count + 1, np.int32)
+    offsets[0:-1:2] = starts
+    offsets[1::2] = ends
+    offsets[-1] = len(run.data)
+    with_gaps = pa.Array.from_buffers(
+        pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(run.data))]
+    )
+    wanted = np.arange(0, 2 * count, 2)
+    return with_gaps.take(pa.array(wanted, mask=None if valid is None else ~valid))
+
+
+def binary_of(piece: Piece) -> pa.Array:
+    if isinstance(piece, pa.Array):
+        return piece
+    count, width = piece.shape
+    offsets = (np.arange(count + 1) * width).astype(np.int32)
+    data = np.ascontiguousarray(piece)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def binary_where(matrix: Bytes, valid: Mask) -> pa.Array:
+    """The rows that are valid, and empty values in place of the others."""
+    width = matrix.shape[1]
+    offsets = np.zeros(len(valid) + 1, np.int32)
+    np.cumsum(valid, out=offsets[1:])
+    offsets *= width
+    data = np.ascontiguousarray(matrix[valid])
+    return pa.Array.from_buffers(pa.binary(), len(valid), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def lengths(column: pa.Array) -> Places:
+    run = run_of(column)
+    return run.ends - run.starts
+
+
+def inverted(piece: Piece) -> Piece:
+    """Every bit the other way round: how a descending part of a key is stored."""
+    if not isinstance(piece, pa.Array):
+        return ~piece
+    run = run_of(piece)
+    offsets = np.concatenate((run.starts, run.ends[-1:])).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(run), [None, pa.py_buffer(offsets), pa.py_buffer(~run.data)])
+
+
+def joined(pieces: Sequence[Piece], count: int) -> pa.Array:
+    """A binary column whose values are the pieces one after another."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        if merged and not isinstance(piece, pa.Array) and not isinstance(merged[-1], pa.Array):
+            merged[-1] = np.concatenate((merged[-1], piece), axis=1)
+        else:
+            merged.append(piece)
+    if not merged:
+        return binary_of(np.empty((count, 0), np.uint8))
+    if len(merged) == 1:
+        return binary_of(merged[0])
+    return pc.binary_join_element_wise(*(binary_of(piece) for piece in merged), _NOTHING)

@@ -1,0 +1,168 @@
+"""Stored keys of whole columns: `key_codec.py` by vector operations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ebla.model.cql_types import ScalarType
+from ebla.model.errors import Corruption, InvalidRequest, TooLarge
+from ebla.model.schema import Column, TableSchema
+from ebla.model.token import COMPONENT_BYTES_MAX
+from ebla.model.token_columns import Tokens, tokens_of, tokens_of_rows
+from ebla.storage.byte_columns import (
+    Bytes,
+    Piece,
+    Places,
+    Run,
+    as_matrix,
+    constant,
+    gather,
+    joined,
+    lengths,
+    numbers,
+    run_of,
+    slices,
+)
+from ebla.storage.key_codec import TOKEN_BYTES, KeyKind
+from ebla.storage.ordered_columns import KeyCursor, decode_component, encode_component
+from ebla.storage.wire_columns import fixed_from_wire, fixed_to_wire, fixed_width, from_wire, to_wire
+
+_SIGN = np.uint64(1 << 63)
+Typed = Mapping[str, pa.Array]
+"""Columns by name, each in the Arrow type of its CQL type."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedKeys:
+    partition: pa.Array
+    """What all keys of a partition begin with."""
+    keys: pa.Array
+    tokens: Tokens
+
+
+def encode_keys(schema: TableSchema, columns: Typed, count: int) -> EncodedKeys:
+    """The keys of rows, in their order. `InvalidRequest` where a key column is missing, null or empty."""
+    for column in (*schema.partition_key, *schema.clustering):
+        _check_key_column(schema, column, columns)
+    partition = _partition_key(schema, columns, count)
+    tokens = tokens_of(partition) if isinstance(partition, pa.Array) else tokens_of_rows(partition)
+    head = (as_matrix(tokens.view(np.uint64) ^ _SIGN, ">u8"), _length_of(partition), partition)
+    clustering = [encode_component(column, columns[column.name]) for column in schema.clustering]
+    kind = constant(bytes((KeyKind.ROW,)), count)
+    prefix = joined(head, count)
+    keys = joined((*head, kind, *clustering), count)
+    return EncodedKeys(prefix, keys, tokens)
+
+
+def token_words(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    """The first eight bytes of each key as numbers of the same order."""
+    run = run_of(keys)
+    return gather(run.data, run.starts, TOKEN_BYTES).view(">u8").reshape(len(run)).astype(np.uint64)
+
+
+def kinds_of(keys: pa.Array) -> Bytes:
+    """The kind byte of each key."""
+    run = run_of(keys)
+    return run.data[_partition_ends(run)]
+
+
+def prefix_lengths(keys: pa.Array) -> Places:
+    """How many bytes of each key say its partition."""
+    run = run_of(keys)
+    return _partition_ends(run) - run.starts
+
+
+def decode_keys(schema: TableSchema, keys: pa.Array, wanted: Sequence[str]) -> dict[str, pa.Array]:
+    """The wanted key columns of rows' keys, by name."""
+    if not wanted:
+        return {}
+    run = run_of(keys)
+    try:
+        found = _decode_partition(schema, run, wanted)
+        if any(column.name in wanted for column in schema.clustering):
+            found.update(_decode_clustering(schema, run))
+    except IndexError as error:
+        raise Corruption(f"a key of {schema.full_name} ends too early ({error})") from error
+    return {name: found[name] for name in wanted}
+
+
+def _check_key_column(schema: TableSchema, column: Column, columns: Typed) -> None:
+    values = columns.get(column.name)
+    if values is None:
+        raise InvalidRequest(f"key column {column.name!r} of {schema.full_name} is missing")
+    if values.null_count:
+        raise InvalidRequest(f"key column {column.name!r} of {schema.full_name} is null in {values.null_count} rows")
+
+
+def _partition_key(schema: TableSchema, columns: Typed, count: int) -> Piece:
+    parts = [_wire_piece(column, columns[column.name]) for column in schema.partition_key]
+    if len(parts) == 1:
+        if isinstance(parts[0], pa.Array) and not lengths(parts[0]).all():
+            raise InvalidRequest(f"the partition key of {schema.full_name} is empty in some rows")
+        return parts[0]
+    pieces: list[Piece] = []
+    for part in parts:
+        pieces += (_length_of(part), part, constant(b"\0", count))
+    if all(not isinstance(piece, pa.Array) for piece in pieces):
+        return np.concatenate(pieces, axis=1)
+    return joined(pieces, count)
+
+
+def _wire_piece(column: Column, values: pa.Array) -> Piece:
+    if fixed_width(column.type) is None:
+        return to_wire(column.type, values)
+    assert isinstance(column.type, ScalarType)
+    return fixed_to_wire(column.type.scalar, values)
+
+
+def _length_of(part: Piece) -> Bytes:
+    """The length of each part in two bytes."""
+    if not isinstance(part, pa.Array):
+        return constant(part.shape[1].to_bytes(2), len(part))
+    sizes = lengths(part)
+    if len(sizes) and sizes.max() > COMPONENT_BYTES_MAX:
+        raise TooLarge(f"a partition key has {sizes.max()} bytes, at most {COMPONENT_BYTES_MAX} are allowed")
+    return as_matrix(sizes, ">u2")
+
+
+def _partition_ends(run: Run) -> Places:
+    starts = run.starts + TOKEN_BYTES
+    return starts + 2 + numbers(run.data, starts, ">u2")
+
+
+def _decode_partition(schema: TableSchema, run: Run, wanted: Sequence[str]) -> dict[str, pa.Array]:
+    starts = run.starts + TOKEN_BYTES + 2
+    columns = schema.partition_key
+    if len(columns) == 1:
+        return {columns[0].name: _wire_values(columns[0], run, (starts, _partition_ends(run)))}
+    found = {}
+    for column in columns:
+        ends = starts + 2 + numbers(run.data, starts, ">u2")
+        if column.name in wanted:
+            found[column.name] = _wire_values(column, run, (starts + 2, ends))
+        starts = ends + 1
+    return found
+
+
+def _wire_values(column: Column, run: Run, bounds: tuple[Places, Places]) -> pa.Array:
+    starts, ends = bounds
+    width = fixed_width(column.type)
+    if width is None:
+        return from_wire(column.type, slices(run, starts, ends))
+    assert isinstance(column.type, ScalarType)
+    return fixed_from_wire(column.type.scalar, gather(run.data, starts, width))
+
+
+def _decode_clustering(schema: TableSchema, run: Run) -> dict[str, pa.Array]:
+    """All of them: where one ends only the one before it says."""
+    flipped = run.inverted() if any(column.descending for column in schema.clustering) else None
+    cursor = KeyCursor(run, flipped, _partition_ends(run) + 1)
+    found = {}
+    for column in schema.clustering:
+        found[column.name], cursor = decode_component(column, cursor)
+    if not (cursor.places == run.ends).all():
+        raise Corruption(f"a key of {schema.full_name} holds other bytes than its clustering columns")
+    return found
