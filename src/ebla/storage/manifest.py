@@ -1,0 +1,242 @@
+"""The manifest of a shard: which stacks and layers there are. Every change of a stack happens by one write of it.
+
+New folders are durable before a manifest names them, and old ones go after a manifest without them is durable. So a
+crash at any point leaves a manifest whose folders are all there, and perhaps folders that no manifest names, which the
+next start sweeps.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NewType, NoReturn
+
+import msgspec
+
+from ebla.journal.replace import discard_temporary, read_checked_file, replace_file
+from ebla.model.errors import Corruption, DiskFull, EblaError, InternalError, Refused
+from ebla.model.identity import TableId
+from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
+from ebla.ports.disk import Disk
+from ebla.storage.layer_facts import NO_FACTS, LayerFacts
+
+MANIFEST_FORMAT = 1
+
+Incarnation = NewType("Incarnation", int)
+"""One life of a tablet replica on a shard. A tablet that leaves and comes back has another."""
+LayerId = NewType("LayerId", int)
+
+
+class LayerEntry(msgspec.Struct, frozen=True, array_like=True):
+    id: LayerId
+    range: TokenRange
+    """Rows outside of it are no part of the stack, whatever the layer's files hold."""
+    facts: LayerFacts = NO_FACTS
+    """Of a base. Those of the live layer are in its own files."""
+    size_bytes: int = 0
+    origin: str = ""
+    """What was adopted, by whoever brought it: the same is not adopted twice."""
+    damage: str = ""
+    """Why it was set aside; empty: it is well."""
+
+
+class StackEntry(msgspec.Struct, frozen=True, array_like=True):
+    incarnation: Incarnation
+    table: TableId
+    range: TokenRange
+    live: LayerEntry
+    bases: tuple[LayerEntry, ...] = ()
+    """Oldest first."""
+    replay_from: int = 0
+    """The commit log's records before this are in the bases. They must not be replayed: a fold may since have dropped
+    the tombstone that covers one of them."""
+
+    @property
+    def layers(self) -> tuple[LayerEntry, ...]:
+        return (*self.bases, self.live)
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    format: int = MANIFEST_FORMAT
+    generation: int = 0
+    """Grows with every write of it."""
+    tables: tuple[TableSchema, ...] = ()
+    """Stored rows cannot be read without their table's columns."""
+    stacks: tuple[StackEntry, ...] = ()
+
+    def table(self, table: TableId) -> TableSchema | None:
+        return next((schema for schema in self.tables if schema.id == table), None)
+
+
+class ManifestFailed(InternalError):
+    """The disk failed under the manifest. Which one is there is known only after opening the store again."""
+
+
+Edit = Callable[[Manifest], Manifest]
+
+
+def manifest_path(folder: str) -> str:
+    return f"{folder}/manifest"
+
+
+def layers_folder(folder: str) -> str:
+    return f"{folder}/layers"
+
+
+def layer_name(incarnation: Incarnation, layer: LayerId) -> str:
+    return f"{incarnation:016x}-{layer:016x}"
+
+
+def layer_folder(folder: str, incarnation: Incarnation, layer: LayerId) -> str:
+    return f"{layers_folder(folder)}/{layer_name(incarnation, layer)}"
+
+
+def with_stack(manifest: Manifest, entry: StackEntry) -> Manifest:
+    """In the place of the one with its incarnation, or added."""
+    kept = tuple(one for one in manifest.stacks if one.incarnation != entry.incarnation)
+    return msgspec.structs.replace(manifest, stacks=(*kept, entry))
+
+
+def without_stack(manifest: Manifest, incarnation: Incarnation) -> Manifest:
+    kept = tuple(one for one in manifest.stacks if one.incarnation != incarnation)
+    return msgspec.structs.replace(manifest, stacks=kept)
+
+
+def with_table(manifest: Manifest, schema: TableSchema) -> Manifest:
+    kept = tuple(one for one in manifest.tables if one.id != schema.id)
+    return msgspec.structs.replace(manifest, tables=(*kept, schema))
+
+
+def without_table(manifest: Manifest, table: TableId) -> Manifest:
+    """With its stacks."""
+    tables = tuple(one for one in manifest.tables if one.id != table)
+    stacks = tuple(one for one in manifest.stacks if one.table != table)
+    return msgspec.structs.replace(manifest, tables=tables, stacks=stacks)
+
+
+async def save_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
+    await replace_file(disk, manifest_path(folder), msgspec.msgpack.encode(manifest))
+
+
+async def load_manifest(disk: Disk, folder: str) -> Manifest | None:
+    """None where there is none. Raises `Corruption`, or `Refused` for a newer format.
+
+    The folder is synced first. A killed process may have left a new manifest in the page cache alone; whoever swept by
+    it would remove what the old one names, and then lose the new one with the power.
+    """
+    discard_temporary(disk, manifest_path(folder))
+    await disk.sync_folder(folder)
+    return await read_manifest(disk, folder)
+
+
+async def read_manifest(disk: Disk, folder: str) -> Manifest | None:
+    """The same for those who only look, and change nothing."""
+    path = manifest_path(folder)
+    try:
+        data = await read_checked_file(disk, path)
+    except FileNotFoundError:
+        return None
+    try:
+        found_format = msgspec.msgpack.decode(data, type=list[msgspec.Raw])[0]
+        stored = msgspec.msgpack.decode(found_format, type=int)
+        if stored > MANIFEST_FORMAT:
+            raise Refused(
+                f"{path} has format {stored}, this program knows formats up to {MANIFEST_FORMAT}",
+                advice="run the version that wrote it, or a newer one",
+            )
+        return msgspec.msgpack.decode(data, type=Manifest)
+    except (msgspec.DecodeError, IndexError) as failure:
+        raise Corruption(
+            f"{path} has a good checksum and no manifest in it ({failure})",
+            advice="keep a copy of the folder, and rebuild this shard's replicas from the others",
+        ) from failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    edit: Edit
+    then: Callable[[], None]
+    done: asyncio.Future[None]
+
+
+class ManifestWriter:
+    """One write at a time; changes that wait meanwhile share the next one.
+
+    `run` must be running in the owner's task group. The writing is done there and not by the caller, since a caller
+    that is cancelled between the rename and the folder's sync would not know which manifest stands.
+    """
+
+    def __init__(self, disk: Disk, folder: str, manifest: Manifest) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._current = manifest
+        self._waiting: deque[_Change] = deque()
+        self._work = asyncio.Event()
+        self._ended = False
+
+    @property
+    def current(self) -> Manifest:
+        return self._current
+
+    async def change(self, edit: Edit, then: Callable[[], None] = lambda: None) -> None:
+        """Durable on return; `then` was called in the same step in which `current` became the new one. Raises
+        `DiskFull`, and the old manifest stands. A cancelled caller's change may still happen."""
+        if self._ended:
+            raise _failed(self._folder, "its writer has ended")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Change(edit, then, done))
+        self._work.set()
+        await done
+
+    async def run(self) -> NoReturn:
+        changes: list[_Change] = []
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                changes = list(self._waiting)
+                self._waiting.clear()
+                await self._write(changes)
+        except OSError as failure:
+            told = _failed(self._folder, str(failure))
+            self._fail_all(changes, told)
+            raise told from failure
+        finally:
+            self._fail_all(changes, _failed(self._folder, "its writer has ended"))
+
+    async def _write(self, changes: list[_Change]) -> None:
+        manifest = self._current
+        for change in changes:
+            manifest = change.edit(manifest)
+        manifest = msgspec.structs.replace(manifest, generation=self._current.generation + 1)
+        try:
+            await save_manifest(self._disk, self._folder, manifest)
+        except DiskFull as failure:
+            _settle(changes, failure)
+            return
+        self._current = manifest
+        for change in changes:
+            change.then()
+            if not change.done.done():
+                change.done.set_result(None)
+
+    def _fail_all(self, changes: list[_Change], failure: EblaError) -> None:
+        self._ended = True
+        _settle(changes, failure)
+        _settle(list(self._waiting), failure)
+        self._waiting.clear()
+
+
+def _settle(changes: list[_Change], failure: EblaError) -> None:
+    for change in changes:
+        if not change.done.done():
+            change.done.set_exception(failure)
+            # Counts as seen: a caller that is gone must not make asyncio complain.
+            change.done.exception()
+
+
+def _failed(folder: str, why: str) -> ManifestFailed:
+    return ManifestFailed(
+        f"the manifest of {folder} cannot be written: {why}", advice="check the device and start this process again"
+    )

@@ -1,0 +1,303 @@
+"""A tablet replica in memory: its layers, what a read or a write does with them, and what is not yet flushed.
+
+Reads and writes work on an `OpenStack`, without an await: between the get and the put of a write nobody else runs, so
+the shard is the single writer that a merge needs. Whatever changes the stack itself is in `stack_changes.py`.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+
+from ebla.model.errors import Overloaded, Stale
+from ebla.model.rows import EMPTY_HEAD, NEVER_US, Head
+from ebla.model.schema import TableSchema
+from ebla.storage.fold_plan import StackedLayer
+from ebla.storage.key_codec import KeyKind, head_key, split_key
+from ebla.storage.layer import Item, Layer, LayerDamaged
+from ebla.storage.layer_facts import LayerFacts
+from ebla.storage.manifest import Incarnation, LayerEntry, LayerId, StackEntry, layer_folder
+from ebla.storage.merge import (
+    KeySpan,
+    clip_span,
+    facts_of,
+    in_spans,
+    key_spans,
+    merge_all,
+    merge_streams,
+    merge_values,
+    uncovered,
+    uncovered_items,
+)
+from ebla.storage.open_layers import LayerPlace, OpenLayers
+from ebla.storage.row_codec import decode_head
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A layer's part in reads. `clip` is None where its range covers the stack's."""
+
+    place: LayerPlace
+    clip: tuple[KeySpan, ...] | None
+    has_heads: bool | None
+    """None: the layer itself tells, since it grows."""
+
+
+class Stack:
+    def __init__(self, folder: str, entry: StackEntry, schema: TableSchema, layers: OpenLayers) -> None:
+        self._folder = folder
+        self._layers = layers
+        self.schema = schema
+        self.entry = entry
+        self.frozen: LayerEntry | None = None
+        """Live until a moment ago, and on its way to be a base: flushed and named by the next manifest."""
+        self.live = entry.live
+        self.replay_from = entry.replay_from
+        self.dropped = False
+        self.folding: LayerId | None = None
+        self.changing = asyncio.Lock()
+        """One change of the stack at a time."""
+        self.pins = 0
+        """Who may hold layers of it; none of them is removed meanwhile."""
+        self.gc_holds: set[str] = set()
+        self.refused_upto_us = NEVER_US
+        """While a fold that dropped tombstones is being swapped in. A write that is not newer than those would be
+        covered before the swap and come out after it."""
+        self._dirty_from: int | None = None
+        self._held_from: int | None = None
+        self._spans = key_spans(entry.range)
+        self._slots: tuple[_Slot, ...] = ()
+        self._arrange()
+
+    def __repr__(self) -> str:
+        return f"<stack {self.incarnation:016x}>"
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return self.entry.incarnation
+
+    @property
+    def layer_entries(self) -> tuple[LayerEntry, ...]:
+        """Bases, the frozen one, live."""
+        frozen = () if self.frozen is None else (self.frozen,)
+        return (*self.entry.bases, *frozen, self.live)
+
+    @property
+    def damage(self) -> str:
+        return next((one.damage for one in self.layer_entries if one.damage), "")
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def find_open(self) -> "OpenStack | None":
+        """Good until the next await; None where some layer must be opened first."""
+        self.check()
+        found: list[Layer] = []
+        for slot in self._slots:
+            layer = self._layers.find(slot.place.folder)
+            if layer is None:
+                return None
+            found.append(layer)
+        return OpenStack(self, self._slots, found)
+
+    async def open(self) -> "OpenStack":
+        """Good until the next await. Raises `LayerDamaged`, `Overloaded`, `Stale`."""
+        while True:
+            found = self.find_open()
+            if found is not None:
+                return found
+            self.pins += 1
+            try:
+                await self._layers.open_all([slot.place for slot in self._slots])
+            finally:
+                self.pins -= 1
+            # The stack may have got other layers while these were opened.
+
+    def check(self) -> None:
+        if self.dropped:
+            raise Stale(f"replica {self.incarnation:016x} was dropped")
+        if damage := self.damage:
+            raise LayerDamaged(self.damaged_folder(), damage)
+
+    def damaged_folder(self) -> str:
+        return next((self.folder_of(one) for one in self.layer_entries if one.damage), "")
+
+    def folder_of(self, entry: LayerEntry) -> str:
+        return layer_folder(self._folder, self.incarnation, entry.id)
+
+    def place_of(self, entry: LayerEntry) -> LayerPlace:
+        """The frozen layer still has something to flush, so it is opened as a writable one."""
+        writable = entry.id == self.live.id or (self.frozen is not None and entry.id == self.frozen.id)
+        return LayerPlace(self.folder_of(entry), writable)
+
+    def stacked(self, live: Layer, frozen: Layer | None = None) -> tuple[StackedLayer, ...]:
+        """As decisions see it."""
+        found = [_stacked(one, one.facts, one.size_bytes) for one in self.entry.bases]
+        if self.frozen is not None:
+            assert frozen is not None
+            found.append(_stacked(self.frozen, frozen.facts, frozen.size_bytes()))
+        shown = _stacked(self.live, live.facts, live.size_bytes())
+        return (*found, msgspec.structs.replace(shown, is_live=True))
+
+    # -- what is not yet flushed -----------------------------------------------------------------------------------
+
+    @property
+    def needed_from(self) -> int | None:
+        """The oldest record of the commit log that a crash would need; None: none."""
+        known = [one for one in (self._held_from, self._dirty_from) if one is not None]
+        return min(known, default=None)
+
+    def note_write(self, sequence: int) -> None:
+        if self._dirty_from is None:
+            self._dirty_from = sequence
+
+    def begin_flush(self) -> None:
+        """What was written up to here is being flushed; what follows is not part of it."""
+        self._held_from, self._dirty_from = self.needed_from, None
+
+    def end_flush(self, *, done: bool) -> None:
+        if not done:
+            self._dirty_from = self.needed_from
+        self._held_from = None
+
+    # -- changes, each after the manifest has it, but for the first ----------------------------------------------------
+
+    def begin_seal(self, fresh: LayerId, next_sequence: int) -> None:
+        """From here on writes go to the fresh layer. No manifest names it yet: until one does, a crash brings back the
+        old one as the live layer, and the log must give it everything that is in either."""
+        assert self.frozen is None
+        self.frozen = self.live
+        self.live = LayerEntry(fresh, self.entry.range)
+        self.replay_from = next_sequence
+        self.begin_flush()
+        self._arrange()
+
+    def install(self, entry: StackEntry) -> None:
+        """What the manifest now says."""
+        assert entry.incarnation == self.incarnation
+        if self.frozen is not None and entry.live.id == self.live.id:
+            self.frozen = None
+            self.end_flush(done=True)
+        self.entry = entry
+        self.live = entry.live if self.frozen is None else self.live
+        self._arrange()
+
+    def _arrange(self) -> None:
+        slots = []
+        for entry in self.layer_entries:
+            clip = None if entry.range.covers(self.entry.range) else key_spans(entry.range)
+            place = self.place_of(entry)
+            slots.append(_Slot(place, clip, None if place.writable else entry.facts.has_heads))
+        self._slots = tuple(reversed(slots))
+
+    @property
+    def spans(self) -> tuple[KeySpan, ...]:
+        return self._spans
+
+
+class OpenStack:
+    """All layers of a stack, open and found: for use without an await. The live layer stands first."""
+
+    __slots__ = ("_layers", "_slots", "_stack")
+
+    def __init__(self, stack: Stack, slots: tuple[_Slot, ...], layers: list[Layer]) -> None:
+        self._stack = stack
+        self._slots = slots
+        self._layers = layers
+
+    @property
+    def live(self) -> Layer:
+        return self._layers[0]
+
+    def get(self, key: bytes) -> bytes | None:
+        """The merged value of a key: a row without regard to its partition's head, or a head."""
+        values: list[bytes] = []
+        for slot, layer in zip(self._slots, self._layers):
+            if slot.clip is not None and not in_spans(key, slot.clip):
+                continue
+            value = layer.get(key)
+            if value is not None:
+                values.append(value)
+        if not values:
+            return None
+        return values[0] if len(values) == 1 else merge_all(values, self._stack.schema)
+
+    def read(self, key: bytes) -> bytes | None:
+        """The merged value of a row without what its partition's head deletes; tombstones and expired cells are in it.
+        None: there is nothing."""
+        value = self.get(key)
+        if value is None or not self.has_heads:
+            return value
+        prefix, kind, clustering = split_key(key)
+        if kind is KeyKind.PARTITION_HEAD:
+            return value
+        return uncovered(value, self.head(prefix), clustering, self._stack.schema)
+
+    def head(self, prefix: bytes) -> Head:
+        value = self.get(head_key(prefix)) if self.has_heads else None
+        return EMPTY_HEAD if value is None else decode_head(value)
+
+    @property
+    def has_heads(self) -> bool:
+        return any(
+            layer.facts.has_heads if slot.has_heads is None else slot.has_heads
+            for slot, layer in zip(self._slots, self._layers)
+        )
+
+    def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        """Merged rows and heads in key order, rows without what heads delete. To be used up before the next await."""
+        schema = self._stack.schema
+        spans = clip_span((start, end), self._stack.spans)
+        streams = [
+            chain.from_iterable(layer.scan(*part) for part in parts)
+            for slot, layer in zip(self._slots, self._layers)
+            if (parts := _clipped(spans, slot.clip))
+        ]
+        merged = merge_streams(streams, schema) if streams else iter(())
+        if not self.has_heads:
+            return merged
+        return uncovered_items(merged, schema, self._head_before(start))
+
+    def write(self, items: Sequence[Item]) -> None:
+        """Merged into the live layer. Raises `Overloaded` and `DiskFull` with nothing done."""
+        schema = self._stack.schema
+        live = self._layers[0]
+        merged: dict[bytes, bytes] = {}
+        for (key, value), stored in zip(items, live.get_many([key for key, _ in items])):
+            known = merged.get(key, stored)
+            merged[key] = value if known is None else merge_values(known, value, schema)
+        live.put_batch(list(merged.items()), facts_of(merged.values(), schema))
+
+    def check_items(self, items: Sequence[Item]) -> None:
+        """Whether the stack may take these now. Raises `Stale` and `Overloaded`."""
+        stack = self._stack
+        version = stack.schema.version
+        for key, value in items:
+            if not in_spans(key, stack.spans):
+                raise Stale(f"key {key.hex()} is not in the range of replica {stack.incarnation:016x}")
+            if int.from_bytes(value[2:4]) > version:
+                raise Stale(f"table {stack.schema.full_name} is known here in version {version} only")
+        if stack.refused_upto_us > NEVER_US:
+            least_us = facts_of([value for _, value in items], stack.schema).least_us
+            if least_us <= stack.refused_upto_us:
+                raise Overloaded("a fold is being swapped in", advice="try again in a moment")
+
+    def _head_before(self, start: bytes) -> Head:
+        """The head of the partition in whose middle a scan begins."""
+        if len(start) < _PREFIX_BYTES_MIN:
+            return EMPTY_HEAD
+        size = int.from_bytes(start[8:10])
+        return self.head(start[: 10 + size]) if len(start) > 10 + size else EMPTY_HEAD
+
+
+_PREFIX_BYTES_MIN = 10
+"""Token and length of the partition key."""
+
+
+def _clipped(spans: list[KeySpan], clip: tuple[KeySpan, ...] | None) -> list[KeySpan]:
+    return spans if clip is None else [part for span in spans for part in clip_span(span, clip)]
+
+
+def _stacked(entry: LayerEntry, facts: LayerFacts, size_bytes: int) -> StackedLayer:
+    return StackedLayer(entry.id, entry.range, facts, size_bytes, is_damaged=bool(entry.damage))
