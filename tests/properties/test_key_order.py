@@ -119,11 +119,14 @@ COLUMNS = tuple(
 
 
 def clustering_compare(left: tuple[str, int, str], right: tuple[str, int, str]) -> int:
-    for one, other, column in zip(left, right, COLUMNS):
-        a, b = (value.encode() if isinstance(value, str) else value for value in (one, other))
-        if a != b:
-            return (-1 if a < b else 1) * (-1 if column.descending else 1)  # type: ignore[operator]
+    for one, other, column in zip(_comparable(left), _comparable(right), COLUMNS):
+        if one != other:
+            return (-1 if one < other else 1) * (-1 if column.descending else 1)
     return 0
+
+
+def _comparable(row: tuple[str, int, str]) -> tuple[bytes, bytes, bytes]:
+    return row[0].encode(), bytes((row[1] + 128,)), row[2].encode()
 
 
 ROWS = st.tuples(TEXT, st.integers(-3, 3), TEXT)

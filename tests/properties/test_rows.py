@@ -1,6 +1,7 @@
 """Versions of a row become one row whatever the order, and rows survive their stored form."""
 
 from collections.abc import Iterable
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -90,9 +91,9 @@ def merged(rows: Iterable[Row]) -> Row:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_rows_merge_in_any_order_and_grouping(rows: list[Row], random: st.SearchStrategy[object]) -> None:
+def test_rows_merge_in_any_order_and_grouping(rows: list[Row], random: Random) -> None:
     straight = merged(rows)
-    shuffled = random.sample(rows, len(rows))  # type: ignore[attr-defined]
+    shuffled = random.sample(rows, len(rows))
     assert merged(shuffled) == straight
     middle = len(rows) // 2
     assert merge_rows(merged(rows[:middle]), merged(rows[middle:])) == straight
@@ -101,14 +102,14 @@ def test_rows_merge_in_any_order_and_grouping(rows: list[Row], random: st.Search
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(HEADS, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_heads_merge_in_any_order(heads: list[Head], random: st.SearchStrategy[object]) -> None:
+def test_heads_merge_in_any_order(heads: list[Head], random: Random) -> None:
     def all_of(several: list[Head]) -> Head:
         result = EMPTY_HEAD
         for head in several:
             result = merge_heads(result, head)
         return result
 
-    assert all_of(random.sample(heads, len(heads))) == all_of(heads)  # type: ignore[attr-defined]
+    assert all_of(random.sample(heads, len(heads))) == all_of(heads)
 
 
 @settings(max_examples=400, deadline=None)
