@@ -1,0 +1,248 @@
+"""Kills a process just before any system call by which it changes a folder, whoever makes it: us or a library.
+
+The process is a fork of this one, which has everything imported and no threads. A filter in the kernel (seccomp) stops
+it at the calls that change files and at no others; a tracer (ptrace) looks at each, and kills the process before the
+chosen one. Calls that only take notes (the library's LOG) or lie outside the folder are not counted.
+"""
+
+import ctypes
+import json
+import os
+import platform
+import shutil
+import signal
+import struct
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from typing import NoReturn
+
+TRY_LIMIT_S = 60
+IS_SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
+IGNORED_NAMES = ("LOG", "LOCK")
+SMALL_CHANGE = "write /"
+"""Of several writes to one file in a row, which the library's notes on itself consist of, the first is tried."""
+
+Acknowledge = Callable[[], None]
+
+
+class Where(Enum):
+    """Where in its arguments a call names the file it changes."""
+
+    DESCRIPTOR = auto()
+    PATH = auto()
+    PATH_AT = auto()
+    CREATED_AT = auto()
+    SECOND_PATH = auto()
+    SECOND_PATH_AT = auto()
+
+
+CALLS = {
+    1: ("write", Where.DESCRIPTOR),
+    18: ("pwrite64", Where.DESCRIPTOR),
+    20: ("writev", Where.DESCRIPTOR),
+    74: ("fsync", Where.DESCRIPTOR),
+    75: ("fdatasync", Where.DESCRIPTOR),
+    76: ("truncate", Where.PATH),
+    77: ("ftruncate", Where.DESCRIPTOR),
+    82: ("rename", Where.SECOND_PATH),
+    83: ("mkdir", Where.PATH),
+    84: ("rmdir", Where.PATH),
+    86: ("link", Where.SECOND_PATH),
+    87: ("unlink", Where.PATH),
+    257: ("create", Where.CREATED_AT),
+    258: ("mkdir", Where.PATH_AT),
+    263: ("unlink", Where.PATH_AT),
+    264: ("rename", Where.SECOND_PATH_AT),
+    265: ("link", Where.SECOND_PATH_AT),
+    285: ("fallocate", Where.DESCRIPTOR),
+    316: ("rename", Where.SECOND_PATH_AT),
+}
+"""By their number on x86-64."""
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_RET_TRACE, _RET_ALLOW = 0x7FF00000, 0x7FFF0000
+_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_CONT, _SEIZE, _GET_CALL = 7, 0x4206, 0x420E
+_OPTIONS = 0x8 | 0x80 | 0x100000  # trace clones, stop at the filter's calls, die with the tracer
+_EVENT_CLONE, _EVENT_FILTER, _EVENT_STOP = 3, 7, 128
+_WALL = 0x40000000
+_CALL_INFO = struct.Struct("<BxxxIQQQ6Q")
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+_libc.ptrace.restype = ctypes.c_long
+_libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+
+
+@dataclass
+class Trial:
+    """One process: what it did to the folder, and how it ended."""
+
+    folder: str
+    calls: list[str] = field(default_factory=list)
+    was_killed: bool = False
+    status: int = 0
+
+
+def try_every_kill(
+    folder: str, work: Callable[[str, Acknowledge], None], check: Callable[[str, int], None], prefix: str = ""
+) -> None:
+    """Does the work once undisturbed, and then once for every call it made, killed before it; checks each time.
+
+    `work(folder, acknowledge)` tells every step that must not be lost from then on; `check(folder, steps)` raises where
+    something is wrong. Prints a line of JSON per kill.
+    """
+    undisturbed = _try(folder, work, 0)
+    assert undisturbed.status == 0, "the work fails even without a kill"
+    for number, call in enumerate(undisturbed.calls, 1):
+        if number > 1 and call.startswith(SMALL_CHANGE) and call == undisturbed.calls[number - 2]:
+            continue
+        trial = _try(folder, work, number)
+        status = trial.status if not trial.was_killed else 0
+        wrong = f"it ended by itself with status {status}" if status else _check(folder, check)
+        kill = trial.calls[-1] if trial.was_killed else "the end"
+        print(json.dumps({"kill": prefix + kill, "wrong": wrong}), flush=True)
+
+
+def _try(folder: str, work: Callable[[str, Acknowledge], None], number: int) -> Trial:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(f"{folder}/data")
+    acknowledgements = os.open(f"{folder}/acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def acknowledge() -> None:
+        os.write(acknowledgements, b".")
+
+    try:
+        return run_traced(partial(work, f"{folder}/data", acknowledge), f"{folder}/data", number)
+    finally:
+        os.close(acknowledgements)
+
+
+def _check(folder: str, check: Callable[[str, int], None]) -> str:
+    child = os.fork()
+    if child == 0:
+        _live_and_end(partial(check, f"{folder}/data", os.path.getsize(f"{folder}/acknowledged")))
+    status = os.waitpid(child, 0)[1]
+    return f"the check ended with status {status}" if status else ""
+
+
+def run_traced(main: Callable[[], None], folder: str, kill_before: int = 0) -> Trial:
+    """Runs `main` in a process of its own; it dies just before its call number `kill_before`, counted from 1."""
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _live_and_end(partial(_be_traced, main, ready))
+    trial = Trial(folder)
+    _ptrace(_SEIZE, child, 0, _OPTIONS)
+    os.write(go, b"!")
+    for thread, status in _stops(child, trial):
+        event, stop_signal = status >> 16, (status >> 8) & 0xFF
+        if event == _EVENT_FILTER:
+            call = _describe(child, thread, folder)
+            if call is not None:
+                trial.calls.append(call)
+                if len(trial.calls) == kill_before:
+                    trial.was_killed = True
+                    os.kill(child, signal.SIGKILL)
+                    continue
+        passed_on = 0 if event in (_EVENT_CLONE, _EVENT_FILTER, _EVENT_STOP) else stop_signal
+        _libc.ptrace(_CONT, thread, None, ctypes.c_void_p(passed_on))
+    os.close(ready)
+    os.close(go)
+    return trial
+
+
+def _stops(child: int, trial: Trial) -> Iterator[tuple[int, int]]:
+    """Every stop of every thread, until the process is gone."""
+    while True:
+        thread, status = os.waitpid(-1, _WALL)
+        if os.WIFSTOPPED(status):
+            yield thread, status
+        elif thread == child:
+            trial.status = status
+            return
+
+
+def _be_traced(main: Callable[[], None], ready: int) -> None:
+    os.read(ready, 1)
+    _install_filter()
+    main()
+
+
+def _live_and_end(main: Callable[[], None]) -> NoReturn:
+    """A child's whole life."""
+    status = 1
+    try:
+        signal.alarm(TRY_LIMIT_S)
+        main()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _install_filter() -> None:
+    numbers = sorted(CALLS)
+    lines = [struct.pack("<HBBI", _LOAD_WORD, 0, 0, 0)]
+    for place, number in enumerate(numbers):
+        to_trace = len(numbers) - place
+        lines.append(struct.pack("<HBBI", _JUMP_IF_EQUAL, to_trace, 0, number))
+    lines.append(struct.pack("<HBBI", _RETURN, 0, 0, _RET_ALLOW))
+    lines.append(struct.pack("<HBBI", _RETURN, 0, 0, _RET_TRACE))
+    code = ctypes.create_string_buffer(b"".join(lines))
+    program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(lines), ctypes.addressof(code)))
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs")
+    if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(program), 0, 0):
+        raise OSError(ctypes.get_errno(), "seccomp")
+
+
+def _describe(child: int, thread: int, folder: str) -> str | None:
+    """The call and its file, relative to the folder; None for calls that are not counted."""
+    buffer = ctypes.create_string_buffer(_CALL_INFO.size + 8)
+    _ptrace(_GET_CALL, thread, len(buffer), ctypes.addressof(buffer))
+    _, _, _, _, number, *arguments = _CALL_INFO.unpack_from(buffer.raw)
+    name, where = CALLS[number]
+    path = _path(child, where, arguments)
+    if path is None or not path.startswith(f"{folder}/") or os.path.basename(path).startswith(IGNORED_NAMES):
+        return None
+    return f"{name} {path.removeprefix(folder)}"
+
+
+def _path(child: int, where: Where, arguments: list[int]) -> str | None:
+    match where:
+        case Where.DESCRIPTOR:
+            try:
+                return os.readlink(f"/proc/{child}/fd/{arguments[0]}")
+            except OSError:
+                return None
+        case Where.PATH:
+            return _string(child, arguments[0])
+        case Where.PATH_AT:
+            return _joined(child, arguments[0], arguments[1])
+        case Where.CREATED_AT:
+            return _joined(child, arguments[0], arguments[1]) if arguments[2] & os.O_CREAT else None
+        case Where.SECOND_PATH:
+            return _string(child, arguments[1])
+        case Where.SECOND_PATH_AT:
+            return _joined(child, arguments[2], arguments[3])
+
+
+def _joined(child: int, descriptor: int, address: int) -> str:
+    """Of a path that may be relative to an open folder, as when a tree is removed."""
+    path = _string(child, address)
+    return path if path.startswith("/") else f"{os.readlink(f'/proc/{child}/fd/{descriptor}')}/{path}"
+
+
+def _string(child: int, address: int) -> str:
+    with open(f"/proc/{child}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        return memory.read(4096).split(b"\0", 1)[0].decode()
+
+
+def _ptrace(request: int, thread: int, address: int, data: int) -> None:
+    if _libc.ptrace(request, thread, ctypes.c_void_p(address), ctypes.c_void_p(data)) < 0:
+        raise OSError(ctypes.get_errno(), f"ptrace request {request:#x}")
