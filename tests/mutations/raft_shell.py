@@ -26,11 +26,11 @@ MUTATIONS = (
         SERVER,
         (
             """            await self._persist(writes)
-            outgoing: list[Message] = []
+            self._is_writing = False
 """,
             """            assert self._tasks is not None
             self._tasks.create_task(self._persist(writes))
-            outgoing: list[Message] = []
+            self._is_writing = False
 """,
         ),
         "an acknowledged entry is gone after a power cut",
@@ -50,8 +50,8 @@ MUTATIONS = (
         "vote-not-written",
         LOG,
         (
-            "if write.must_sync or write.entries or write.snapshot is not None:",
-            "if write.entries or write.snapshot is not None:",
+            "return write.must_sync or bool(write.entries) or write.snapshot is not None",
+            "return bool(write.entries) or write.snapshot is not None",
         ),
         "a peer that was restarted votes twice in a term",
     ),
@@ -78,8 +78,8 @@ MUTATIONS = (
         "snapshot-index-off-by-one",
         SERVER,
         (
-            "meta = SnapshotMeta(log.applied, term, self.core.membership)",
-            "meta = SnapshotMeta(log.applied - 1, term, self.core.membership)",
+            "meta = SnapshotMeta(log.applied, term, self._core.membership)",
+            "meta = SnapshotMeta(log.applied - 1, term, self._core.membership)",
         ),
         "a peer that is sent the snapshot takes the next entry twice",
     ),
@@ -87,7 +87,7 @@ MUTATIONS = (
         "snapshot-of-older-members",
         SERVER,
         (
-            "meta = SnapshotMeta(log.applied, term, self.core.membership)",
+            "meta = SnapshotMeta(log.applied, term, self._core.membership)",
             "meta = SnapshotMeta(log.applied, term, log.snapshot.membership)",
         ),
         "a peer that is sent the snapshot counts other majorities than the rest",
@@ -113,7 +113,7 @@ MUTATIONS = (
     _bug(
         "snapshot-not-installed",
         SERVER,
-        ("                    self._install(write.snapshot)\n", "                    pass\n"),
+        ("                self._install(write.snapshot)\n", "                pass\n"),
         "a peer that was sent a snapshot goes on with a state that lacks it",
     ),
     _bug(
@@ -121,12 +121,12 @@ MUTATIONS = (
         SERVER,
         (
             """        async with self._storing:
-            await self.log.store_snapshot(meta, iter(incoming.chunks))
+            await self._log.store_snapshot(meta, iter(incoming.chunks))
 """,
             """        self._received[meta] = content
         self.post(incoming.message)
         async with self._storing:
-            await self.log.store_snapshot(meta, iter(incoming.chunks))
+            await self._log.store_snapshot(meta, iter(incoming.chunks))
 """,
         ),
         "the log names a snapshot that a crash has taken away",
@@ -149,9 +149,9 @@ MUTATIONS = (
         SERVER,
         (
             """        async with self._storing:
-            await self.log.store_snapshot(meta, iter(incoming.chunks))
+            await self._log.store_snapshot(meta, iter(incoming.chunks))
 """,
-            """        await self.log.store_snapshot(meta, iter(incoming.chunks))
+            """        await self._log.store_snapshot(meta, iter(incoming.chunks))
 """,
         ),
         "a peer dies because two leaders sent it the same snapshot",

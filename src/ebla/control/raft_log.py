@@ -58,6 +58,11 @@ class RecoveredRaft:
     entries: tuple[Entry, ...]
 
 
+def needs_disk(write: Write) -> bool:
+    """Otherwise it holds a commit index at most: a hint, which the next record carries. No sync for a hint."""
+    return write.must_sync or bool(write.entries) or write.snapshot is not None
+
+
 class BrokenImage(Exception):
     """Records, each one whole, that no Raft log can have written in this order."""
 
@@ -189,14 +194,21 @@ class RaftLog:
             hard_state = self._hard_state
             for write in writes:
                 hard_state = write.hard_state or hard_state
-                if write.must_sync or write.entries or write.snapshot is not None:
+                if needs_disk(write):
                     replaces_log = write.snapshot is not None
                     records.append(RaftRecord(hard_state, write.snapshot, write.entries, replaces_log))
             if not records:
-                # A commit index alone: a hint, which the next record carries. No sync for a hint.
                 self._hard_state = hard_state
                 return
             await self._append(records, hard_state)
+
+    def note_hint(self, hard_state: HardState | None) -> bool:
+        """What a write without need of the disk says, without waiting. False where another write is under way, whose
+        end would take it back: then it must go by `persist`."""
+        if self._turn.locked():
+            return False
+        self._hard_state = hard_state or self._hard_state
+        return True
 
     async def store_snapshot(self, meta: SnapshotMeta, content: Iterable[bytes]) -> None:
         """The snapshot's file, durable but not yet part of the log. `content` in pieces; written in steps."""

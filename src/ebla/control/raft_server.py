@@ -1,9 +1,9 @@
 """One Raft peer at work: drives the core, its log on disk and its messages. Decides nothing.
 
-Three loops share the work. `_drive` feeds events to the core and carries out what it asks for; `_write` makes all
-waiting writes durable with one sync while the next batch gathers; `_tick` lets time pass. What a write's answers
-promise leaves only after its sync (rule 2 of `raft/effects.py`); appends to others leave at once, so the leader's disk
-and the followers' work side by side.
+Whatever comes in waits for the next turn: `_turn` feeds all of it to the core and carries out what the core asks for.
+`_write` makes all waiting writes durable with one sync while the next batch gathers; `_tick` lets time pass. What a
+write's answers promise leaves only after its sync (rule 2 of `raft/effects.py`); appends to others leave at once, so
+the leader's disk and the followers' work side by side.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from ebla.control.raft_log import RaftLog, RecoveredRaft
+from ebla.control.raft_log import RaftLog, RecoveredRaft, needs_disk
 from ebla.journal.recovery import LogLimits
 from ebla.journal.segments import DEFAULT_LIMITS
 from ebla.model.errors import Corruption, DiskFull, EblaError, Refused, Unavailable
@@ -134,15 +134,18 @@ class RaftServer(Generic[Content]):
         self._reads_of_this_life = setup.options.peer.to_bytes(8) + surroundings.chance.bytes(8)
         self._reads = 0
         self._writes: deque[tuple[Write, int]] = deque()
-        self._wake = asyncio.Event()
+        self._is_writing = False
+        self._turn_due = False
+        self._broken: asyncio.Future[None] | None = None
+        """Pending while `run` runs; what breaks a turn ends it."""
         self._write_wake = asyncio.Event()
         self._incoming: dict[PeerId, _Incoming[Content]] = {}
         self._received: dict[SnapshotMeta, Content] = {}
         self._bytes_since_snapshot = 0
         self._snapshot_runs = False
         self._storing = asyncio.Lock()
-        self._log: RaftLog | None = None
-        self._core: Core | None = None
+        self._log: RaftLog
+        self._core: Core
         self._tasks: asyncio.TaskGroup | None = None
         self._standing_changed = asyncio.Event()
 
@@ -153,7 +156,7 @@ class RaftServer(Generic[Content]):
         self._log, found = await self._open_log()
         if found.snapshot.index:
             receiver = self._machine.receiver()
-            async with aclosing(self.log.read_snapshot(found.snapshot)) as chunks:
+            async with aclosing(self._log.read_snapshot(found.snapshot)) as chunks:
                 async for chunk in chunks:
                     receiver.add(chunk)
                     await asyncio.sleep(0)
@@ -175,33 +178,35 @@ class RaftServer(Generic[Content]):
         return await RaftLog.open(self._disk, self._chance, self._setup.folder, self._setup.log_limits)
 
     async def run(self) -> None:
-        assert self._core is not None, "open first"
-        async with asyncio.TaskGroup() as self._tasks:
-            self._tasks.create_task(self._write())
-            self._tasks.create_task(self._tick())
-            self._wake.set()
-            await self._drive()
+        self._broken = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._write())
+                self._tasks.create_task(self._tick())
+                self._wake()
+                await self._broken
+        finally:
+            self._broken = None
 
     async def close(self) -> None:
         """After `run` has ended."""
-        await self.log.close()
+        await self._log.close()
 
     # ---- what the layer above asks
 
     @property
     def core(self) -> Core:
-        assert self._core is not None, "open first"
+        """After `open`."""
         return self._core
 
     @property
     def log(self) -> RaftLog:
-        assert self._log is not None, "open first"
+        """After `open`."""
         return self._log
 
     @property
     def log_id(self) -> int:
         """Of the log on disk: one that was lost and begun anew has another."""
-        assert self._log is not None, "open first"
         return self._log.log_id
 
     @property
@@ -214,24 +219,24 @@ class RaftServer(Generic[Content]):
 
     def post(self, event: Event) -> None:
         self._inbox.append(event)
-        self._wake.set()
+        self._wake()
 
     def post_all(self, events: Sequence[Event]) -> None:
         self._inbox.extend(events)
-        self._wake.set()
+        self._wake()
 
     def propose(self, payload: bytes, kind: EntryKind) -> None:
         """Proposals of one turn become one event. The machine sees the entry if and when it is committed; whether it
         ever will is not told here, so whoever proposes must be ready to propose again."""
         self._proposals.append((payload, kind))
-        self._wake.set()
+        self._wake()
 
     async def read_index(self) -> int:
         """An index such that whoever has applied it sees every write that was answered before this call. Reads of one
         turn share one round. Raises `Unavailable`; the caller sets the bound and may ask again."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._readers.append(future)
-        self._wake.set()
+        self._wake()
         return await future
 
     async def receive_chunk(self, message: InstallSnapshot, number: int, data: bytes, *, last: bool) -> None:
@@ -247,39 +252,68 @@ class RaftServer(Generic[Content]):
             del self._incoming[message.sender]
             await self._received_whole(incoming)
 
-    # ---- the loops
+    # ---- turns
 
-    async def _drive(self) -> None:
-        core = self.core
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            now_ms = self._clock.boot_ms()
+    def _wake(self) -> None:
+        """What gathers until then shares a turn. A callback and not a task that waits: half the cost, for every message
+        and every write."""
+        if not self._turn_due and self._broken is not None:
+            self._turn_due = True
+            self._broken.get_loop().call_soon(self._turn_when_due)
+
+    def _turn_when_due(self) -> None:
+        self._turn_due = False
+        if self._broken is None or self._broken.done():
+            return
+        try:
+            self._turn()
+        except Exception as error:  # handed to `run`, whose task group ends everything else
+            self._broken.set_exception(error)
+
+    def _turn(self) -> None:
+        core = self._core
+        now_ms = self._clock.boot_ms()
+        if self._proposals:
             self._step_proposals(now_ms)
+        if self._readers:
+            self._step_readers(now_ms)
+        while True:
             inbox, self._inbox = self._inbox, []
             for event in inbox:
                 core.step(event, now_ms)
-            self._step_readers(now_ms)
             while core.has_effects:
-                self._carry_out(core.take(), now_ms)
+                effects = core.take()
+                self._carry_out(effects, now_ms)
+                if effects.apply is None:
+                    break  # nothing was stepped in meanwhile
+            if not self._inbox:
+                return
 
     async def _write(self) -> None:
         while True:
             await self._write_wake.wait()
             self._write_wake.clear()
             writes = self._take_writes()
+            self._is_writing = True
             await self._persist(writes)
-            outgoing: list[Message] = []
-            for write in writes:
-                if write.snapshot is not None:
-                    self._install(write.snapshot)
-                for answer in write.answers:
-                    if isinstance(answer, Written) or answer.to == self.core.peer:
-                        self._inbox.append(answer)
-                    else:
-                        outgoing.append(answer)
+            self._is_writing = False
+            self._answer(writes)
+            self._turn()
+
+    def _answer(self, writes: Sequence[Write]) -> None:
+        """They and all before them are durable."""
+        own = self._core.peer
+        outgoing: list[Message] = []
+        for write in writes:
+            if write.snapshot is not None:
+                self._install(write.snapshot)
+            for answer in write.answers:
+                if isinstance(answer, Written) or answer.to == own:
+                    self._inbox.append(answer)
+                else:
+                    outgoing.append(answer)
+        if outgoing:
             self._send(outgoing)
-            self._wake.set()
 
     def _take_writes(self) -> list[Write]:
         writes: list[Write] = []
@@ -306,16 +340,29 @@ class RaftServer(Generic[Content]):
         if effects.messages:
             self._send(effects.messages)
         if effects.write is not None:
-            self._writes.append((effects.write, self.core.state.log.size_of(effects.write.entries)))
-            self._write_wake.set()
+            self._take_up(effects.write)
         if effects.apply is not None:
             self._apply(effects.apply, now_ms)
         for read in effects.reads:
             self._answer_read(read)
 
+    def _take_up(self, write: Write) -> None:
+        # Nothing that must reach the disk, and nothing before it on its way there: it is as durable as it will be.
+        if (
+            not self._is_writing
+            and not self._writes
+            and not needs_disk(write)
+            and self._log.note_hint(write.hard_state)
+        ):
+            self._answer((write,))
+            return
+        self._writes.append((write, self._core.state.log.size_of(write.entries)))
+        self._write_wake.set()
+
     def _stand(self, standing: Standing) -> None:
         self._setup.report(
-            "raft.standing", {"role": standing.role.__name__.lower(), "leader": standing.leader, "term": self.core.term}
+            "raft.standing",
+            {"role": standing.role.__name__.lower(), "leader": standing.leader, "term": self._core.term},
         )
         # Reads that a former leader was asked for may never be answered.
         for waiting in self._reading.values():
@@ -326,7 +373,7 @@ class RaftServer(Generic[Content]):
         changed.set()
 
     def _apply(self, apply: Apply, now_ms: int) -> None:
-        core = self.core
+        core = self._core
         for entry in apply.entries:
             if entry.kind is EntryKind.COMMAND:
                 self._machine.apply(entry)
@@ -349,10 +396,15 @@ class RaftServer(Generic[Content]):
             else:
                 by_peer[message.to] = [message]
         for peer, several in by_peer.items():
+            if len(several) <= APPENDS_PER_SENDING_MAX:
+                self._send_together(peer, several)
+                continue
             for start in range(0, len(several), APPENDS_PER_SENDING_MAX):
-                together = several[start : start + APPENDS_PER_SENDING_MAX]
-                if not self._wire.send(peer, together) and any(type(one) is Append for one in together):
-                    self.post(PeerUnreachable(peer))
+                self._send_together(peer, several[start : start + APPENDS_PER_SENDING_MAX])
+
+    def _send_together(self, peer: PeerId, messages: Sequence[Message]) -> None:
+        if not self._wire.send(peer, messages) and any(type(one) is Append for one in messages):
+            self.post(PeerUnreachable(peer))
 
     def _step_proposals(self, now_ms: int) -> None:
         """Neighbours go together, up to what one message may hold; a membership change always stands alone."""
@@ -374,19 +426,17 @@ class RaftServer(Generic[Content]):
 
     def _propose(self, payloads: list[bytes], kind: EntryKind, now_ms: int) -> None:
         if payloads:
-            refusal = self.core.step(Propose(tuple(payloads), kind), now_ms)
+            refusal = self._core.step(Propose(tuple(payloads), kind), now_ms)
             if refusal is not None:
                 self._setup.report("raft.proposal_refused", {"count": len(payloads), "cause": refusal.value})
 
     # ---- reads
 
     def _step_readers(self, now_ms: int) -> None:
-        if not self._readers:
-            return
         readers, self._readers = self._readers, []
         self._reads += 1
         context = self._reads_of_this_life + self._reads.to_bytes(8)
-        refusal = self.core.step(ReadIndex(context), now_ms)
+        refusal = self._core.step(ReadIndex(context), now_ms)
         if refusal is not None:
             _fail(readers, refusal.value)
             return
@@ -412,7 +462,7 @@ class RaftServer(Generic[Content]):
         told = False
         while True:
             try:
-                return await self.log.persist(writes)
+                return await self._log.persist(writes)
             except DiskFull as error:
                 if not told:
                     self._setup.report("raft.disk_full", {"cause": error.message})
@@ -421,14 +471,14 @@ class RaftServer(Generic[Content]):
 
     def _consider_snapshot(self) -> None:
         """Right after entries were applied: core and machine are at the same index."""
-        setup, log = self._setup, self.core.state.log
+        setup, log = self._setup, self._core.state.log
         entries = log.applied - log.snapshot.index
         due = entries >= setup.snapshot_entries_max or self._bytes_since_snapshot >= setup.snapshot_bytes_max
         if not due or self._snapshot_runs:
             return
         term = log.term_at(log.applied)
         assert term is not None, "what was applied last is in the log"
-        meta = SnapshotMeta(log.applied, term, self.core.membership)
+        meta = SnapshotMeta(log.applied, term, self._core.membership)
         self._snapshot_runs = True
         self._bytes_since_snapshot = 0
         assert self._tasks is not None
@@ -437,8 +487,8 @@ class RaftServer(Generic[Content]):
     async def _take_snapshot(self, meta: SnapshotMeta, content: Iterator[bytes]) -> None:
         try:
             async with self._storing:
-                await self.log.store_snapshot(meta, content)
-            await self.log.adopt_snapshot(meta)
+                await self._log.store_snapshot(meta, content)
+            await self._log.adopt_snapshot(meta)
         except (DiskFull, FileNotFoundError) as error:
             # The log is whole without it; the next applied entry tries again. A file that is gone was swept because a
             # leader's newer snapshot took its place meanwhile.
@@ -452,7 +502,7 @@ class RaftServer(Generic[Content]):
     async def _send_snapshot(self, message: InstallSnapshot) -> None:
         delivered = False
         try:
-            async with aclosing(self.log.read_snapshot(message.snapshot)) as chunks:
+            async with aclosing(self._log.read_snapshot(message.snapshot)) as chunks:
                 await self._wire.send_snapshot(message, chunks)
             delivered = True
         except (FileNotFoundError, EblaError) as error:
@@ -467,12 +517,12 @@ class RaftServer(Generic[Content]):
         content = incoming.receiver.finish()
         # Two leaders may send the same one at once, and we may be taking it ourselves: it is one file.
         async with self._storing:
-            await self.log.store_snapshot(meta, iter(incoming.chunks))
+            await self._log.store_snapshot(meta, iter(incoming.chunks))
         before = self._setup.before_first_state
-        if before is not None and self.core.state.log.snapshot.index == 0:
+        if before is not None and self._core.state.log.snapshot.index == 0:
             await before(self.log_id)
         # Whichever the core takes is there, and it never takes an older one than it has.
-        held = self.core.state.log.snapshot.index
+        held = self._core.state.log.snapshot.index
         self._received = {other: kept for other, kept in self._received.items() if other.index > held}
         self._received[meta] = content
         self.post(incoming.message)

@@ -81,7 +81,8 @@ class SegmentedLog:
             await self._finish_sync()
             if self._rotation_begun or self._needs_rotation(size):
                 await self._rotate()
-            await self._make_room(self._tail.offset + size)
+            if self._tail.offset + size > self._place.limits.segment_bytes:
+                await self._make_room(self._tail.offset + size)
             self._write(records)
             await self._finish_sync()
             return self._tail.sequence - 1

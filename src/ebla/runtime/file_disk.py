@@ -76,8 +76,11 @@ class FileOnDisk:
     def write(self, offset: int, data: bytes) -> None:
         descriptor = self._enter_to_change()
         try:
+            _write_fully(descriptor, offset, data)
+        except OSError as failure:
+            # Once per commit: the context manager that the others use would cost as much as the write itself.
             with _full_disk_told(self._path):
-                _write_fully(descriptor, offset, data)
+                raise failure
         finally:
             self._leave()
 
