@@ -17,24 +17,19 @@ from ebla.cli.telling import errors_told
 from ebla.model.errors import InvalidRequest
 from ebla.runtime import file_lock
 from ebla.runtime.file_disk import FileDisk
-from ebla.storage.inspect import (
-    LayerCheck,
-    LayerReport,
-    ShownFacts,
-    dump_rows,
-    find_layers,
-    inspect_layer,
-    verify_layer,
-)
+from ebla.storage.found_layers import Found, FoundLayer, find_layers
+from ebla.storage.inspect import LayerCheck, LayerReport, ShownFacts, dump_rows, inspect_layer, verify_layer
 from ebla.storage.rocks import RocksEngine, RocksLimits
 from ebla.storage.shown_rows import ShownRow
 
 HELP = """
 The files of a stopped node, of one of its shards, or of a checkpoint. Nothing in them is changed.
 
-  ebla store inspect data/node1              its layers, their sizes and timestamps
+  ebla store inspect data/node1              its stacks and layers, their sizes and timestamps
   ebla store verify data/node1/shard-0       read everything and say what cannot be read
   ebla store dump data/node1 --key alice     the rows of a partition, with the layers they stand in
+
+Writes that were not flushed when the node stopped are in its commit log, and not among these.
 """
 
 app = typer.Typer(name="store", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
@@ -54,26 +49,25 @@ class _Opened:
 
     disk: FileDisk
     engine: RocksEngine
-    folder: str
-    layers: list[str]
+    found: Found
 
 
 @app.command()
 def inspect(folder: Folder, as_json: JsonFlag = False) -> None:
-    """Show the layers: sizes, timestamps, rows and which shapes of rows they hold. Exit status 1 if one is damaged."""
+    """Show stacks and layers: sizes, timestamps, rows and their shapes. Exit status 1 if something is damaged."""
     with errors_told():
-        reports = _run(folder, _inspect_all)
+        reports, problems = _run(folder, _inspect_all)
         _print(reports, as_json=as_json, table=_report_table(reports, folder))
-    raise typer.Exit(1 if any(report.problem for report in reports) else 0)
+    raise typer.Exit(1 if problems or any(report.problem for report in reports) else 0)
 
 
 @app.command()
 def verify(folder: Folder, as_json: JsonFlag = False) -> None:
     """Read every row of every layer. Exit status 1 if something cannot be read or is not what was written."""
     with errors_told():
-        checks = _run(folder, _verify_all)
+        checks, problems = _run(folder, _verify_all)
         _print(checks, as_json=as_json, table=_check_table(checks, folder))
-    raise typer.Exit(0 if all(check.is_sound for check in checks) else 1)
+    raise typer.Exit(0 if not problems and all(check.is_sound for check in checks) else 1)
 
 
 @app.command()
@@ -81,44 +75,59 @@ def dump(
     folder: Folder,
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="KEY", help="Only this partition: text, or its serialised bytes as 0x…"),
+        typer.Option(
+            "--key", metavar="KEY", help="Only this partition; columns separated by commas, or serialised as 0x…"
+        ),
     ] = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="KEYSPACE.NAME", help="Only of this table.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many rows.")] = 100,
     as_json: JsonFlag = False,
 ) -> None:
     """Show stored rows, each with the layer it stands in; versions of a row stand one below the other.
 
-    Columns have numbers here: their names are in the cluster's schema, not in the files.
+    Without a manifest beside the layers, columns have numbers and keys are text.
     """
     with errors_told():
-        partition_key = None if key is None else _key_bytes(key)
 
         async def find(opened: _Opened) -> list[ShownRow]:
-            return await dump_rows(opened.engine, opened.layers, partition_key, limit)
+            layers = [layer for layer in opened.found.layers if table is None or _table_of(layer) == table]
+            return await dump_rows(opened.engine, opened.disk, layers, key, limit)
 
-        rows = _run(folder, find)
+        rows, _ = _run(folder, find)
         _print(rows, as_json=as_json, table=_row_table(rows, folder))
     raise typer.Exit(0 if rows or key is None else 1)
 
 
 async def _inspect_all(opened: _Opened) -> list[LayerReport]:
-    return [await inspect_layer(opened.engine, opened.disk, layer) for layer in opened.layers]
+    return [await inspect_layer(opened.engine, opened.disk, layer) for layer in opened.found.layers]
 
 
 async def _verify_all(opened: _Opened) -> list[LayerCheck]:
-    return [await verify_layer(opened.engine, layer) for layer in opened.layers]
+    return [await verify_layer(opened.engine, opened.disk, layer) for layer in opened.found.layers]
 
 
-def _run(folder: Path, work: Callable[[_Opened], Coroutine[Any, Any, T]]) -> T:
+def _run(folder: Path, work: Callable[[_Opened], Coroutine[Any, Any, T]]) -> tuple[T, list[str]]:
+    """With the problems found on the way, which were told."""
+    where = str(folder.absolute())
     _check_stopped(folder.absolute())
     disk = FileDisk()
+
+    async def find_and_work(engine: RocksEngine) -> tuple[T, list[str]]:
+        found = await find_layers(disk, where)
+        return await work(_Opened(disk, engine, found)), found.problems
+
     try:
         with tempfile.TemporaryDirectory(prefix="ebla-store-") as notes:
-            engine = RocksEngine(disk, RocksLimits(info_log_folder=notes))
-            where = str(folder.absolute())
-            return asyncio.run(work(_Opened(disk, engine, where, find_layers(disk, where))))
+            result = asyncio.run(find_and_work(RocksEngine(disk, RocksLimits(info_log_folder=notes))))
     finally:
         disk.close()
+    for problem in result[1]:
+        sys.stderr.write(f"ebla: {problem}\n")
+    return result
+
+
+def _table_of(layer: FoundLayer) -> str:
+    return "" if layer.schema is None else layer.schema.full_name
 
 
 def _check_stopped(folder: Path) -> None:
@@ -127,15 +136,6 @@ def _check_stopped(folder: Path) -> None:
         held = file_lock.held_in(above / "run")
         if held is not None:
             raise InvalidRequest(f"a node runs in {above} ({held.message})", advice="stop it, or look at a checkpoint")
-
-
-def _key_bytes(text: str) -> bytes:
-    if not text.startswith("0x"):
-        return text.encode()
-    try:
-        return bytes.fromhex(text[2:])
-    except ValueError as failure:
-        raise InvalidRequest(f"{text} is no hexadecimal number: {failure}") from failure
 
 
 def _print(found: Sequence[msgspec.Struct], *, as_json: bool, table: Table) -> None:
@@ -155,13 +155,13 @@ def _table(*columns: str) -> Table:
 
 
 def _report_table(reports: Sequence[LayerReport], folder: Path) -> Table:
-    table = _table("layer", "size", "files", "rows", "timestamps (µs)", "holds")
+    table = _table("stack", "table", "tokens", "layer", "role", "size", "files", "rows", "timestamps (µs)", "holds")
     for report in reports:
         facts = report.facts
+        tokens = "" if report.tokens is None else f"{report.tokens.start} … {report.tokens.end}"
         span = f"{facts.least_us} … {facts.greatest_us}" if facts.rows else "–"
-        holds = report.problem or _shapes(facts)
-        cells = (str(report.size_bytes), str(report.files), str(facts.rows), span, holds)
-        table.add_row(_short(report.folder, folder), *cells)
+        figures = (str(report.size_bytes), str(report.files), str(facts.rows), span, report.problem or _shapes(facts))
+        table.add_row(report.stack, report.table, tokens, _short(report.folder, folder), report.role.value, *figures)
     return table
 
 
@@ -177,8 +177,7 @@ def _check_table(checks: Sequence[LayerCheck], folder: Path) -> Table:
 def _row_table(rows: Sequence[ShownRow], folder: Path) -> Table:
     table = _table("token", "partition key", "kind", "clustering", "layer", "content")
     for row in rows:
-        name = row.kind.name.lower().replace("_", " ")
-        place = (str(row.token), row.partition_key, name, row.clustering, _short(row.layer, folder))
+        place = (str(row.token), row.partition_key, row.kind, row.clustering, _short(row.layer, folder))
         table.add_row(*place, "\n".join(_content_lines(row)))
     return table
 
@@ -187,7 +186,7 @@ def _content_lines(row: ShownRow) -> list[str]:
     lines = [] if row.marker_us is None else [f"marker @{row.marker_us}"]
     lines += [f"{one.what} deleted @{one.timestamp_us}" for one in row.deletions]
     for cell in row.cells:
-        name = f"{'static ' if cell.static else ''}#{cell.column}" + ("" if cell.path is None else f"[{cell.path}]")
+        name = f"{'static ' if cell.static else ''}{cell.column}" + ("" if cell.path is None else f"[{cell.path}]")
         value = "deleted" if cell.value is None else cell.value
         lifetime = f" ttl {cell.ttl_s} s until {cell.at_s}" if cell.ttl_s else ""
         lines.append(f"{name} = {value} @{cell.timestamp_us}{lifetime}")

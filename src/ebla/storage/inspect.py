@@ -1,6 +1,6 @@
-"""Looking into layers without a node: what a folder holds, whether all of it can be read, which rows a key has.
+"""Looking into layers without a node: what they hold, whether all of it can be read, which rows a key has.
 
-Works on the folder of a stopped node, of one shard, on a checkpoint or on a single layer; nothing in it is changed.
+Nothing in them is changed.
 """
 
 import heapq
@@ -13,14 +13,14 @@ import msgspec
 from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.token import WHOLE_RING, TokenRange, token_of
 from ebla.ports.disk import Disk
-from ebla.storage.key_codec import after_prefix, encode_token, partition_prefix
+from ebla.storage.found_layers import FoundLayer, LayerRole
+from ebla.storage.key_codec import after_prefix, partition_prefix
 from ebla.storage.layer import Item, Layer, LayerEngine
 from ebla.storage.layer_facts import NO_FACTS, LayerFacts
+from ebla.storage.merge import key_spans
 from ebla.storage.shown_rows import ShownRow, check_item, show_row
+from ebla.storage.shown_values import Naming
 
-LAYER_MARK = "CURRENT"
-"""The file that every folder of the real engine has."""
-DEPTH_MAX = 6
 VERIFIED_PARTS = 64
 
 
@@ -38,11 +38,16 @@ class ShownFacts(msgspec.Struct, frozen=True):
 
 class LayerReport(msgspec.Struct, frozen=True):
     folder: str
+    role: LayerRole
+    stack: str
+    table: str
+    tokens: TokenRange | None
     size_bytes: int
     files: int
+    """None: nothing was flushed to it yet."""
     facts: ShownFacts
     problem: str = ""
-    """Why it cannot be opened; the facts are then unknown."""
+    """Why it was set aside or cannot be opened; in the second case the facts are unknown."""
 
 
 class DamagedPart(msgspec.Struct, frozen=True):
@@ -66,66 +71,75 @@ class LayerCheck(msgspec.Struct, frozen=True):
         return not self.damaged and not self.problem
 
 
-def find_layers(disk: Disk, folder: str) -> list[str]:
-    """The layers in a folder, however deep it is in a node's tree. Raises `InvalidRequest` where there is none."""
-    found = list(_layers_below(disk, folder.rstrip("/") or "/", DEPTH_MAX))
-    if not found:
-        raise InvalidRequest(
-            f"there is no layer in {folder}",
-            advice="name the folder of a stopped node, of one of its shards, a checkpoint or a layer",
-        )
-    return found
-
-
-def _layers_below(disk: Disk, folder: str, depth: int) -> Iterator[str]:
+async def inspect_layer(engine: LayerEngine, disk: Disk, found: FoundLayer) -> LayerReport:
+    files, size_bytes, facts, problem = 0, 0, NO_FACTS, found.damage
     try:
-        names = disk.list_folder(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if LAYER_MARK in names:
-        yield folder
-    elif depth:
-        for name in names:
-            yield from _layers_below(disk, f"{folder}/{name}", depth - 1)
-
-
-async def inspect_layer(engine: LayerEngine, disk: Disk, folder: str) -> LayerReport:
-    files = len(disk.list_folder(folder))
-    try:
-        async with _opened(engine, folder) as layer:
-            return LayerReport(folder, layer.size_bytes(), files, _shown(layer.facts))
+        async with _opened(engine, disk, found) as layer:
+            if layer is not None:
+                files, size_bytes, facts = len(disk.list_folder(found.folder)), layer.size_bytes(), layer.facts
     except Corruption as damage:
-        return LayerReport(folder, 0, files, _shown(NO_FACTS), damage.message)
+        problem = problem or damage.message
+    table = "" if found.schema is None else found.schema.full_name
+    place = (found.folder, found.role, found.stack, table, found.tokens)
+    return LayerReport(*place, size_bytes, files, _shown(facts), problem)
 
 
-async def verify_layer(engine: LayerEngine, folder: str) -> LayerCheck:
+async def verify_layer(engine: LayerEngine, disk: Disk, found: FoundLayer) -> LayerCheck:
     """Reads every row. By parts of the ring, so that one bad block does not hide what stands behind it."""
+    nothing = LayerCheck(found.folder, 0, _shown(NO_FACTS), ())
     try:
-        async with _opened(engine, folder) as layer:
-            return _verify(layer)
+        async with _opened(engine, disk, found) as layer:
+            return nothing if layer is None else _verify(layer)
     except Corruption as damage:
-        return LayerCheck(folder, 0, _shown(NO_FACTS), (), damage.message)
+        return msgspec.structs.replace(nothing, problem=damage.message)
 
 
 async def dump_rows(
-    engine: LayerEngine, folders: Sequence[str], partition_key: bytes | None, rows_max: int
+    engine: LayerEngine, disk: Disk, layers: Sequence[FoundLayer], key: str | None, rows_max: int
 ) -> list[ShownRow]:
     """The first rows of all layers together in the order of keys, so that the versions of a row stand one below the
-    other; of one partition where a key (in its serialised form) is given."""
-    start, end = b"", None
-    if partition_key is not None:
-        start = partition_prefix(token_of(partition_key), partition_key)
-        end = after_prefix(start)
+    other; of one partition where a key is given. Raises `InvalidRequest` where it is no key of any of the tables."""
+    wanted = list(layers) if key is None else _with_such_keys(layers, key)
     async with AsyncExitStack() as opened:
-        layers = [await opened.enter_async_context(_opened(engine, folder)) for folder in folders]
-        scans = [_numbered(place, layer.scan(start, end)) for place, layer in enumerate(layers)]
-        merged = heapq.merge(*scans)
-        return [show_row(folders[place], (key, value)) for key, place, value in islice(merged, rows_max)]
+        scans = []
+        for place, found in enumerate(wanted):
+            layer = await opened.enter_async_context(_opened(engine, disk, found))
+            if layer is not None:
+                scans.append(_numbered(place, layer.scan(*_span(found, key))))
+        rows = islice(heapq.merge(*scans), rows_max)
+        return [show_row(wanted[place].folder, Naming(wanted[place].schema), (k, value)) for k, place, value in rows]
+
+
+def _with_such_keys(layers: Sequence[FoundLayer], key: str) -> list[FoundLayer]:
+    """Those whose table can have the key at all."""
+    wanted: list[FoundLayer] = []
+    refusal: InvalidRequest | None = None
+    for found in layers:
+        try:
+            _span(found, key)
+            wanted.append(found)
+        except InvalidRequest as failure:
+            refusal = failure
+    if refusal is not None and not wanted:
+        raise refusal
+    return wanted
+
+
+def _span(found: FoundLayer, key: str | None) -> tuple[bytes, bytes | None]:
+    if key is None:
+        return b"", None
+    serialised = Naming(found.schema).parse_key(key)
+    start = partition_prefix(token_of(serialised), serialised)
+    return start, after_prefix(start)
 
 
 @asynccontextmanager
-async def _opened(engine: LayerEngine, folder: str) -> AsyncIterator[Layer]:
-    layer = await engine.open(folder, writable=False)
+async def _opened(engine: LayerEngine, disk: Disk, found: FoundLayer) -> AsyncIterator[Layer | None]:
+    """None for a live layer that was never flushed."""
+    if found.role is LayerRole.LIVE and not disk.exists(found.folder):
+        yield None
+        return
+    layer = await engine.open(found.folder, writable=False)
     try:
         yield layer
     finally:
@@ -146,10 +160,10 @@ def _verify(layer: Layer) -> LayerCheck:
     facts = NO_FACTS
     damaged = []
     for tokens in WHOLE_RING.split(VERIFIED_PARTS):
-        start = encode_token(tokens.start + 1) if tokens.start != WHOLE_RING.start else b""
-        end = encode_token(tokens.end + 1) if tokens.end != WHOLE_RING.end else None
         try:
-            for item in layer.scan(start, end):
+            ((start, end),) = key_spans(tokens)
+            # The first part also takes what stands below every token that a key can have.
+            for item in layer.scan(b"" if tokens.start == WHOLE_RING.start else start, end):
                 facts = facts.widened(check_item(item))
                 rows += 1
         except Corruption as damage:

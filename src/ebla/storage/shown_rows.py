@@ -1,4 +1,4 @@
-"""Stored rows as people and programs read them, without the table's schema: columns have numbers here, not names."""
+"""Stored rows as people and programs read them, and the check that they are what we write."""
 
 from collections.abc import Iterator
 
@@ -11,16 +11,18 @@ from ebla.storage.key_codec import KeyKind, decode_token, partition_key_of, spli
 from ebla.storage.layer import Item
 from ebla.storage.layer_facts import LayerFacts, head_facts, plain_facts, row_facts
 from ebla.storage.row_codec import HEADER, PLAIN_HEADER, decode_head, decode_row, is_plain
+from ebla.storage.shown_values import Naming
 
 _LENGTH_BYTES = 4
 
 
 class ShownCell(msgspec.Struct, frozen=True):
-    column: int
-    """A column's number; in a plain row its place among the regular columns of the row's schema version."""
+    column: str
+    """Its name; # and its number where the schema is unknown or has it no more, and # and its place among the row's
+    cells where a plain row's schema is unknown."""
     timestamp_us: int
     value: str | None
-    """Text where the bytes are text, else hex behind 0x; None for a tombstone."""
+    """None for a tombstone."""
     path: str | None = None
     """Of one cell of a collection."""
     ttl_s: int = 0
@@ -40,7 +42,7 @@ class ShownRow(msgspec.Struct, frozen=True):
     layer: str
     token: Token
     partition_key: str
-    kind: KeyKind
+    kind: str
     clustering: str
     plain: bool
     schema_version: int
@@ -49,22 +51,22 @@ class ShownRow(msgspec.Struct, frozen=True):
     cells: tuple[ShownCell, ...]
 
 
-def show_row(layer: str, item: Item) -> ShownRow:
+def show_row(layer: str, naming: Naming, item: Item) -> ShownRow:
     """Raises `Corruption` where the bytes are no row."""
     key, value = item
     _, kind, clustering = _split(key)
-    marker_us, deletions, cells = _content(kind, value)
+    shown = _Shown(naming)
     return ShownRow(
         layer,
         decode_token(key),
-        shown_bytes(partition_key_of(key)),
-        kind,
-        shown_bytes(clustering) if clustering else "",
+        naming.partition_key(partition_key_of(key)),
+        kind.name.lower().replace("_", " "),
+        naming.clustering(clustering),
         is_plain(value),
         HEADER.unpack_from(value)[2],
-        marker_us,
-        tuple(deletions),
-        tuple(cells),
+        _marker_us(kind, value),
+        tuple(shown.deletions(kind, value)),
+        tuple(shown.cells(kind, value)),
     )
 
 
@@ -77,22 +79,72 @@ def check_item(item: Item) -> LayerFacts:
     try:
         if kind is KeyKind.PARTITION_HEAD:
             return head_facts(decode_head(value))
-        if is_plain(value):
-            _plain_marker_us(value)
-            for _ in _plain_cells(value):
-                pass
-            return plain_facts(value)
-        return row_facts(decode_row(value, ()))
+        row = _row_of(value)
+        if not is_plain(value):
+            return row_facts(row)
+        for _ in _plain_values(value):
+            pass
+        return plain_facts(value)
     except (msgspec.DecodeError, AssertionError, IndexError, ValueError) as failure:
         raise Corruption(f"the value of key {key.hex()} is no row ({failure})") from failure
 
 
-def shown_bytes(data: bytes) -> str:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return f"0x{data.hex()}"
-    return text if text.isprintable() and text else f"0x{data.hex()}"
+class _Shown:
+    """A value's parts by the names of its table."""
+
+    def __init__(self, naming: Naming) -> None:
+        self._naming = naming
+
+    def deletions(self, kind: KeyKind, value: bytes) -> Iterator[ShownDeletion]:
+        if kind is KeyKind.PARTITION_HEAD:
+            head = decode_head(value)
+            yield from self._head_deletions(head)
+            yield from self._row_deletions(head.static)
+        elif not is_plain(value):
+            yield from self._row_deletions(_row_of(value))
+
+    def cells(self, kind: KeyKind, value: bytes) -> Iterator[ShownCell]:
+        if kind is KeyKind.PARTITION_HEAD:
+            yield from self._row_cells(decode_head(value).static, static=True)
+        elif is_plain(value):
+            yield from self._plain_cells(value)
+        else:
+            yield from self._row_cells(_row_of(value), static=False)
+
+    def _head_deletions(self, head: Head) -> Iterator[ShownDeletion]:
+        if head.deletion is not None:
+            yield _deletion("partition", head.deletion)
+        for one in head.ranges:
+            end = "the end" if one.end is None else f"0x{one.end.hex()}"
+            yield _deletion(f"rows from 0x{one.start.hex()} up to {end}", one.deletion)
+
+    def _row_deletions(self, row: Row) -> Iterator[ShownDeletion]:
+        if row.deletion is not None:
+            yield _deletion("row", row.deletion)
+        for number, elements in sorted(row.collections.items()):
+            if elements.deletion is not None:
+                yield _deletion(f"collection {self._naming.column(number)}", elements.deletion)
+
+    def _plain_cells(self, value: bytes) -> Iterator[ShownCell]:
+        _, _, version, timestamp_us = PLAIN_HEADER.unpack_from(value)
+        numbers = self._naming.columns_of(version)
+        for place, data in _plain_values(value):
+            if numbers is None or place >= len(numbers):
+                yield ShownCell(f"#{place}", timestamp_us, Naming(None).value(place, data))
+            else:
+                number = numbers[place]
+                yield ShownCell(self._naming.column(number), timestamp_us, self._naming.value(number, data))
+
+    def _row_cells(self, row: Row, *, static: bool) -> Iterator[ShownCell]:
+        naming = self._naming
+        for number, cell in sorted(row.cells.items()):
+            value = None if cell.value is None else naming.value(number, cell.value)
+            yield _cell(naming.column(number), cell, value, static=static)
+        for number, elements in sorted(row.collections.items()):
+            for path, cell in sorted(elements.cells.items()):
+                value = None if cell.value is None else naming.element(number, cell.value)
+                shown = _cell(naming.column(number), cell, value, static=static)
+                yield msgspec.structs.replace(shown, path=naming.path(number, path))
 
 
 def _split(key: bytes) -> tuple[bytes, KeyKind, bytes]:
@@ -102,31 +154,13 @@ def _split(key: bytes) -> tuple[bytes, KeyKind, bytes]:
         raise Corruption(f"{key.hex()} is no key ({failure})") from failure
 
 
-def _content(kind: KeyKind, value: bytes) -> tuple[int | None, list[ShownDeletion], list[ShownCell]]:
-    if kind is KeyKind.PARTITION_HEAD:
-        return _head_content(decode_head(value))
-    if is_plain(value):
-        return _plain_marker_us(value), [], list(_plain_cells(value))
-    row = decode_row(value, ())
-    return _marker_us(row), list(_row_deletions(row)), list(_row_cells(row, static=False))
+def _row_of(value: bytes) -> Row:
+    """A plain row is read as if its schema version had no columns: that checks its format and finds its marker."""
+    return decode_row(value, [()] * HEADER.unpack_from(value)[2])
 
 
-def _head_content(head: Head) -> tuple[int | None, list[ShownDeletion], list[ShownCell]]:
-    deletions = [] if head.deletion is None else [_deletion("partition", head.deletion)]
-    for one in head.ranges:
-        end = "the end" if one.end is None else f"0x{one.end.hex()}"
-        deletions.append(_deletion(f"rows from 0x{one.start.hex()} up to {end}", one.deletion))
-    deletions.extend(_row_deletions(head.static))
-    return _marker_us(head.static), deletions, list(_row_cells(head.static, static=True))
-
-
-def _plain_marker_us(value: bytes) -> int | None:
-    """Of a plain row read as if its schema version had no columns; that checks its format too."""
-    return _marker_us(decode_row(value, [()] * HEADER.unpack_from(value)[2]))
-
-
-def _plain_cells(value: bytes) -> Iterator[ShownCell]:
-    timestamp_us = PLAIN_HEADER.unpack_from(value)[3]
+def _plain_values(value: bytes) -> Iterator[tuple[int, bytes]]:
+    """The cells that are there, by their place."""
     offset = PLAIN_HEADER.size
     place = 0
     while offset < len(value):
@@ -135,35 +169,19 @@ def _plain_cells(value: bytes) -> Iterator[ShownCell]:
         if length >= 0:
             if offset + length > len(value):
                 raise Corruption(f"a cell of {length} bytes stands in a row that ends after {len(value) - offset}")
-            yield ShownCell(place, timestamp_us, shown_bytes(value[offset : offset + length]))
+            yield place, value[offset : offset + length]
             offset += length
         place += 1
 
 
-def _row_cells(row: Row, *, static: bool) -> Iterator[ShownCell]:
-    for number, cell in sorted(row.cells.items()):
-        yield _cell(number, cell, None, static=static)
-    for number, elements in sorted(row.collections.items()):
-        for path, cell in sorted(elements.cells.items()):
-            yield _cell(number, cell, shown_bytes(path), static=static)
+def _marker_us(kind: KeyKind, value: bytes) -> int | None:
+    row = decode_head(value).static if kind is KeyKind.PARTITION_HEAD else _row_of(value)
+    return None if row.marker is None else row.marker.timestamp_us
 
 
-def _row_deletions(row: Row) -> Iterator[ShownDeletion]:
-    if row.deletion is not None:
-        yield _deletion("row", row.deletion)
-    for number, elements in sorted(row.collections.items()):
-        if elements.deletion is not None:
-            yield _deletion(f"collection {number}", elements.deletion)
-
-
-def _cell(number: int, cell: Cell, path: str | None, *, static: bool) -> ShownCell:
-    value = None if cell.value is None else shown_bytes(cell.value)
-    return ShownCell(number, cell.timestamp_us, value, path, cell.ttl_s, cell.at_s, static)
+def _cell(name: str, cell: Cell, value: str | None, *, static: bool) -> ShownCell:
+    return ShownCell(name, cell.timestamp_us, value, None, cell.ttl_s, cell.at_s, static)
 
 
 def _deletion(what: str, deletion: Deletion) -> ShownDeletion:
     return ShownDeletion(what, deletion.timestamp_us, deletion.at_s)
-
-
-def _marker_us(row: Row) -> int | None:
-    return None if row.marker is None else row.marker.timestamp_us

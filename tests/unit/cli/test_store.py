@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import struct
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +11,31 @@ import pytest
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
+from ebla.model.cql_types import MapType, Scalar, ScalarType
+from ebla.model.identity import TableId
 from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, RangeDeletion, Row
-from ebla.model.token import token_of
+from ebla.model.schema import Column, ColumnKind, new_schema
+from ebla.model.token import WHOLE_RING, composite_key, token_of
 from ebla.runtime import file_lock
 from ebla.runtime.file_disk import FileDisk
-from ebla.storage.key_codec import head_key, partition_prefix, row_key
+from ebla.storage.key_codec import encode_clustering, head_key, partition_prefix, row_key
 from ebla.storage.layer import Item, build_layer
 from ebla.storage.layer_facts import NO_FACTS, LayerFacts
+from ebla.storage.manifest import (
+    Incarnation,
+    LayerEntry,
+    LayerId,
+    Manifest,
+    StackEntry,
+    layer_folder,
+    save_manifest,
+)
 from ebla.storage.rocks import RocksEngine
 from ebla.storage.row_codec import encode_head, encode_row
 from ebla.storage.shown_rows import check_item
 
 LAYOUT = (2, 3)
+INCARNATION = Incarnation(77)
 AT_US = 1_700_000_000_000_000
 
 
@@ -63,6 +78,78 @@ def node(tmp_path: Path) -> Path:
     build(layers / "base", [plain("alice", "old"), plain("bob", "only"), *odd("carol")])
     build(layers / "live", [plain("alice", "new", AT_US + 5)])
     return tmp_path / "node1"
+
+
+TABLE = new_schema(
+    (TableId(uuid.UUID(int=5)), "shop", "orders"),
+    (
+        Column("customer", ScalarType(Scalar.TEXT), ColumnKind.PARTITION_KEY),
+        Column("year", ScalarType(Scalar.INT), ColumnKind.PARTITION_KEY, 1),
+        Column("number", ScalarType(Scalar.INT), ColumnKind.CLUSTERING, descending=True),
+        Column("limits", MapType(ScalarType(Scalar.TEXT), ScalarType(Scalar.INT)), ColumnKind.REGULAR),
+        Column("price", ScalarType(Scalar.DOUBLE), ColumnKind.REGULAR),
+    ),
+)
+
+
+def order(customer: str, year: int, row: Row) -> Item:
+    key = composite_key([customer.encode(), year.to_bytes(4)])
+    clustering = encode_clustering(TABLE.clustering, [(7).to_bytes(4)])
+    return row_key(partition_prefix(token_of(key), key), clustering), encode_row(row, 1, TABLE.layouts[0])
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """One stack of a table with all kinds of columns, a live layer that was never flushed, and a stray folder."""
+    folder = tmp_path / "shard-0"
+    price, limits = TABLE.column("price").number, TABLE.column("limits").number
+    old = order("alice", 2024, Row(Marker(AT_US), None, {price: Cell(AT_US, struct.pack(">d", 2.5))}))
+    element = Elements(None, {b"day": Cell(AT_US + 1, (12).to_bytes(4))})
+    new = order("alice", 2024, Row(None, None, {}, {limits: element}))
+    build(Path(layer_folder(str(folder), INCARNATION, LayerId(1))), [old])
+    build(Path(layer_folder(str(folder), INCARNATION, LayerId(2))), [new])
+    build(Path(layer_folder(str(folder), INCARNATION, LayerId(9))), [old])
+    bases = (LayerEntry(LayerId(1), WHOLE_RING), LayerEntry(LayerId(2), WHOLE_RING, damage="a bad block"))
+    stack = StackEntry(INCARNATION, TABLE.id, WHOLE_RING, LayerEntry(LayerId(3), WHOLE_RING), bases)
+    disk = FileDisk()
+    asyncio.run(save_manifest(disk, str(folder), Manifest(1, 4, (TABLE,), (stack,))))
+    disk.close()
+    return folder
+
+
+def test_inspect_shows_stacks_by_their_manifest(shard: Path) -> None:
+    first, second, live, stray = ask_json("inspect", shard, status=1)
+    assert [report["role"] for report in (first, second, live, stray)] == ["base", "base", "live", "stray"]
+    assert {report["table"] for report in (first, second, live)} == {"shop.orders"}
+    assert {report["stack"] for report in (first, second, live)} == {f"{INCARNATION:016x}"}
+    assert second["problem"] == "a bad block"
+    assert (live["files"], live["facts"]["rows"], live["problem"]) == (0, 0, "")
+    assert "shop.orders" in ask("inspect", shard, status=1)
+    assert ask_json("inspect", first["folder"]) == [first]
+    assert [check["rows"] for check in ask_json("verify", shard)] == [1, 1, 0, 1]
+
+
+def test_dump_knows_the_columns_of_a_table(shard: Path) -> None:
+    old, new, _stray = ask_json("dump", shard)
+    assert (old["partition_key"], old["clustering"]) == ("alice,2024", "7")
+    assert [(cell["column"], cell["value"]) for cell in old["cells"]] == [("price", "2.5")]
+    assert [(cell["column"], cell["path"], cell["value"]) for cell in new["cells"]] == [("limits", "day", "12")]
+    assert ask_json("dump", shard, "--key", "alice,2024", "--table", "shop.orders") == [old, new]
+    assert ask_json("dump", shard, "--table", "shop.others") == []
+    assert ask_json("dump", shard, "--key", "alice,2025", status=1) == []
+    wrong = ask("dump", shard, "--key", "alice", "--table", "shop.orders", status=1)
+    assert "has 2 columns: customer, year" in wrong
+    assert "is no int for year" in ask("dump", shard, "--key", "alice,x", "--table", "shop.orders", status=1)
+
+
+def test_a_damaged_manifest_is_told_and_the_layers_are_shown(shard: Path) -> None:
+    content = bytearray((shard / "manifest").read_bytes())
+    content[-20] ^= 1
+    (shard / "manifest").write_bytes(content)
+    result = CliRunner().invoke(app, ["store", "inspect", str(shard), "--json"])
+    assert result.exit_code == 1
+    assert "is damaged at offset" in result.stderr
+    assert [report["role"] for report in json.loads(result.stdout)] == ["lone"] * 3
 
 
 def ask(*arguments: str | Path, status: int = 0) -> str:
@@ -113,12 +200,12 @@ def test_dump_shows_every_shape(node: Path) -> None:
         "partition", "rows from 0x05 up to 0x07", "rows from 0x08 up to the end",
     ]  # fmt: skip
     assert head["cells"][0]["static"]
-    assert [one["what"] for one in row["deletions"]] == ["row", "collection 4"]
+    assert [one["what"] for one in row["deletions"]] == ["row", "collection #4"]
     assert [(cell["column"], cell["value"], cell["path"]) for cell in row["cells"]] == [
-        (2, None, None), (3, "soon gone", None), (4, "v", "k"),
+        ("#2", None, None), ("#3", "soon gone", None), ("#4", "v", "0x6b"),
     ]  # fmt: skip
     text = ask("dump", node, "--key", "carol")
-    for words in ("partition deleted", "static #9 = shared", "#2 = deleted", "ttl 30 s until 99", "#4[k] = v"):
+    for words in ("partition deleted", "static #9 = shared", "#2 = deleted", "ttl 30 s until 99", "#4[0x6b] = v"):
         assert words in text
 
 
