@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebla.model.cql_types import is_multi_cell
 from ebla.model.errors import Stale
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.storage.arrow_types import arrow_type
@@ -43,7 +44,7 @@ class ChunkFlag(enum.IntFlag):
     MARKED = Flag.MARKED
     HEAD = Flag.HEAD
     COMPLETE = 64
-    """A plain row with a cell in every regular column of the schema: nothing older shows through it."""
+    """A plain row with a cell in every regular column of the schema: no older plain row shows through it."""
     BARE = 128
     """A plain row whose cells are all of columns since dropped: without a marker it is not there for users."""
 
@@ -131,18 +132,10 @@ def _plain_chunk(shape: Shape, items: tuple[pa.Array, pa.Array], flags: Flags, v
 
 
 def _other_chunk(shape: Shape, items: tuple[pa.Array, pa.Array], flags: Flags) -> pa.RecordBatch:
-    """Rows and heads that are not plain. Heads have no clustering columns to decode, so theirs are null."""
+    """Rows and heads that are not plain."""
     keys, values = items
-    is_row = (flags & Flag.HEAD) == 0
-    columns: dict[int, pa.Array] = {}
-    if is_row.all():
-        columns = _key_columns(shape, keys)
-    elif is_row.any():
-        places = pa.array(np.cumsum(is_row) - 1, mask=~is_row)
-        found = _key_columns(shape, keys.filter(pa.array(is_row)))
-        columns = {number: column.take(places) for number, column in found.items()}
     timestamps = pa.array(np.zeros(len(keys), np.int64))
-    return _assembled(shape, [keys, values, timestamps, pa.array(flags)], columns)
+    return _assembled(shape, [keys, values, timestamps, pa.array(flags)], _key_columns(shape, keys))
 
 
 def _mixed_chunk(shape: Shape, items: tuple[pa.Array, pa.Array], flags: Flags, groups: Places) -> pa.RecordBatch:
@@ -199,12 +192,13 @@ def recounted(shape: Shape, chunk: pa.RecordBatch) -> pa.RecordBatch:
     """The chunk with its completeness told anew: for columns that were written by an older schema version. The shape
     must be whole."""
     flags = flags_of(chunk) & np.uint8(0xFF & ~(ChunkFlag.COMPLETE | ChunkFlag.BARE))
-    present = [valid_of(chunk.column(field_name(column.number))) for column in shape.schema.regular]
     every: Mask = np.ones(len(chunk), np.bool_)
     some: Mask = np.zeros(len(chunk), np.bool_)
-    for valid in present:
-        every &= True if valid is None else valid
+    for column in shape.schema.regular:
+        valid = valid_of(chunk.column(field_name(column.number)))
         some |= True if valid is None else valid
+        if valid is not None and not is_multi_cell(column.type):
+            every &= valid
     plain = (flags & ChunkFlag.PLAIN) != 0
     flags |= np.where(plain & every, ChunkFlag.COMPLETE, 0).astype(np.uint8)
     flags |= np.where(plain & ~some, ChunkFlag.BARE, 0).astype(np.uint8)

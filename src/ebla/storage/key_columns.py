@@ -69,21 +69,15 @@ def kinds_of(keys: pa.Array) -> Bytes:
     return run.data[_partition_ends(run)]
 
 
-def prefix_lengths(keys: pa.Array) -> Places:
-    """How many bytes of each key say its partition."""
-    run = run_of(keys)
-    return _partition_ends(run) - run.starts
-
-
 def decode_keys(schema: TableSchema, keys: pa.Array, wanted: Sequence[str]) -> dict[str, pa.Array]:
-    """The wanted key columns of rows' keys, by name."""
+    """The wanted key columns, by name. Partition heads have no clustering columns: theirs are null."""
     if not wanted:
         return {}
     run = run_of(keys)
     try:
         found = _decode_partition(schema, run, wanted)
         if any(column.name in wanted for column in schema.clustering):
-            found.update(_decode_clustering(schema, run))
+            found.update(_decode_clustering(schema, keys))
     except IndexError as error:
         raise Corruption(f"a key of {schema.full_name} ends too early ({error})") from error
     return {name: found[name] for name in wanted}
@@ -156,7 +150,16 @@ def _wire_values(column: Column, run: Run, bounds: tuple[Places, Places]) -> pa.
     return fixed_from_wire(column.type.scalar, gather(run.data, starts, width))
 
 
-def _decode_clustering(schema: TableSchema, run: Run) -> dict[str, pa.Array]:
+def _decode_clustering(schema: TableSchema, keys: pa.Array) -> dict[str, pa.Array]:
+    is_row = kinds_of(keys) == KeyKind.ROW
+    if is_row.all():
+        return _decode_row_clustering(schema, run_of(keys))
+    found = _decode_row_clustering(schema, run_of(keys.filter(pa.array(is_row))))
+    places = pa.array(np.cumsum(is_row) - 1, mask=~is_row)
+    return {name: values.take(places) for name, values in found.items()}
+
+
+def _decode_row_clustering(schema: TableSchema, run: Run) -> dict[str, pa.Array]:
     """All of them: where one ends only the one before it says."""
     flipped = run.inverted() if any(column.descending for column in schema.clustering) else None
     cursor = KeyCursor(run, flipped, _partition_ends(run) + 1)
@@ -166,3 +169,9 @@ def _decode_clustering(schema: TableSchema, run: Run) -> dict[str, pa.Array]:
     if not (cursor.places == run.ends).all():
         raise Corruption(f"a key of {schema.full_name} holds other bytes than its clustering columns")
     return found
+
+
+def partition_prefixes(keys: pa.Array) -> pa.Array:
+    """What each key says of its partition."""
+    run = run_of(keys)
+    return slices(run, run.starts, _partition_ends(run))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ebla.model.cql_types import ScalarType
+from ebla.model.cql_types import ScalarType, is_multi_cell
 from ebla.model.errors import Corruption
 from ebla.model.schema import Column, TableSchema
 from ebla.storage.arrow_types import arrow_type
@@ -40,8 +40,8 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class PlainRows:
-    """Rows of one schema version. `complete` ones have a cell in every regular column of today's schema, `bare` ones
-    in none."""
+    """Rows of one schema version. `complete` ones have a cell in every regular column of today's schema (collections
+    of many cells aside, which no plain row has), `bare` ones in none."""
 
     timestamps: npt.NDArray[np.int64]
     complete: Mask
@@ -107,7 +107,8 @@ class _Walk:
         self.places = starts + np.maximum(sizes, 0)
         if column is None:
             return
-        self.complete &= valid
+        if not is_multi_cell(column.type):
+            self.complete &= valid
         self.bare &= ~valid
         if column.number in self._wanted:
             all_there = None if valid.all() else valid
@@ -140,7 +141,7 @@ def decode_plain(schema: TableSchema, values: pa.Array, version: int, wanted: Co
         raise Corruption(f"a row of {schema.full_name} cannot be read ({error})") from error
     for column in schema.regular:
         if column.number not in layout:
-            walk.complete[:] = False
+            walk.complete[:] &= is_multi_cell(column.type)
             if column.number in wanted:
                 walk.columns[column.number] = pa.nulls(len(run), arrow_type(column.type))
     return PlainRows(timestamps, walk.complete, walk.bare, walk.columns)

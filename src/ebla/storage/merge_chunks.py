@@ -1,0 +1,198 @@
+"""Chunks of several layers become one stream in key order, each key once: `merge.py` by vector operations.
+
+The layers advance together from window to window: a window ends at the least of the last keys at hand, so that every
+row up to there is known. Within it, a plain row that is newer than the others of its key and has every cell wins as
+it stands; whole columns of such decisions are one operation. The other keys that are there twice go one at a time.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebla.storage.byte_columns import Mask, Places
+from ebla.storage.columns import (
+    KEY,
+    STORED,
+    ChunkFlag,
+    Shape,
+    chunk_of,
+    flags_of,
+    joined_chunks,
+    spliced,
+    stored_values,
+    timestamps_of,
+)
+from ebla.storage.key_columns import token_words
+from ebla.storage.merge import merge_all
+
+
+def merge_chunks(shape: Shape, streams: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Each stream in key order, with every key once. The shape must be whole or raw."""
+    if len(streams) == 1:
+        yield from streams[0]
+        return
+    sources = [_Source(stream) for stream in streams]
+    while any(source.rest is not None for source in sources):
+        ahead = [source for source in sources if source.rest is not None]
+        if len(ahead) == 1:
+            yield ahead[0].take_all()
+            continue
+        end = min(source.last_key() for source in ahead)
+        parts = [part for source in ahead if len(part := source.take_through(end))]
+        yield resolved(shape, joined_chunks(parts)) if len(parts) > 1 else parts[0]
+
+
+def resolved(shape: Shape, chunk: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows in any order, of which keys may be there several times, as a chunk."""
+    order, same_key = _key_order(chunk.column(KEY))
+    chunk = chunk.take(pa.array(order))
+    if not same_key.any():
+        return chunk
+    groups = KeyGroups.of(same_key)
+    winners, settled = _winners(chunk, groups, same_key)
+    if settled.all():
+        return chunk.take(pa.array(winners))
+    parts = [chunk.take(pa.array(winners[settled])), _merged_one_by_one(shape, chunk, groups, ~settled)]
+    places = np.arange(len(groups.starts))
+    return spliced(parts, [places[settled], places[~settled]])
+
+
+class _Source:
+    """One stream, and what of its current chunk is not yet taken."""
+
+    def __init__(self, stream: Iterator[pa.RecordBatch]) -> None:
+        self._stream = stream
+        self.rest: pa.RecordBatch | None = None
+        self._advance()
+
+    def last_key(self) -> bytes:
+        assert self.rest is not None
+        key: bytes = self.rest.column(KEY)[-1].as_py()
+        return key
+
+    def take_all(self) -> pa.RecordBatch:
+        taken = self.rest
+        self._advance()
+        return taken
+
+    def take_through(self, end: bytes) -> pa.RecordBatch:
+        assert self.rest is not None
+        count = rows_through(self.rest.column(KEY), end)
+        if count == len(self.rest):
+            return self.take_all()
+        taken = self.rest.slice(0, count)
+        self.rest = self.rest.slice(count)
+        return taken
+
+    def _advance(self) -> None:
+        self.rest = next((chunk for chunk in self._stream if len(chunk)), None)
+
+
+class KeySequence(Sequence[bytes]):
+    """A column of keys, one by one: a search looks at a few of them."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, place: int) -> bytes:  # type: ignore[override]  # a search asks for single places only
+        key: bytes = self._column[place].as_py()
+        return key
+
+
+def rows_through(keys: pa.Array, end: bytes) -> int:
+    """How many of the ascending keys are at most `end`."""
+    return bisect_right(KeySequence(keys), end)
+
+
+def rows_before(keys: pa.Array, end: bytes) -> int:
+    """How many of the ascending keys are below `end`."""
+    return bisect_left(KeySequence(keys), end)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroups:
+    """Rows of one key each, in a chunk in key order."""
+
+    starts: Places
+    sizes: Places
+
+    @classmethod
+    def of(cls, same_key: Mask) -> "KeyGroups":
+        starts = np.concatenate(([0], np.flatnonzero(~same_key) + 1))
+        return cls(starts, np.diff(starts, append=len(same_key) + 1))
+
+
+def _key_order(keys: pa.Array) -> tuple[Places, Mask]:
+    """The places of the keys in ascending order (equal ones as they came), and which of them equals the next.
+
+    Sorting by token alone is many times faster, and right unless two different keys share a token: rows of one
+    partition, as a rule.
+    """
+    words = token_words(keys)
+    order = np.argsort(words, kind="stable")
+    words = words[order]
+    tokens_tie = words[1:] == words[:-1]
+    if not tokens_tie.any():
+        return order, tokens_tie
+    in_order = keys.take(pa.array(order))
+    same = same_as_next(in_order)
+    if (same == tokens_tie).all():
+        return order, same
+    by_key = np.asarray(pc.array_sort_indices(in_order)).astype(np.int64)
+    return order[by_key], same_as_next(in_order.take(pa.array(by_key)))
+
+
+def same_as_next(column: pa.Array) -> Mask:
+    """For all but the last value whether the next one is equal."""
+    if len(column) < 2:
+        return np.zeros(0, np.bool_)
+    same = pc.equal(column.slice(0, len(column) - 1), column.slice(1))
+    return np.asarray(same.fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def _winners(chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> tuple[Places, Mask]:
+    """The place of each group's newest row, and for which groups that row is the result."""
+    flags, timestamps = flags_of(chunk), timestamps_of(chunk)
+    newest = np.maximum.reduceat(timestamps, groups.starts)
+    is_newest = timestamps == np.repeat(newest, groups.sizes)
+    places = np.where(is_newest, np.arange(len(chunk)), -1)
+    winners = np.maximum.reduceat(places, groups.starts)
+    alone = np.add.reduceat(is_newest, groups.starts, dtype=np.int64) == 1
+    all_flags = np.bitwise_and.reduceat(flags, groups.starts)
+    any_flags = np.bitwise_or.reduceat(flags, groups.starts)
+    won_flags = flags[winners]
+    covers = (won_flags & ChunkFlag.COMPLETE) != 0
+    marked = ((won_flags & ChunkFlag.MARKED) != 0) | ((any_flags & ChunkFlag.MARKED) == 0)
+    plain = (all_flags & ChunkFlag.PLAIN) != 0
+    settled = (groups.sizes == 1) | (alone & covers & marked & plain)
+    if not settled.all():
+        settled |= _all_equal(chunk, groups, same_key)
+    return winners, settled
+
+
+def _all_equal(chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> Mask:
+    """Groups whose rows are the same bytes: a layer that was adopted twice."""
+    differs = np.zeros(len(chunk), np.bool_)
+    differs[:-1] = same_key & ~same_as_next(chunk.column(STORED))
+    return ~np.logical_or.reduceat(differs, groups.starts)
+
+
+def _merged_one_by_one(shape: Shape, chunk: pa.RecordBatch, groups: KeyGroups, chosen: Mask) -> pa.RecordBatch:
+    sizes = groups.sizes[chosen].tolist()
+    members = chunk.filter(pa.array(np.repeat(chosen, groups.sizes)))
+    keys = members.column(KEY).to_pylist()
+    values = stored_values(shape, members).to_pylist()
+    merged_keys, merged_values = [], []
+    start = 0
+    for size in sizes:
+        merged_keys.append(keys[start])
+        merged_values.append(merge_all(values[start : start + size], shape.schema))
+        start += size
+    return chunk_of(shape, pa.array(merged_keys, pa.binary()), pa.array(merged_values, pa.binary()))

@@ -1,0 +1,224 @@
+"""The columns of a base, beside it: an Arrow file with the same rows, for scans.
+
+    columns.arrow    an Arrow IPC file (any Arrow reader opens it), its batches in key order
+    columns.index    for each batch where it stands, its checksum, its first and last key
+
+Arrow files carry no checksums, so the index does: a damaged byte must not become a wrong value.
+"""
+
+import io
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from ebla.journal.replace import read_checked_file, replace_file
+from ebla.model.errors import Corruption, Refused
+from ebla.model.schema import TableSchema
+from ebla.ports.disk import Disk, File
+from ebla.storage.columns import KEY, Shape, field_name, joined_chunks, recounted, whole_shape
+from ebla.storage.layer import LayerDamaged
+from ebla.storage.merge import KeySpan
+from ebla.storage.merge_chunks import rows_before
+
+BLOCK_ROWS = 16 * 1024
+SIDECAR_FORMAT = 1
+_MAGIC = b"ARROW1\0\0"
+_COLUMNS, _INDEX = "columns.arrow", "columns.index"
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """One record batch of the file."""
+
+    offset: int
+    size_bytes: int
+    checksum: int
+    rows: int
+    first_key: bytes
+    last_key: bytes
+
+
+class SidecarIndex(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    schema_version: int
+    numbers: tuple[int, ...]
+    """The columns it has."""
+    arrow_schema: bytes
+    blocks: tuple[Block, ...]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(SidecarIndex).decode
+
+
+class _BlockSink(io.RawIOBase):
+    """Gathers what Arrow writes until a block is whole: Arrow writes many small pieces, a file wants few."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._waiting = bytearray()
+        self.offset = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._waiting += data
+        return len(data)
+
+    def tell(self) -> int:
+        return self.offset + len(self._waiting)
+
+    def end_block(self, head: bytes) -> tuple[int, int, int]:
+        """The offset, the size and the checksum of what came since the last block. Before the first one the file has
+        a head, which Arrow writes together with it."""
+        data = bytes(self._waiting)
+        self._file.append(data)
+        self._waiting.clear()
+        began = self.offset
+        self.offset += len(data)
+        if began == 0:
+            assert data.startswith(head), "an Arrow file begins with its schema"
+            data = data[len(head) :]
+            began = len(head)
+        return began, len(data), zlib.crc32(data)
+
+
+class SidecarWriter:
+    """Takes chunks of the whole shape in key order. Durable, but for the folder's own entry, after `finish`."""
+
+    def __init__(self, disk: Disk, folder: str, schema: TableSchema) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._shape = whole_shape(schema)
+        self._file = disk.create(f"{folder}/{_COLUMNS}")
+        self._sink = _BlockSink(self._file)
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, "w"), self._shape.arrow_schema, options=options)
+        self._head = _MAGIC + self._shape.arrow_schema.serialize().to_pybytes()
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._blocks: list[Block] = []
+        self._closed = False
+
+    def add(self, chunk: pa.RecordBatch) -> None:
+        self._waiting.append(chunk)
+        self._waiting_rows += len(chunk)
+        if self._waiting_rows >= BLOCK_ROWS:
+            whole = joined_chunks(self._waiting)
+            full = len(whole) - len(whole) % BLOCK_ROWS
+            for start in range(0, full, BLOCK_ROWS):
+                self._write(whole.slice(start, BLOCK_ROWS))
+            self._waiting = [whole.slice(full)]
+            self._waiting_rows = len(whole) - full
+
+    async def finish(self) -> None:
+        try:
+            if self._waiting_rows:
+                self._write(joined_chunks(self._waiting))
+            self._writer.close()
+            self._sink.end_block(self._head)
+            await self._file.sync()
+        finally:
+            self.close()
+        index = SidecarIndex(
+            SIDECAR_FORMAT,
+            self._shape.schema.version,
+            self._shape.numbers,
+            self._shape.arrow_schema.serialize().to_pybytes(),
+            tuple(self._blocks),
+        )
+        await replace_file(self._disk, f"{self._folder}/{_INDEX}", _encode(index))
+
+    def close(self) -> None:
+        """Lets go of the file; for one that was not finished."""
+        if not self._closed:
+            self._closed = True
+            self._file.close()
+
+    def _write(self, chunk: pa.RecordBatch) -> None:
+        self._writer.write_batch(chunk)
+        keys = chunk.column(KEY)
+        self._blocks.append(Block(*self._sink.end_block(self._head), len(chunk), keys[0].as_py(), keys[-1].as_py()))
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """An open sidecar."""
+
+    folder: str
+    file: File
+    index: SidecarIndex
+
+    @property
+    def rows(self) -> int:
+        return sum(block.rows for block in self.index.blocks)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def chunks(self, shape: Shape, spans: Sequence[KeySpan]) -> Iterator[pa.RecordBatch]:
+        """Its rows within the spans, in key order. A shape of few columns reads few."""
+        reading = shape
+        if self.index.schema_version != shape.schema.version:
+            reading = whole_shape(shape.schema)
+        for block, first, last in self._chosen(spans):
+            chunk = self._read(block, reading)
+            if reading is not shape:
+                chunk = recounted(reading, chunk).select(shape.arrow_schema.names)
+            yield _between(chunk, first, last)
+
+    def _chosen(self, spans: Sequence[KeySpan]) -> Iterator[tuple[Block, bytes, bytes | None]]:
+        for start, end in spans:
+            blocks = self.index.blocks
+            first = bisect_left(blocks, start, key=lambda block: block.last_key)
+            for block in islice(blocks, first, None):
+                if end is not None and block.first_key >= end:
+                    break
+                inside = block.first_key >= start
+                whole = end is None or block.last_key < end
+                yield block, b"" if inside else start, None if whole else end
+
+    def _read(self, block: Block, shape: Shape) -> pa.RecordBatch:
+        data = self.file.read(block.offset, block.size_bytes)
+        if len(data) != block.size_bytes or zlib.crc32(data) != block.checksum:
+            raise LayerDamaged(self.folder, f"its columns cannot be read at byte {block.offset}")
+        wanted = shape.arrow_schema
+        stored = [f"{name}" for name in wanted.names[:4]] + [field_name(number) for number in self.index.numbers]
+        fields = [place for place, name in enumerate(stored) if name in wanted.names]
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        with pa.ipc.open_stream(pa.py_buffer(self.index.arrow_schema + data), options=options) as stream:
+            batch = stream.read_next_batch()
+        names = batch.schema.names
+        columns = [batch.column(one.name) if one.name in names else pa.nulls(len(batch), one.type) for one in wanted]
+        return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+async def open_sidecar(disk: Disk, folder: str) -> Sidecar | None:
+    """None where the base has none. Raises `LayerDamaged`, and `Refused` for a newer format."""
+    if not disk.exists(f"{folder}/{_INDEX}"):
+        return None
+    try:
+        index = _decode(await read_checked_file(disk, f"{folder}/{_INDEX}"))
+        file = disk.open(f"{folder}/{_COLUMNS}")
+    except (Corruption, msgspec.DecodeError, FileNotFoundError) as failure:
+        raise LayerDamaged(folder, f"its columns cannot be opened ({failure})") from failure
+    if index.format > SIDECAR_FORMAT:
+        file.close()
+        raise Refused(
+            f"the columns of layer {folder} have format {index.format}, this release reads {SIDECAR_FORMAT}",
+            advice="start the node with the release that wrote it, or a newer one",
+        )
+    return Sidecar(folder, file, index)
+
+
+def _between(chunk: pa.RecordBatch, first: bytes, last: bytes | None) -> pa.RecordBatch:
+    keys = chunk.column(KEY)
+    start = rows_before(keys, first) if first else 0
+    end = len(chunk) if last is None else rows_before(keys, last)
+    return chunk if end - start == len(chunk) else chunk.slice(start, end - start)

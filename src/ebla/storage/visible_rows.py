@@ -1,0 +1,80 @@
+"""What users see of stored rows at a moment: live cells, and rows that are there at all.
+
+A row that is not plain becomes the plain row that shows the same, so everything after this is columns.
+"""
+
+from dataclasses import dataclass
+
+from ebla.model.cql_types import CqlType, ListType, MapType, SetType
+from ebla.model.ordered_values import encode_ordered
+from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, Row, without_covered
+from ebla.model.schema import TableSchema
+from ebla.model.values import join_elements
+from ebla.storage.layer import Item
+from ebla.storage.row_codec import decode_head, decode_row, encode_row
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """`partition_heads.RowRule` for users. A head with static cells becomes an empty row under the head's key: what a
+    partition without rows shows."""
+
+    schema: TableSchema
+    now_s: int
+    shows_static: bool
+
+    def head(self, item: Item) -> bytes | None:
+        if not self.shows_static or not static_values(self.schema, decode_head(item[1]), self.now_s):
+            return None
+        return encode_row(Row(Marker(0)), self.schema.version, self.schema.layouts[-1])
+
+    def row(self, item: Item, covering: Deletion | None) -> bytes | None:
+        row = decode_row(item[1], self.schema.layouts)
+        if covering is not None:
+            row = without_covered(row, covering)
+        return visible_value(self.schema, row, self.now_s)
+
+
+def visible_value(schema: TableSchema, row: Row, now_s: int) -> bytes | None:
+    """The stored form of a plain row with the same live values; None where the row is not there."""
+    values = visible_cells(schema, row, now_s)
+    if not values and (row.marker is None or not row.marker.is_live(now_s)):
+        return None
+    cells = {number: Cell(0, value) for number, value in values.items() if number in schema.layouts[-1]}
+    return encode_row(Row(Marker(0), None, cells), schema.version, schema.layouts[-1])
+
+
+def static_values(schema: TableSchema, head: Head, now_s: int) -> dict[int, bytes]:
+    static = head.static if head.deletion is None else without_covered(head.static, head.deletion)
+    return visible_cells(schema, static, now_s)
+
+
+def visible_cells(schema: TableSchema, row: Row, now_s: int) -> dict[int, bytes]:
+    """Live values in wire form by column number, collections put together; dropped columns are left out."""
+    values: dict[int, bytes] = {}
+    for number, cell in row.cells.items():
+        if number in schema.by_number and cell.value is not None and cell.is_live(now_s):
+            values[number] = cell.value
+    for number, elements in row.collections.items():
+        column = schema.by_number.get(number)
+        if column is not None and (value := collection_value(column.type, elements, now_s)) is not None:
+            values[number] = value
+    return values
+
+
+def collection_value(kind: CqlType, elements: Elements, now_s: int) -> bytes | None:
+    """The wire form of a collection of many cells; None where no element is live, which to CQL is the same as null."""
+    live = {path: cell.value for path, cell in elements.cells.items() if cell.is_live(now_s)}
+    if not live:
+        return None
+    match kind:
+        case ListType():
+            return join_elements((live[path] for path in sorted(live)), len(live))
+        case SetType(element=element):
+            elements_in_order = sorted(live, key=lambda path: encode_ordered(element, path))
+            return join_elements(elements_in_order, len(live))
+        case MapType(key=key):
+            paths = sorted(live, key=lambda path: encode_ordered(key, path))
+            return join_elements((part for path in paths for part in (path, live[path])), len(live))
+        case _:
+            raise AssertionError(f"a {kind} has one cell")
