@@ -176,7 +176,9 @@ class CommitLog:
             self._end(LogFailed("the commit log takes no more records", advice="start this process again"))
 
     async def close(self) -> None:
-        """Orderly, after `run` has ended."""
+        """Orderly: what was queued must be durable by now."""
+        assert not self._queued
+        self._end(LogFailed("the commit log is closed"))
         await self._log.close()
 
     async def _gather(self) -> None:

@@ -163,8 +163,8 @@ class _Change:
 class ManifestWriter:
     """One write at a time; changes that wait meanwhile share the next one.
 
-    `run` must be running in the owner's task group. The writing is done there and not by the caller, since a caller
-    that is cancelled between the rename and the folder's sync would not know which manifest stands.
+    `run` must be running in the owner's task group. The writing is done there and not by the caller, who may be
+    cancelled between the rename and the folder's sync.
     """
 
     def __init__(self, disk: Disk, folder: str, manifest: Manifest) -> None:
@@ -181,13 +181,22 @@ class ManifestWriter:
 
     async def change(self, edit: Edit, then: Callable[[], None] = lambda: None) -> None:
         """Durable on return; `then` was called in the same step in which `current` became the new one. Raises
-        `DiskFull`, and the old manifest stands. A cancelled caller's change may still happen."""
+        `DiskFull`, and the old manifest stands. A cancelled caller is kept until it is known which one stands: whoever
+        comes next builds on that."""
         if self._ended:
             raise _failed(self._folder, "its writer has ended")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Change(edit, then, done))
         self._work.set()
-        await done
+        cancelled: asyncio.CancelledError | None = None
+        while not done.done():
+            try:
+                await asyncio.wait((done,))
+            except asyncio.CancelledError as failure:
+                cancelled = failure
+        if cancelled is not None:
+            raise cancelled
+        done.result()
 
     async def run(self) -> NoReturn:
         changes: list[_Change] = []

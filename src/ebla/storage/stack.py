@@ -180,7 +180,10 @@ class Stack:
             self.frozen = None
             self.end_flush(done=True)
         self.entry = entry
-        self.live = entry.live if self.frozen is None else self.live
+        if self.frozen is None:
+            self.live = entry.live
+        else:
+            self.frozen = entry.live
         self._arrange()
 
     def _arrange(self) -> None:
@@ -250,7 +253,7 @@ class OpenStack:
         schema = self._stack.schema
         spans = clip_span((start, end), self._stack.spans)
         streams = [
-            chain.from_iterable(layer.scan(*part) for part in parts)
+            _scan_parts(layer, parts)
             for slot, layer in zip(self._slots, self._layers)
             if (parts := _clipped(spans, slot.clip))
         ]
@@ -293,6 +296,10 @@ class OpenStack:
 
 _PREFIX_BYTES_MIN = 10
 """Token and length of the partition key."""
+
+
+def _scan_parts(layer: Layer, parts: list[KeySpan]) -> Iterator[Item]:
+    return chain.from_iterable(layer.scan(start, end) for start, end in parts)
 
 
 def _clipped(spans: list[KeySpan], clip: tuple[KeySpan, ...] | None) -> list[KeySpan]:

@@ -1,0 +1,338 @@
+"""Changes of a stack: flush, seal, adopt, swap, drop, checkpoint. Each is one write of the manifest.
+
+The order in each is: new folders built and durable, then the manifest, then memory in the same step, then old folders
+removed. A crash before the manifest leaves a folder that is swept at the next start; one after it leaves an old folder
+that is swept as well. All of them may be asked for again after a failure.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from ebla.journal.recovery import make_durable_folder
+from ebla.journal.replace import parent_folder
+from ebla.model.errors import DiskFull
+from ebla.model.rows import NEVER_US
+from ebla.model.token import TokenRange
+from ebla.ports.chance import Chance
+from ebla.ports.disk import Disk
+from ebla.storage.commit_log import CommitLog
+from ebla.storage.fold_plan import (
+    FoldEnd,
+    FoldInput,
+    FoldJob,
+    FoldLimits,
+    FoldResult,
+    choose_inputs,
+    judge_result,
+    plan_rule,
+)
+from ebla.storage.layer import LayerDamaged, LayerEngine
+from ebla.storage.layer_facts import NO_FACTS
+from ebla.storage.manifest import (
+    LayerEntry,
+    LayerId,
+    Manifest,
+    ManifestWriter,
+    StackEntry,
+    layer_folder,
+    layers_folder,
+    save_manifest,
+    with_stack,
+    without_stack,
+)
+from ebla.storage.open_layers import OpenLayers
+from ebla.storage.stack import Stack
+from ebla.storage.tombstone_gc import GcTerms
+
+
+@dataclass(slots=True)
+class StoreParts:
+    """What changes of a stack work with."""
+
+    disk: Disk
+    chance: Chance
+    folder: str
+    engine: LayerEngine
+    layers: OpenLayers
+    manifest: ManifestWriter
+    log: CommitLog
+    doomed: list[tuple[Stack, str]] = field(default_factory=list)
+    """Folders that no manifest names any more, waiting for whoever still reads them."""
+
+    def draw_layer(self) -> LayerId:
+        return LayerId(int.from_bytes(self.chance.bytes(8)))
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    folder: str
+    """Of a finished layer on the same file system. It stays its owner's, to be removed."""
+    range: TokenRange
+    origin: str
+    """Names what is brought: the same is not adopted twice."""
+
+
+def scratch_folder(folder: str) -> str:
+    """Checkpoints for folds; emptied at start."""
+    return f"{folder}/folds"
+
+
+def aside_folder(folder: str) -> str:
+    """Damaged layers of replicas that were dropped, kept for people."""
+    return f"{folder}/damaged"
+
+
+async def flush(parts: StoreParts, stack: Stack) -> None:
+    """The commit log is not needed for what was written before the call."""
+    async with stack.changing:
+        stack.check()
+        if stack.frozen is not None:
+            await _finish_seal(parts, stack)
+        await _flush_live(parts, stack)
+
+
+async def _flush_live(parts: StoreParts, stack: Stack) -> None:
+    if stack.needed_from is None:
+        return
+    async with parts.layers.hold(stack.place_of(stack.live)) as live:
+        stack.begin_flush()
+        done = False
+        try:
+            await live.flush()
+            done = True
+        finally:
+            stack.end_flush(done=done)
+
+
+async def seal(parts: StoreParts, stack: Stack) -> None:
+    """The live layer becomes a base, and an empty one takes its place. Nothing happens where it is empty."""
+    async with stack.changing:
+        stack.check()
+        await _seal(parts, stack)
+
+
+async def _seal(parts: StoreParts, stack: Stack) -> None:
+    if stack.frozen is None:
+        # Most of it while writes still go there, so that little is left to flush behind the switch.
+        await _flush_live(parts, stack)
+        async with parts.layers.hold(stack.place_of(stack.live)) as live:
+            if live.facts == NO_FACTS:
+                return
+            stack.begin_seal(parts.draw_layer(), parts.log.next_sequence)
+    await _finish_seal(parts, stack)
+
+
+async def _finish_seal(parts: StoreParts, stack: Stack) -> None:
+    """Also what a full disk or a cancelled caller interrupted."""
+    frozen = stack.frozen
+    assert frozen is not None
+    async with parts.layers.hold(stack.place_of(frozen)) as layer:
+        await layer.flush()
+        sealed = msgspec.structs.replace(frozen, facts=layer.facts, size_bytes=layer.size_bytes())
+    entry = msgspec.structs.replace(
+        stack.entry, live=stack.live, bases=(*stack.entry.bases, sealed), replay_from=stack.replay_from
+    )
+    await _commit(parts, stack, entry)
+
+
+async def adopt(parts: StoreParts, stack: Stack, adoption: Adoption) -> None:
+    """A layer that others built becomes a base."""
+    async with stack.changing:
+        stack.check()
+        if any(base.origin == adoption.origin for base in stack.entry.bases):
+            return
+        await _settle_seal(parts, stack)
+        layer_id = parts.draw_layer()
+        folder = layer_folder(parts.folder, stack.incarnation, layer_id)
+        source = await parts.engine.open(adoption.folder, writable=False)
+        try:
+            await source.checkpoint(folder)
+            entry = LayerEntry(layer_id, adoption.range, source.facts, source.size_bytes(), adoption.origin)
+        finally:
+            await source.discard()
+        bases = (*stack.entry.bases, entry)
+        try:
+            await _commit(parts, stack, msgspec.structs.replace(stack.entry, bases=bases))
+        except DiskFull:
+            await parts.engine.drop(folder)
+            raise
+
+
+async def drop(parts: StoreParts, stack: Stack) -> None:
+    """Gone from here on, and its folders as soon as nobody reads them."""
+    async with stack.changing:
+        if stack.dropped:
+            return
+        stack.dropped = True
+        try:
+            await parts.manifest.change(partial(without_stack, incarnation=stack.incarnation))
+        except DiskFull:
+            stack.dropped = False
+            raise
+        for entry in stack.layer_entries:
+            if entry.damage:
+                await _put_aside(parts, stack, entry)
+            else:
+                parts.doomed.append((stack, stack.folder_of(entry)))
+    await remove_doomed(parts)
+
+
+async def set_aside(parts: StoreParts, stack: Stack, failure: LayerDamaged) -> None:
+    """The replica is refused from here on, also after a restart, until it is dropped and rebuilt: what it can still
+    read may be missing the newest version of a row."""
+    async with stack.changing:
+        if stack.dropped or stack.damage:
+            return
+        marked = [
+            msgspec.structs.replace(one, damage=str(failure)) if stack.folder_of(one) == failure.folder else one
+            for one in stack.entry.layers
+        ]
+        entry = msgspec.structs.replace(stack.entry, bases=tuple(marked[:-1]), live=marked[-1])
+        if entry.layers != stack.entry.layers:
+            await _commit(parts, stack, entry)
+
+
+async def checkpoint(parts: StoreParts, stack: Stack, folder: str) -> Manifest:
+    """The whole stack as it is, by hard links, in a folder of its own with a manifest: every write answered before the
+    call is in it. The manifest comes last, so a folder without one is not a checkpoint."""
+    async with stack.changing:
+        stack.check()
+        await _settle_seal(parts, stack)
+        await make_durable_folder(parts.disk, folder)
+        await make_durable_folder(parts.disk, layers_folder(folder))
+        entries = []
+        for entry in stack.layer_entries:
+            async with parts.layers.hold(stack.place_of(entry)) as layer:
+                if layer.facts == NO_FACTS:
+                    continue
+                await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id))
+                entries.append(msgspec.structs.replace(entry, facts=layer.facts, size_bytes=layer.size_bytes()))
+        empty = LayerEntry(parts.draw_layer(), stack.entry.range)
+        whole = msgspec.structs.replace(stack.entry, live=empty, bases=tuple(entries))
+    manifest = Manifest(tables=(stack.schema,), stacks=(whole,))
+    await save_manifest(parts.disk, folder, manifest)
+    return manifest
+
+
+async def begin_fold(
+    parts: StoreParts, stack: Stack, limits: FoldLimits, terms: GcTerms, *, whole: bool
+) -> FoldJob | None:
+    """A fold to be run by whoever has time, on checkpoints of its inputs; None: there is nothing to fold. With `whole`
+    it takes all there is, the live layer included. One fold of a stack at a time."""
+    async with stack.changing:
+        stack.check()
+        if stack.folding is not None:
+            return None
+        if whole:
+            await _seal(parts, stack)
+        await _settle_seal(parts, stack)
+        async with parts.layers.hold(stack.place_of(stack.live)) as live:
+            layers = stack.stacked(live)
+            inputs = tuple(one.id for one in stack.entry.bases) if whole else choose_inputs(layers, limits)
+            held = bool(stack.gc_holds)
+            rule = plan_rule(layers, inputs, stack.schema, terms, held=held)
+        if not inputs:
+            return None
+        output = parts.draw_layer()
+        scratch = f"{scratch_folder(parts.folder)}/{output:016x}"
+        parts.disk.make_folder(scratch)
+        stack.folding = output
+        try:
+            linked = [await _link_input(parts, stack, one, scratch) for one in stack.entry.bases if one.id in inputs]
+        except BaseException:
+            stack.folding = None
+            raise
+        output_folder = layer_folder(parts.folder, stack.incarnation, output)
+        return FoldJob(
+            stack.incarnation, tuple(linked), output, output_folder, stack.entry.range, rule, stack.schema, scratch
+        )
+
+
+async def _link_input(parts: StoreParts, stack: Stack, entry: LayerEntry, scratch: str) -> FoldInput:
+    folder = f"{scratch}/{entry.id:016x}"
+    async with parts.layers.hold(stack.place_of(entry)) as layer:
+        await layer.checkpoint(folder)
+    return FoldInput(entry.id, folder, entry.range)
+
+
+async def finish_fold(parts: StoreParts, stack: Stack, job: FoldJob, result: FoldResult) -> FoldEnd:
+    """The built layer takes the place of its inputs, unless the stack has changed under it. `INV-LAYER-GC`."""
+    async with stack.changing:
+        if stack.dropped or stack.damage:
+            await _end_fold(parts, stack, job, unused=True)
+            return FoldEnd.INPUTS_GONE
+        await _settle_seal(parts, stack)
+        async with parts.layers.hold(stack.place_of(stack.live)) as live:
+            end = judge_result(stack.stacked(live), job, result, held=bool(stack.gc_holds))
+            if end is FoldEnd.SWAPPED:
+                stack.refused_upto_us = result.dropped_greatest_us
+        if end is not FoldEnd.SWAPPED:
+            await _end_fold(parts, stack, job, unused=True)
+            return end
+        try:
+            await _swap(parts, stack, job)
+        finally:
+            stack.refused_upto_us = NEVER_US
+        await _end_fold(parts, stack, job, unused=False)
+    await remove_doomed(parts)
+    return end
+
+
+async def _swap(parts: StoreParts, stack: Stack, job: FoldJob) -> None:
+    built = await parts.engine.open(job.output_folder, writable=False)
+    try:
+        entry = LayerEntry(job.output, job.range, built.facts, built.size_bytes())
+    finally:
+        await built.discard()
+    replaced = [one for one in stack.entry.bases if any(one.id == used.id for used in job.inputs)]
+    place = stack.entry.bases.index(replaced[0])
+    kept = [one for one in stack.entry.bases if one not in replaced]
+    bases = (*kept[:place], entry, *kept[place:])
+    await _commit(parts, stack, msgspec.structs.replace(stack.entry, bases=bases))
+    parts.doomed += [(stack, stack.folder_of(one)) for one in replaced]
+
+
+async def abandon_fold(parts: StoreParts, stack: Stack, job: FoldJob) -> None:
+    async with stack.changing:
+        await _end_fold(parts, stack, job, unused=True)
+
+
+async def _end_fold(parts: StoreParts, stack: Stack, job: FoldJob, *, unused: bool) -> None:
+    """Asked again it does nothing, also where another fold of the stack has begun since."""
+    if stack.folding == job.output:
+        stack.folding = None
+        if unused:
+            await parts.engine.drop(job.output_folder)
+        await parts.disk.run(partial(parts.disk.remove_folder, job.scratch_folder))
+
+
+async def remove_doomed(parts: StoreParts) -> None:
+    """Old folders that nobody reads any more. Whatever fails here is swept at the next start."""
+    waiting, parts.doomed = parts.doomed, []
+    for stack, folder in waiting:
+        if stack.pins:
+            parts.doomed.append((stack, folder))
+            continue
+        await parts.layers.close(folder, flush=False)
+        await parts.engine.drop(folder)
+
+
+async def _settle_seal(parts: StoreParts, stack: Stack) -> None:
+    if stack.frozen is not None:
+        await _finish_seal(parts, stack)
+
+
+async def _commit(parts: StoreParts, stack: Stack, entry: StackEntry) -> None:
+    await parts.manifest.change(partial(with_stack, entry=entry), partial(stack.install, entry))
+
+
+async def _put_aside(parts: StoreParts, stack: Stack, entry: LayerEntry) -> None:
+    folder = stack.folder_of(entry)
+    await parts.layers.close(folder, flush=False)
+    if parts.disk.exists(folder):
+        parts.disk.make_folder(aside_folder(parts.folder))
+        parts.disk.rename(folder, f"{aside_folder(parts.folder)}/{folder.rpartition('/')[2]}")
+        await parts.disk.sync_folder(parent_folder(folder))
+        await parts.disk.sync_folder(aside_folder(parts.folder))
