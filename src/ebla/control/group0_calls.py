@@ -6,6 +6,7 @@ the deadline passes. The store applies a call once, so offering it again is safe
 
 import asyncio
 import itertools
+import math
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -43,9 +44,12 @@ from ebla.model.transaction import Put, Revision, Transaction
 from ebla.ports.chance import Chance
 from ebla.raft.membership import Change, ChangeKind, MembershipChange, encode_change
 from ebla.raft.messages import NOBODY, EntryKind, PeerId
+from ebla.wire.deadlines import Deadlines
 from ebla.wire.group0_messages import ProposeRequest
 from ebla.wire.peers import Peers
 from ebla.wire.verbs import GROUP0_PROPOSE
+
+LOOK_SLACK_MS = 5
 
 _CHANGE_OF_ROLE = {
     Role.VOTER: ChangeKind.ADD_VOTER,
@@ -61,6 +65,8 @@ class Group0Limits:
     command_bytes_max: int = 1024 * 1024
     offer_again_ms: int = 500
     """How long to wait for a command to be applied before it is offered again; the leader may be another by then."""
+    look_again_ms: int = 50
+    """The same where it could not be offered."""
     read_again_ms: int = 500
 
 
@@ -88,8 +94,10 @@ class Group0Calls:
         self._peers, self._wire = way
         self._limits = Group0Limits()
         self._serials = itertools.count(1)
-        self._open: dict[int, None] = {}
-        """Serials under way, oldest first: every one before the first has been answered."""
+        self._open: dict[int, _Waiting] = {}
+        """Calls under way by serial, oldest first: every one before the first has been answered."""
+        self._loop = asyncio.get_running_loop()
+        self._looks = Deadlines(self._loop, LOOK_SLACK_MS, self._look)
 
     # ---- changes
 
@@ -130,59 +138,73 @@ class Group0Calls:
 
     # ---- what other nodes ask of a leader
 
-    def take_proposal(self, request: ProposeRequest) -> None:
+    def take_proposal(self, request: ProposeRequest, by: HostId) -> None:
         """Puts another node's command before the leader, if that is us; raises `Refused` otherwise."""
         if not self._raft.is_leader:
             raise Refused("this node does not lead group 0")
-        self._raft.propose(request.payload, request.kind)
+        self._raft.propose(request.payload, request.kind, PeerId(peer_number(by)))
 
     # ---- how a command gets into the log
 
     async def _execute(self, body: Body, kind: EntryKind, deadline_ms: int) -> Answer:
         serial = next(self._serials)
-        self._open[serial] = None
-        call = CallId(self._caller.host, self._caller.incarnation, serial, next(iter(self._open)) - 1)
+        call = CallId(self._caller.host, self._caller.incarnation, serial, next(iter(self._open), serial) - 1)
         payload = self._payload(Command(call, body))
-        waiting = self._machine.wait_answer(call)
-        offers = _Offers()
+        waiting = _Waiting(call, self._machine.wait_answer(call), self._loop.time() + deadline_ms / 1000)
+        self._open[serial] = waiting
         try:
-            async with asyncio.timeout(deadline_ms / 1000):
-                return await self._offer_until_applied(kind, payload, waiting, offers)
-        except TimeoutError:
-            raise offers.gave_up(deadline_ms) from None
+            while True:
+                pause_ms = await self._offer(kind, payload, waiting)
+                if (answer := await self._wait(waiting, pause_ms)) is not None:
+                    return answer
+                if self._loop.time() >= waiting.expires_at:
+                    raise waiting.gave_up(deadline_ms)
         finally:
             self._machine.forget(call)
             del self._open[serial]
 
-    async def _offer_until_applied(
-        self, kind: EntryKind, payload: bytes, waiting: "asyncio.Future[Answer]", offers: "_Offers"
-    ) -> Answer:
-        while True:
-            try:
-                await self._offer(kind, payload, offers)
-            except EblaError as error:
-                offers.failed(error)
-                await self._wait_for_better(waiting)
-            else:
-                await asyncio.wait((waiting,), timeout=self._limits.offer_again_ms / 1000)
-            if waiting.done():
-                return waiting.result()
-
-    async def _wait_for_better(self, waiting: "asyncio.Future[Answer]") -> None:
-        """A short while, or less where an earlier offer is applied after all."""
-        await asyncio.wait((waiting,), timeout=self._limits.offer_again_ms / 10_000)
-
-    async def _offer(self, kind: EntryKind, payload: bytes, offers: "_Offers") -> None:
-        leader = self._raft.core.leader
-        if leader == self._raft.core.peer:
-            offers.sent = True
+    async def _offer(self, kind: EntryKind, payload: bytes, waiting: "_Waiting") -> int:
+        """Puts the command before the leader, and gives how long to wait before that is tried again."""
+        core = self._raft.core
+        leader = core.leader
+        if leader == core.peer:
+            waiting.sent = True
             self._raft.propose(payload, kind)
-            return
+            return self._limits.offer_again_ms
         host = None if leader == NOBODY else self._wire.host_of(leader)
         if host is None:
-            raise Unavailable("no leader of group 0 is known")
-        offers.sent = True
-        await self._peers.call(host, GROUP0_PROPOSE, ProposeRequest(kind, payload), self._limits.offer_again_ms)
+            waiting.reason = "no leader of group 0 is known"
+            return self._limits.look_again_ms
+        remaining_ms = math.ceil((waiting.expires_at - self._loop.time()) * 1000)
+        request = ProposeRequest(kind, payload)
+        try:
+            await self._peers.call(host, GROUP0_PROPOSE, request, min(self._limits.offer_again_ms, remaining_ms))
+        except EblaError as error:
+            waiting.sent |= error.outcome is not Outcome.NOT_APPLIED
+            waiting.reason = error.message
+            return self._limits.look_again_ms
+        waiting.sent = True
+        return self._limits.offer_again_ms
+
+    async def _wait(self, waiting: "_Waiting", pause_ms: int) -> Answer | None:
+        """The answer, or None once the pause or the deadline has passed."""
+        waiting.look_at = min(waiting.expires_at, self._loop.time() + pause_ms / 1000)
+        self._looks.note(waiting.look_at)
+        return await waiting.answer
+
+    def _look(self, now: float) -> float:
+        """Wakes every call whose pause is over. Its answer may come in this very moment, before the call runs again,
+        so the machine has the next future to give it to first."""
+        earliest = math.inf
+        for waiting in self._open.values():
+            if waiting.look_at <= now:
+                waiting.look_at = math.inf
+                if not waiting.answer.done():
+                    woken, waiting.answer = waiting.answer, self._machine.wait_answer(waiting.call)
+                    woken.set_result(None)
+            elif waiting.look_at < earliest:
+                earliest = waiting.look_at
+        return earliest
 
     def _payload(self, command: Command) -> bytes:
         data = encode_command(command)
@@ -210,14 +232,16 @@ class Group0Calls:
 
 
 @dataclass(slots=True)
-class _Offers:
-    """What is known of a command's chances, for the error if time runs out."""
+class _Waiting:
+    """A call under way, and what is known of its chances, for the error if time runs out."""
 
+    call: CallId
+    answer: "asyncio.Future[Answer | None]"
+    expires_at: float
+    look_at: float = math.inf
+    """When it is woken without an answer."""
     sent: bool = False
     reason: str = ""
-
-    def failed(self, error: EblaError) -> None:
-        self.reason = error.message
 
     def gave_up(self, deadline_ms: int) -> EblaError:
         because = f" ({self.reason})" if self.reason else ""

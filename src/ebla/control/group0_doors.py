@@ -104,8 +104,8 @@ class Group0Doors:
         await running.raft.receive_chunk(chunk.message, chunk.number, chunk.data, last=chunk.last)
         return Done()
 
-    def _propose(self, request: ProposeRequest, _call: IncomingCall) -> Done:
-        self._group0.running.calls.take_proposal(request)
+    def _propose(self, request: ProposeRequest, call: IncomingCall) -> Done:
+        self._group0.running.calls.take_proposal(request, call.peer.host)
         return Done()
 
     async def _discover(self, request: DiscoverRequest, _call: IncomingCall) -> DiscoverAnswer:

@@ -28,7 +28,7 @@ def key_of(call: CallId) -> CallKey:
 class Group0Machine:
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._answers: dict[CallKey, asyncio.Future[Answer]] = {}
+        self._answers: dict[CallKey, asyncio.Future[Answer | None]] = {}
         self._by_index: list[tuple[int, int, asyncio.Future[None]]] = []
         self._tickets = itertools.count()
         self._watchers: dict[int, Watcher] = {}
@@ -81,9 +81,10 @@ class Group0Machine:
 
     # ---- what the rest of the node calls
 
-    def wait_answer(self, call: CallId) -> "asyncio.Future[Answer]":
-        """Settled when an entry with this call is applied here. The caller must `forget` it in the end."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def wait_answer(self, call: CallId) -> "asyncio.Future[Answer | None]":
+        """Settled when an entry with this call is applied here. The caller may settle it with None to wake whoever
+        awaits it, if it has asked for another one first, and must `forget` the call in the end."""
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._answers[key_of(call)] = future
         return future
 

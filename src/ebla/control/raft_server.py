@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from ebla.control.commit_notices import HOLD_MS, CommitNotices
 from ebla.control.raft_log import RaftLog, RecoveredRaft, needs_disk
 from ebla.journal.recovery import LogLimits
 from ebla.journal.segments import DEFAULT_LIMITS
@@ -33,7 +34,7 @@ from ebla.raft.events import (
     Written,
 )
 from ebla.raft.membership import MembershipChange, change_of
-from ebla.raft.messages import Append, Entry, EntryKind, InstallSnapshot, Message, PeerId, SnapshotMeta
+from ebla.raft.messages import NOBODY, Append, Entry, EntryKind, InstallSnapshot, Message, PeerId, SnapshotMeta
 from ebla.raft.options import Options
 from ebla.raft.roles import Leader
 from ebla.raft.state import Past
@@ -139,6 +140,8 @@ class RaftServer(Generic[Content]):
         self._broken: asyncio.Future[None] | None = None
         """Pending while `run` runs; what breaks a turn ends it."""
         self._write_wake = asyncio.Event()
+        self._notices = CommitNotices()
+        self._hold_ends = False
         self._incoming: dict[PeerId, _Incoming[Content]] = {}
         self._received: dict[SnapshotMeta, Content] = {}
         self._bytes_since_snapshot = 0
@@ -225,10 +228,12 @@ class RaftServer(Generic[Content]):
         self._inbox.extend(events)
         self._wake()
 
-    def propose(self, payload: bytes, kind: EntryKind) -> None:
+    def propose(self, payload: bytes, kind: EntryKind, by: PeerId = NOBODY) -> None:
         """Proposals of one turn become one event. The machine sees the entry if and when it is committed; whether it
-        ever will is not told here, so whoever proposes must be ready to propose again."""
+        ever will is not told here, so whoever proposes must be ready to propose again. `by`: the peer that waits."""
         self._proposals.append((payload, kind))
+        if by != NOBODY:
+            self._notices.hurry(by, self._clock.boot_ms())
         self._wake()
 
     async def read_index(self) -> int:
@@ -337,10 +342,12 @@ class RaftServer(Generic[Content]):
     def _carry_out(self, effects: Effects, now_ms: int) -> None:
         if effects.standing is not None:
             self._stand(effects.standing)
-        if effects.messages:
-            self._send(effects.messages)
+        # The own disk first: its thread starts while the messages leave, and a peer that a message wakes may take the
+        # processor from us.
         if effects.write is not None:
             self._take_up(effects.write)
+        if effects.messages:
+            self._send(effects.messages)
         if effects.apply is not None:
             self._apply(effects.apply, now_ms)
         for read in effects.reads:
@@ -386,6 +393,17 @@ class RaftServer(Generic[Content]):
         self._consider_snapshot()
 
     def _send(self, messages: Sequence[Message]) -> None:
+        self._send_now(self._notices.sift(messages, self._clock.boot_ms()))
+        if self._notices.holds and not self._hold_ends:
+            self._hold_ends = True
+            asyncio.get_running_loop().call_later(HOLD_MS / 1000, self._send_held)
+
+    def _send_held(self) -> None:
+        self._hold_ends = False
+        if self._broken is not None and not self._broken.done():
+            self._send_now(self._notices.take())
+
+    def _send_now(self, messages: Sequence[Message]) -> None:
         by_peer: dict[PeerId, list[Message]] = {}
         for message in messages:
             if type(message) is InstallSnapshot:
