@@ -31,7 +31,7 @@ Serving
 
 A row with a barrier is left by a command that names, as `fence`, the version whose barrier every node acknowledged;
 `apply` refuses it otherwise. A node that was ignored and comes back drops the tablets it is no longer a replica of
-before it serves: stages went by without waiting for it.
+before it serves: stages went by without waiting for it. It can come back only once no move under way involves it.
 
 For people: `python -m ebla.topology.draw` and `python -m ebla.topology.explain`.
 """

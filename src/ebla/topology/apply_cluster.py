@@ -75,6 +75,11 @@ def _set_ignored(draft: Draft, command: SetIgnoredNodes) -> None:
     draft.require(not needed, f"{needed[0] if needed else ''} is ignored by a request that is not done")
     removing = [node.host for node in draft.base.nodes_in(NodeState.REMOVING) if node.host not in command.hosts]
     draft.require(not removing, f"{removing[0] if removing else ''} is being removed")
+    # Stages went by without it. Waited for again in the middle of a transition, it would keep what `cleanup` was to
+    # take from it: while the transition lasts it still counts as a replica, and afterwards nobody cleans any more.
+    moving = [host for host in draft.base.state.ignored_nodes if host not in command.hosts]
+    moving = [host for host in moving if draft.base.in_tablet_transition(host)]
+    draft.require(not moving, f"{moving[0] if moving else ''} is part of moves under way; wait until they have ended")
     draft.set_state(ignored_nodes=tuple(sorted(set(command.hosts))))
 
 

@@ -23,7 +23,7 @@ from ebla.topology import keys
 from ebla.topology.keys import Row, Rows
 from ebla.topology.rebuild import with_revisions, with_rows
 from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Session, Snapshot
-from ebla.topology.states import RequestOutcome
+from ebla.topology.states import NodeState, RequestOutcome
 
 FINISHED_REQUESTS_MAX = 128
 """How many finished requests stay for people to look up; the oldest go first."""
@@ -127,8 +127,14 @@ class Draft:
         return [request for _, request in finished[: max(0, len(finished) - FINISHED_REQUESTS_MAX + 1)]]
 
     def forget_ignored(self, *gone: HostId) -> None:
-        """Nodes that left (INV-NODE-8), or are to be waited for again, are not ignored any more."""
-        kept = tuple(host for host in self.now.state.ignored_nodes if host not in gone)
+        """Nodes that left (INV-NODE-8), or are to be waited for again, are not ignored any more.
+
+        One that tablets under way have to do with stays ignored until an operator takes it off the list: stages went by
+        without it, and in the middle of a transition nobody could tell what it should have dropped.
+        """
+        left = [host for host in gone if self.now.node(host).state is NodeState.LEFT]
+        free = [host for host in gone if host in left or not self.now.in_tablet_transition(host)]
+        kept = tuple(host for host in self.now.state.ignored_nodes if host not in free)
         if kept != self.now.state.ignored_nodes:
             self.set_state(ignored_nodes=kept)
 

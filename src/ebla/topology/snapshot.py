@@ -255,6 +255,15 @@ class Snapshot:
         """Whether a current or coming replica of any tablet is on this host."""
         return any(True for tablets in self.tablets.values() for _ in tablets.tablets_on(host))
 
+    def in_tablet_transition(self, host: HostId) -> bool:
+        """Whether a tablet is in transition that this host has, loses or gets."""
+        return any(
+            replica.host == host
+            for tablets in self.tablets.values()
+            for number, _ in tablets.transitions()
+            for replica in tablets.all_replicas(number)
+        )
+
     @property
     def any_tablet_transition(self) -> bool:
         return any(tablets.any_transition for tablets in self.tablets.values())

@@ -5,6 +5,7 @@ from tests.unit.topology.world import Coordinator, World, cluster, host
 
 from ebla.model.identity import Replica, SessionId, ShardNumber, TableId, TopologyVersion
 from ebla.topology.commands import (
+    AbortRequest,
     AdvanceTablets,
     DropTable,
     LeaveMigrationTrack,
@@ -229,6 +230,30 @@ def test_every_edge_of_the_stage_table_is_committed_by_apply(kind: TransitionKin
             world.do(SetIgnoredNodes((host(lost),)))
         world.do(step(world, table, failed=lost is not None))
         assert stage(world, table) is edge.target
+
+
+def test_who_was_ignored_is_not_waited_for_again_in_the_middle_of_a_move() -> None:
+    """`cleanup_target` went by without it: once the transition is over, it drops what it is no replica of."""
+    world, _, table = small()
+    world.do(move(table, MIGRATION, at(1), at(3)))
+    to_stage(world, table, TabletStage.STREAMING)
+    world.do(SetIgnoredNodes((host(3),)))
+    world.do(step(world, table, failed=True))
+    to_stage(world, table, TabletStage.REVERT_MIGRATION)
+    assert "part of moves under way" in world.refused(SetIgnoredNodes(()))
+    world.do(step(world, table))
+    world.do(SetIgnoredNodes(()))
+
+
+def test_an_aborted_remove_leaves_its_target_ignored_while_tablets_of_it_move() -> None:
+    world, _, table = small()
+    world.do(move(table, MIGRATION, at(1), at(3)))
+    request = world.ask(NodeRequestKind.REMOVE, 3)
+    world.do(AbortRequest(request.id, "never mind", world.now_ms))
+    assert host(3) in world.snapshot.state.ignored_nodes
+    at_rest = world.ask(NodeRequestKind.REMOVE, 4)
+    world.do(AbortRequest(at_rest.id, "never mind", world.now_ms))
+    assert host(4) not in world.snapshot.state.ignored_nodes
 
 
 def test_at_write_both_read_new_it_goes_on_unless_more_new_replicas_are_lost() -> None:

@@ -331,6 +331,7 @@ class Coordinator:
             return
         if not step.ask_balancer:
             return
+        on_track = world.snapshot.transition is TransitionState.TABLET_MIGRATION
         moves, stuck = self.drain_plan(step.draining)
         if moves:
             world.do(StartMoves(moves))
@@ -338,7 +339,7 @@ class Coordinator:
             node = world.snapshot.node_in_transition()
             assert node is not None
             world.do(FailDraining(node.host, "no node can take its tablets"))
-        elif not step.draining and not world.snapshot.any_tablet_transition:
+        elif on_track and not world.snapshot.any_tablet_transition:
             world.do(LeaveMigrationTrack())
 
     def advance_tablets(self, tablets: tuple[tuple[TableId, int], ...], fails: bool = False) -> None:
@@ -362,8 +363,10 @@ class Coordinator:
         world.do(AdvanceTablets(tuple(advances), fence=fence))
 
     def drain_plan(self, draining: tuple[HostId, ...]) -> tuple[tuple[TabletMove, ...], bool]:
-        """Some moves off these hosts, and whether tablets are there that no move was found for."""
+        """Some moves off these hosts, and whether the one that goes now has tablets that no move was found for."""
         snapshot = self._world.snapshot
+        node = snapshot.node_in_transition()
+        going = node.host if node is not None else None
         moves: list[TabletMove] = []
         stuck = False
         for table in sorted(snapshot.tablets):
@@ -374,7 +377,7 @@ class Coordinator:
                     if any(move.table == table and move.tablet == number for move in moves):
                         continue
                     move = self._away(table, number, leaving, draining)
-                    stuck = stuck or move is None
+                    stuck = stuck or (move is None and leaving == going)
                     moves.extend([move] if move is not None else [])
         return tuple(moves), stuck
 
