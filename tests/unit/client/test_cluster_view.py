@@ -9,14 +9,17 @@ from rich.console import Console
 
 from ebla.cli.asking import parse_contact
 from ebla.cli.status_table import as_lines, as_table, duration, essence, round_trip
-from ebla.client.cluster_view import Asked, NodeState, view_of
+from ebla.client.cluster_view import Asked, Group0View, NodeState, view_of
+from ebla.group0.members import Member, Role
 from ebla.model.errors import InvalidRequest
-from ebla.model.identity import Address, ClusterId, HostId
+from ebla.model.identity import Address, ClusterId, HistoryId, HostId
 from ebla.options import Ports
+from ebla.wire.group0_messages import Group0Report, MemberReport
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
 
 HOSTS = [HostId(uuid.UUID(int=number)) for number in range(4)]
 CLUSTER = ClusterId(uuid.UUID(int=99))
+HISTORY = HistoryId(uuid.UUID(int=98))
 
 
 def at(number: int) -> str:
@@ -28,7 +31,22 @@ def answer(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.R
         ProcessStatus("control", 100 + number, 0, state=ProcessState.RUNNING),
         ProcessStatus("shard-0", 200 + number, 0, state=child),
     )
-    return StatusAnswer(HOSTS[number], CLUSTER, "ebla", at(number), 0, processes, peers, uptime_ms=65_000)
+    report = group0(number)
+    return StatusAnswer(
+        HOSTS[number], CLUSTER, "ebla", at(number), 0, processes, peers, uptime_ms=65_000, group0=report
+    )
+
+
+def group0(number: int) -> Group0Report:
+    """As node `number` tells it; node 1 leads and knows the second to be three entries behind."""
+    members = tuple(
+        MemberReport(Member(HOSTS[one], Role.VOTER, Address(f"127.0.0.{one}", 7000)), 3 * (one - 1))
+        if number == 1
+        else MemberReport(Member(HOSTS[one], Role.VOTER, Address(f"127.0.0.{one}", 7000)))
+        for one in (1, 2)
+    )
+    role = "leader" if number == 1 else "follower"
+    return Group0Report(HISTORY, role, 4, HOSTS[1], 90, 90 - number, 1, 90, members)
 
 
 def peer(number: int, up: bool = True, trip: int | None = 500) -> PeerStatus:
@@ -47,6 +65,30 @@ def test_a_healthy_cluster_is_all_up() -> None:
         (NodeState.UP, 1, 1, 700),
         (NodeState.UP, 1, 1, 500),
     ]
+
+
+def test_each_node_shows_its_place_in_group_0_and_the_lag_its_leader_knows() -> None:
+    view = view_of([asked(1, peer(2)), asked(2, peer(1))])
+    places = [node.group0 for node in view.nodes]
+    assert places == [
+        Group0View("leader", True, True, 4, 90, 89, 0),
+        Group0View("follower", True, False, 4, 90, 88, 3),
+    ]
+    first, second = as_lines(view)
+    assert "group0:leader term 4 index 89/90 lag 0" in first
+    assert "group0:follower term 4 index 88/90 lag 3" in second
+
+
+def without_group0(node: Asked) -> Asked:
+    assert node.answer is not None
+    answer = msgspec.structs.replace(node.answer, group0=None, waits_for="no answer yet from 127.0.0.2:7000")
+    return msgspec.structs.replace(node, answer=answer)
+
+
+def test_a_node_that_is_in_no_cluster_yet_says_what_it_waits_for() -> None:
+    view = view_of([without_group0(asked(1, peer(2))), asked(2, peer(1))])
+    assert not view.all_up
+    assert "no answer yet from 127.0.0.2:7000" in as_lines(view)[0]
 
 
 @pytest.mark.parametrize(
