@@ -22,8 +22,11 @@ from typing import NoReturn
 TRY_LIMIT_S = 60
 IS_SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
 IGNORED_NAMES = ("LOG", "LOCK")
+TOLD_NAME = "told"
+"""Beside the work's folder: a byte for every step."""
 SMALL_CHANGE = "write /"
 """Of several writes to one file in a row, which the library's notes on itself consist of, the first is tried."""
+SAMPLED_EVERY = 5
 
 Acknowledge = Callable[[], None]
 
@@ -82,54 +85,82 @@ class Trial:
 
     folder: str
     calls: list[str] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+    """After how many calls each step was told."""
     was_killed: bool = False
     status: int = 0
 
 
-def try_every_kill(
-    folder: str, work: Callable[[str, Acknowledge], None], check: Callable[[str, int], None], prefix: str = ""
-) -> None:
+@dataclass(frozen=True)
+class Workload:
+    work: Callable[[str, Acknowledge], None]
+    """Given its folder; tells every step that must not be lost from then on."""
+    check: Callable[[str, int], None]
+    """Given the number of steps that were told. Raises where something is wrong."""
+    prepare: Callable[[str], None] = lambda _folder: None
+    """Fills the folder before each try."""
+    name: str = ""
+    kill_from_step: int = 0
+    """No kills before so many steps were told: they are tried by another workload."""
+    sampled_step: int | None = None
+    """Of the calls that lead to this step only some are tried: they too belong to another workload."""
+
+
+def try_every_kill(folder: str, workload: Workload) -> None:
     """Does the work once undisturbed, and then once for every call it made, killed before it; checks each time.
 
-    `work(folder, acknowledge)` tells every step that must not be lost from then on; `check(folder, steps)` raises where
-    something is wrong. Prints a line of JSON per kill.
+    Prints a line of JSON per kill.
     """
-    undisturbed = _try(folder, work, 0)
+    undisturbed = _try(folder, workload, 0)
     assert undisturbed.status == 0, "the work fails even without a kill"
-    for number, call in enumerate(undisturbed.calls, 1):
-        if number > 1 and call.startswith(SMALL_CHANGE) and call == undisturbed.calls[number - 2]:
-            continue
-        trial = _try(folder, work, number)
+    for number in _tried_calls(undisturbed, workload):
+        trial = _try(folder, workload, number)
         status = trial.status if not trial.was_killed else 0
-        wrong = f"it ended by itself with status {status}" if status else _check(folder, check)
+        wrong = f"it ended by itself with status {status}" if status else _check(folder, workload)
         kill = trial.calls[-1] if trial.was_killed else "the end"
-        print(json.dumps({"kill": prefix + kill, "wrong": wrong}), flush=True)
+        print(json.dumps({"workload": workload.name, "kill": kill, "wrong": wrong}), flush=True)
 
 
-def _try(folder: str, work: Callable[[str, Acknowledge], None], number: int) -> Trial:
+def _tried_calls(undisturbed: Trial, workload: Workload) -> Iterator[int]:
+    """Their numbers, from 1."""
+    told = undisturbed.told
+    first = told[workload.kill_from_step - 1] + 1 if workload.kill_from_step else 1
+    sampled = range(0)
+    if workload.sampled_step is not None:
+        sampled = range(told[workload.sampled_step - 2] + 1, told[workload.sampled_step - 1] + 1)
+    for number in range(first, len(undisturbed.calls) + 1):
+        call = undisturbed.calls[number - 1]
+        is_small = call.startswith(SMALL_CHANGE) and number > first and call == undisturbed.calls[number - 2]
+        if not is_small and (number not in sampled or number % SAMPLED_EVERY == 0):
+            yield number
+
+
+def _try(folder: str, workload: Workload, number: int) -> Trial:
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(f"{folder}/data")
-    acknowledgements = os.open(f"{folder}/acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    workload.prepare(f"{folder}/data")
+    acknowledgements = os.open(f"{folder}/{TOLD_NAME}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def acknowledge() -> None:
         os.write(acknowledgements, b".")
 
     try:
-        return run_traced(partial(work, f"{folder}/data", acknowledge), f"{folder}/data", number)
+        return run_traced(partial(workload.work, f"{folder}/data", acknowledge), folder, number)
     finally:
         os.close(acknowledgements)
 
 
-def _check(folder: str, check: Callable[[str, int], None]) -> str:
+def _check(folder: str, workload: Workload) -> str:
     child = os.fork()
     if child == 0:
-        _live_and_end(partial(check, f"{folder}/data", os.path.getsize(f"{folder}/acknowledged")))
+        _live_and_end(partial(workload.check, f"{folder}/data", os.path.getsize(f"{folder}/{TOLD_NAME}")))
     status = os.waitpid(child, 0)[1]
     return f"the check ended with status {status}" if status else ""
 
 
-def run_traced(main: Callable[[], None], folder: str, kill_before: int = 0) -> Trial:
-    """Runs `main` in a process of its own; it dies just before its call number `kill_before`, counted from 1."""
+def run_traced(main: Callable[[], None], folder: str, kill_before: int) -> Trial:
+    """Runs `main` in a process of its own; it dies just before its call number `kill_before`, counted from 1. Calls
+    count in the folder's `data`."""
     ready, go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -139,14 +170,12 @@ def run_traced(main: Callable[[], None], folder: str, kill_before: int = 0) -> T
     os.write(go, b"!")
     for thread, status in _stops(child, trial):
         event, stop_signal = status >> 16, (status >> 8) & 0xFF
-        if event == _EVENT_FILTER:
-            call = _describe(child, thread, folder)
-            if call is not None:
-                trial.calls.append(call)
-                if len(trial.calls) == kill_before:
-                    trial.was_killed = True
-                    os.kill(child, signal.SIGKILL)
-                    continue
+        if trial.was_killed:
+            continue
+        if event == _EVENT_FILTER and _note(trial, *_changed(child, thread)) and len(trial.calls) == kill_before:
+            trial.was_killed = True
+            os.kill(child, signal.SIGKILL)
+            continue
         passed_on = 0 if event in (_EVENT_CLONE, _EVENT_FILTER, _EVENT_STOP) else stop_signal
         _libc.ptrace(_CONT, thread, None, ctypes.c_void_p(passed_on))
     os.close(ready)
@@ -200,16 +229,24 @@ def _install_filter() -> None:
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
-def _describe(child: int, thread: int, folder: str) -> str | None:
-    """The call and its file, relative to the folder; None for calls that are not counted."""
+def _note(trial: Trial, call: str, path: str) -> bool:
+    """Whether it counts."""
+    inside = path.removeprefix(f"{trial.folder}/data")
+    if inside != path and not os.path.basename(path).startswith(IGNORED_NAMES):
+        trial.calls.append(f"{call} {inside}")
+        return True
+    if path == f"{trial.folder}/{TOLD_NAME}":
+        trial.told.append(len(trial.calls))
+    return False
+
+
+def _changed(child: int, thread: int) -> tuple[str, str]:
+    """The call that a thread is about to make, and the file it changes; empty where it changes none that has a name."""
     buffer = ctypes.create_string_buffer(_CALL_INFO.size + 8)
     _ptrace(_GET_CALL, thread, len(buffer), ctypes.addressof(buffer))
     _, _, _, _, number, *arguments = _CALL_INFO.unpack_from(buffer.raw)
     name, where = CALLS[number]
-    path = _path(child, where, arguments)
-    if path is None or not path.startswith(f"{folder}/") or os.path.basename(path).startswith(IGNORED_NAMES):
-        return None
-    return f"{name} {path.removeprefix(folder)}"
+    return name, _path(child, where, arguments) or ""
 
 
 def _path(child: int, where: Where, arguments: list[int]) -> str | None:

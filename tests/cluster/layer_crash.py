@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.cluster.kill_at_calls import Acknowledge, try_every_kill
+from tests.cluster.kill_at_calls import Acknowledge, Workload, try_every_kill
 
 from ebla.runtime.file_disk import FileDisk
 from ebla.storage.layer import Item, build_layer
@@ -100,4 +100,4 @@ def do_check(folder: str, acknowledged: int) -> None:
 
 if __name__ == "__main__":
     gc.freeze()  # so that a collection in a child does not copy every page of this process
-    try_every_kill(f"{sys.argv[1]}/layers", do_work, do_check)
+    try_every_kill(f"{sys.argv[1]}/layers", Workload(do_work, do_check))

@@ -194,7 +194,7 @@ def test_a_folder_is_open_for_writing_once(rig: Rig) -> None:
 
 
 def test_the_librarys_own_log_is_off(rig: Rig) -> None:
-    assert getattr(WriteOptions(), "disable_wal") is False, "a property, though its stub says it is a method"  # noqa: B009
+    assert getattr(WriteOptions(), "disable_wal") is False, "a property, though its stub says it is a method"  # noqa: B009  # a plain attribute is a method to mypy
     layer = rig.run(rig.engine.create(rig.path()))
     layer.put_batch(rows(range(1000)), at(AT_US, 1000))
     logs = list(Path(rig.path()).glob("*.log"))

@@ -1,0 +1,317 @@
+"""A shard's store on RocksDB, killed before every call of every stack operation, then opened again. Run by the test
+beside it.
+
+`python store_crash.py FOLDER OPERATION…` prints one line of JSON per kill: before what, and what was wrong afterwards.
+Every try begins with a store of one replica: two bases, and rows that only the commit log has.
+"""
+
+import asyncio
+import gc
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
+
+from tests.cluster.kill_at_calls import Acknowledge, Workload, try_every_kill
+
+from ebla.journal.recovery import LogLimits
+from ebla.model.cql_types import Scalar, ScalarType
+from ebla.model.identity import TableId
+from ebla.model.rows import Cell, Marker, Row
+from ebla.model.schema import Column, ColumnKind, new_schema, with_column
+from ebla.model.token import WHOLE_RING, Token, TokenRange, token_of
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.system_chance import SystemChance
+from ebla.storage.commit_log import CommitLogLimits
+from ebla.storage.fold_plan import FoldEnd, FoldResult
+from ebla.storage.key_codec import partition_prefix, row_key
+from ebla.storage.layer import Item, build_layer
+from ebla.storage.manifest import layers_folder
+from ebla.storage.merge import facts_of
+from ebla.storage.rocks import RocksEngine, RocksLimits
+from ebla.storage.row_codec import encode_row
+from ebla.storage.stack import Stack
+from ebla.storage.stack_changes import Adoption
+from ebla.storage.store import Store, StoreLimits
+from ebla.storage.store_recovery import open_store
+from ebla.storage.tombstone_gc import GcTerms
+
+AT_US = 1_700_000_000_000_000
+ROCKS = RocksLimits(cache_bytes=1 << 20, write_buffers_total_bytes=4 << 20)
+LIMITS = StoreLimits(CommitLogLimits(log=LogLimits(segment_bytes=1 << 16)), free_bytes_min=0, upkeep_ms=10_000)
+INT = ScalarType(Scalar.INT)
+TABLE = new_schema(
+    (TableId(UUID(int=5)), "ks", "t"),
+    (Column("k", INT, ColumnKind.PARTITION_KEY), Column("v", ScalarType(Scalar.TEXT), ColumnKind.REGULAR)),
+)
+WIDER = with_column(TABLE, Column("w", INT, ColumnKind.REGULAR))
+OTHER_RANGE = TokenRange(Token(0), Token(1000))
+OPENED = 1
+"""The first step that is told: the store is open."""
+BUILT = OPENED + 2
+"""That of a fold in which its output is built, as `layer_crash.py` tries it."""
+FOLDED = 3
+
+
+def rows(numbers: range, text: str, at_us: int) -> list[Item]:
+    made = []
+    for number in numbers:
+        key = number.to_bytes(4)
+        cells = {TABLE.column("v").number: Cell(at_us, f"{text} {number}".encode())}
+        value = encode_row(Row(Marker(at_us), None, cells), 1, TABLE.layouts[0])
+        made.append((row_key(partition_prefix(token_of(key), key)), value))
+    return sorted(made)
+
+
+def merged(*parts: list[Item]) -> list[Item]:
+    """Later parts are newer."""
+    return sorted({key: value for part in parts for key, value in part}.items())
+
+
+FIRST, SECOND = rows(range(20), "first", AT_US), rows(range(10, 30), "second", AT_US + 1)
+LOGGED = rows(range(25, 35), "logged", AT_US + 2)
+BEFORE = merged(FIRST, SECOND, LOGGED)
+WRITTEN = [rows(range(number, number + 2), "written", AT_US + 3) for number in (30, 60, 90)]
+ADOPTED = rows(range(100, 110), "adopted", AT_US)
+
+
+@dataclass(frozen=True)
+class Shard:
+    folder: str
+    disk: FileDisk
+    engine: RocksEngine
+    store: Store
+
+    def stack(self) -> Stack | None:
+        return self.store.find(TABLE.id, WHOLE_RING)
+
+    async def content(self) -> list[Item] | None:
+        stack = self.stack()
+        return None if stack is None else await self.store.scan(stack, b"", None, 10_000)
+
+
+@dataclass(frozen=True)
+class Operation:
+    act: Callable[[Shard, Stack, Acknowledge], Awaitable[None]]
+    """May be asked for again, whatever became of it before."""
+    check: Callable[[Shard, int], Awaitable[None]]
+    """Given how many of its steps were told."""
+
+
+async def do_nothing(_shard: Shard, _stack: Stack, _acknowledge: Acknowledge) -> None:
+    return
+
+
+async def write(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
+    for items in WRITTEN:
+        await shard.store.write(stack, items)
+        acknowledge()
+
+
+async def create(shard: Shard, _stack: Stack, acknowledge: Acknowledge) -> None:
+    await shard.store.create(TABLE.id, OTHER_RANGE)
+    acknowledge()
+
+
+async def flush(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
+    await shard.store.flush(stack)
+    acknowledge()
+
+
+async def seal(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
+    await shard.store.seal(stack)
+    acknowledge()
+
+
+async def adopt(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
+    await shard.store.adopt(stack, Adoption(f"{shard.folder}/staged", WHOLE_RING, "job 1"))
+    acknowledge()
+
+
+async def checkpoint(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
+    folder = f"{shard.folder}/checkpoint"
+    if not shard.disk.exists(f"{folder}/manifest"):
+        shard.disk.remove_folder(folder)
+        await shard.store.checkpoint(stack, folder)
+    acknowledge()
+
+
+async def fold(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
+    """The shard's part of it. What another process would build from the checkpoints is put in its place."""
+    job = await shard.store.begin_fold(stack, GcTerms(0, 3), whole=True)
+    assert job is not None
+    acknowledge()
+    facts = facts_of([value for _, value in BEFORE], TABLE)
+    await build_layer(shard.engine, job.output_folder, BEFORE, facts)
+    acknowledge()
+    assert await shard.store.finish_fold(job, FoldResult(facts)) is FoldEnd.SWAPPED
+    acknowledge()
+
+
+async def drop(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
+    await shard.store.drop(stack)
+    acknowledge()
+
+
+async def alter(shard: Shard, _stack: Stack, acknowledge: Acknowledge) -> None:
+    await shard.store.set_schema(WIDER)
+    acknowledge()
+
+
+async def close(shard: Shard, _stack: Stack, acknowledge: Acknowledge) -> None:
+    await shard.store.close()
+    acknowledge()
+
+
+async def all_there(shard: Shard, _told: int) -> None:
+    assert await shard.content() == BEFORE
+
+
+async def writes_there(shard: Shard, told: int) -> None:
+    found = await shard.content()
+    may_be = [merged(BEFORE, *WRITTEN[:count]) for count in (told, min(told + 1, len(WRITTEN)))]
+    assert found in may_be, f"{told} writes were answered"
+
+
+async def created(shard: Shard, told: int) -> None:
+    await all_there(shard, told)
+    assert not told or shard.store.find(TABLE.id, OTHER_RANGE) is not None
+
+
+async def adopted(shard: Shard, told: int) -> None:
+    found = await shard.content()
+    after = merged(BEFORE, ADOPTED)
+    assert found in ([after] if told else [BEFORE, after])
+
+
+async def folded(shard: Shard, told: int) -> None:
+    await all_there(shard, told)
+    stack = shard.stack()
+    assert stack is not None
+    assert told < FOLDED or len(stack.entry.bases) == 1
+    scratch = f"{shard.folder}/shard/folds"
+    assert not shard.disk.exists(scratch) or not shard.disk.list_folder(scratch)
+
+
+async def dropped(shard: Shard, told: int) -> None:
+    found = await shard.content()
+    assert found is None if told else found in (None, BEFORE)
+
+
+async def altered(shard: Shard, told: int) -> None:
+    await all_there(shard, told)
+    assert shard.store.tables in ([(WIDER,)] if told else [(TABLE,), (WIDER,)])
+
+
+async def checkpointed(shard: Shard, told: int) -> None:
+    await all_there(shard, told)
+    if shard.disk.exists(f"{shard.folder}/checkpoint/manifest"):
+        # Opened as a store of its own, which a checkpoint that is in use never is.
+        copied = f"{shard.folder}/copy-{told}-{len(shard.disk.list_folder(shard.folder))}"
+        os.rename(f"{shard.folder}/checkpoint", copied)
+        copy = await open_store(shard.disk, SystemChance(), copied, shard.engine, LIMITS)
+        (stack,) = copy.stacks.values()
+        assert await copy.scan(stack, b"", None, 10_000) == BEFORE
+    else:
+        assert not told
+
+
+OPERATIONS = {
+    "open": Operation(do_nothing, all_there),
+    "write": Operation(write, writes_there),
+    "create": Operation(create, created),
+    "flush": Operation(flush, all_there),
+    "seal": Operation(seal, all_there),
+    "adopt": Operation(adopt, adopted),
+    "checkpoint": Operation(checkpoint, checkpointed),
+    "fold": Operation(fold, folded),
+    "drop": Operation(drop, dropped),
+    "alter": Operation(alter, altered),
+    "close": Operation(close, all_there),
+}
+
+
+async def with_shard(folder: str, main: Callable[[Shard], Awaitable[None]]) -> None:
+    disk = FileDisk()
+    engine = RocksEngine(disk, ROCKS)
+    store = await open_store(disk, SystemChance(), f"{folder}/shard", engine, LIMITS)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(store.run())
+        await main(Shard(folder, disk, engine, store))
+        running.cancel()
+    disk.close()
+
+
+async def fill(shard: Shard) -> None:
+    await shard.store.set_schema(TABLE)
+    stack = await shard.store.create(TABLE.id, WHOLE_RING)
+    for items in (FIRST, SECOND):
+        await shard.store.write(stack, items)
+        await shard.store.seal(stack)
+    await shard.store.write(stack, LOGGED)
+    facts = facts_of([value for _, value in ADOPTED], TABLE)
+    await build_layer(shard.engine, f"{shard.folder}/staged", ADOPTED, facts)
+
+
+async def operate(operation: Operation, acknowledge: Acknowledge, shard: Shard) -> None:
+    stack = shard.stack()
+    assert stack is not None
+    acknowledge()
+    await operation.act(shard, stack, acknowledge)
+
+
+async def check_and_repeat(operation: Operation, told: int, shard: Shard) -> None:
+    """The operation is asked for again, as whoever got no answer would."""
+    named = [one for stack in shard.store.stacks.values() for one in stack.layer_entries]
+    assert len(shard.disk.list_folder(layers_folder(f"{shard.folder}/shard"))) <= len(named), "something was not swept"
+    await operation.check(shard, max(told - OPENED, 0))
+    stack = shard.stack()
+    if stack is not None:
+        steps: list[None] = []
+        await operation.act(shard, stack, lambda: steps.append(None))
+        if operation.act is not close:
+            await operation.check(shard, len(steps))
+
+
+def make_filled(folder: str) -> None:
+    """In a process of its own that ends without a word, so that the log still has what was not flushed."""
+    child = os.fork()
+    if child == 0:
+        os.makedirs(folder)
+        asyncio.run(with_shard(folder, fill_and_vanish))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+async def fill_and_vanish(shard: Shard) -> None:
+    await fill(shard)
+    os._exit(0)
+
+
+def workload_of(name: str, filled: str) -> Workload:
+    operation = OPERATIONS[name]
+
+    def work(folder: str, acknowledge: Acknowledge) -> None:
+        asyncio.run(with_shard(folder, partial(operate, operation, acknowledge)))
+
+    def check(folder: str, told: int) -> None:
+        asyncio.run(with_shard(folder, partial(check_and_repeat, operation, told)))
+
+    def prepare(folder: str) -> None:
+        shutil.copytree(filled, folder, dirs_exist_ok=True)
+
+    return Workload(work, check, prepare, name, 0 if name == "open" else OPENED, BUILT if name == "fold" else None)
+
+
+def main(folder: str, names: list[str]) -> None:
+    filled = f"{folder}/filled"
+    make_filled(filled)
+    for name in names:
+        try_every_kill(f"{folder}/{name}", workload_of(name, filled))
+
+
+if __name__ == "__main__":
+    gc.freeze()  # so that a collection in a child does not copy every page of this process
+    main(sys.argv[1], sys.argv[2:] or list(OPERATIONS))
