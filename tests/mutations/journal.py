@@ -221,8 +221,8 @@ MUTATIONS = (
     Mutation(
         name="disk-failed-sync-forgiven",
         module="ebla.runtime.file_disk",
-        find="            self._sync_failure = self._sync_failure or future.exception()\n",
-        replace="            future.exception()\n",
+        find="        self._sync_failure = self._sync_failure or failure\n",
+        replace="        del failure\n",
         check=REAL_DISK,
         why="the second sync succeeds although the first lost the bytes",
     ),
