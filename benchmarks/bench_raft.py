@@ -175,6 +175,7 @@ class CoresAndLogs:
         self._disk = disk
         self._cores: dict[PeerId, Core] = {}
         self._logs: dict[PeerId, RaftLog] = {}
+        self._stepped: dict[PeerId, None] = {}
         self.applied = 0
 
     async def open(self) -> None:
@@ -191,25 +192,28 @@ class CoresAndLogs:
     async def step(self, event: Event) -> None:
         """At the leader, and whatever follows from it everywhere."""
         self._cores[PEERS[0]].step(event, 0)
-        busy = True
-        while busy:
-            busy = False
-            for core in self._cores.values():
-                while core.has_effects:
-                    busy = True
-                    await self._carry_out(core, core.take())
+        self._stepped[PEERS[0]] = None
+        while self._stepped:
+            peer, _ = self._stepped.popitem()
+            core = self._cores[peer]
+            if core.has_effects:
+                await self._carry_out(peer, core.take())
 
-    async def _carry_out(self, core: Core, effects: Effects) -> None:
+    async def _carry_out(self, peer: PeerId, effects: Effects) -> None:
         for message in effects.messages:
             self._cores[message.to].step(message, 0)
+            self._stepped[message.to] = None
         if effects.write is not None:
-            if needs_disk(effects.write) or not self._logs[core.peer].note_hint(effects.write.hard_state):
-                await self._logs[core.peer].persist((effects.write,))
+            log = self._logs[peer]
+            if needs_disk(effects.write) or not log.note_hint(effects.write.hard_state):
+                await log.persist((effects.write,))
             for answer in effects.write.answers:
                 self._cores[answer.to].step(answer, 0)
+                self._stepped[answer.to] = None
         if effects.apply is not None:
             self.applied += len(effects.apply.entries)
-            core.step(effects.apply.answer, 0)
+            self._cores[peer].step(effects.apply.answer, 0)
+            self._stepped[peer] = None
 
     async def batch(self, payloads: tuple[bytes, ...]) -> None:
         before = self.applied
