@@ -28,7 +28,7 @@ from ebla.storage.columns import (
 )
 from ebla.storage.key_codec import KeyKind, after_prefix, head_key, row_key
 from ebla.storage.key_columns import kinds_of, partition_prefixes
-from ebla.storage.layer import Layer, LayerEngine
+from ebla.storage.layer import SCAN_ROWS_MAX, Layer, LayerEngine
 from ebla.storage.merge import KeySpan, clip_span, key_spans
 from ebla.storage.merge_chunks import KeyGroups, merge_chunks, same_as_next
 from ebla.storage.partition_heads import HeadPass, HeadSpan
@@ -98,7 +98,7 @@ def layer_chunks(shape: Shape, layer: Layer, spans: Sequence[KeySpan]) -> Iterat
     values: list[pa.Array] = []
     count = 0
     for start, end in spans:
-        for items in layer.scan_batches(start, end):
+        for items in layer.scan_batches(start, end, min(CHUNK_ROWS, SCAN_ROWS_MAX)):
             some_keys, some_values = zip(*items)
             keys.append(pa.array(some_keys, pa.binary()))
             values.append(pa.array(some_values, pa.binary()))

@@ -1,0 +1,259 @@
+"""Tables and rows of every kind, drawn from a seed, and what a plain reading of them shows."""
+
+import math
+import struct
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from ebla.model.cql_types import CqlType, ListType, MapType, Scalar, ScalarType, SetType, TupleType
+from ebla.model.cql_types import parse_type as kind_of
+from ebla.model.identity import TableId
+from ebla.model.ordered_values import canonical
+from ebla.model.rows import (
+    EMPTY_HEAD,
+    Cell,
+    Deletion,
+    Elements,
+    Head,
+    Marker,
+    RangeDeletion,
+    Row,
+    merge_heads,
+)
+from ebla.model.schema import Column, ColumnKind, TableSchema, new_schema
+from ebla.model.token import composite_key, token_of
+from ebla.model.values import Duration, decode, encode
+from ebla.storage.arrow_types import arrow_type, number_type
+from ebla.storage.key_codec import encode_clustering, head_key, partition_prefix, row_key
+from ebla.storage.layer import Item
+from ebla.storage.layer_facts import LayerFacts
+from ebla.storage.merge import facts_of
+from ebla.storage.row_codec import encode_head, encode_row
+
+KEY_KINDS = [
+    "ascii", "bigint", "blob", "boolean", "date", "decimal", "double", "float", "inet", "int", "smallint", "text",
+    "time", "timestamp", "timeuuid", "tinyint", "uuid", "varint", "frozen<list<int>>", "frozen<tuple<int, text>>",
+]  # fmt: skip
+VALUE_KINDS = [
+    *KEY_KINDS,
+    "duration",
+    "frozen<set<text>>",
+    "frozen<map<text, timestamp>>",
+    "tuple<date, uuid, duration>",
+]
+
+
+def column(
+    name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR, position: int = 0, *, desc: bool = False
+) -> Column:
+    return Column(name, kind_of(kind), place, position, desc)
+
+
+def table(*columns: Column) -> TableSchema:
+    return new_schema((TableId(uuid.UUID(int=7)), "ks", "t"), columns)
+
+
+MIXED = table(
+    column("p", "text", ColumnKind.PARTITION_KEY),
+    column("c", "int", ColumnKind.CLUSTERING),
+    column("d", "text", ColumnKind.CLUSTERING, 1, desc=True),
+    column("s", "text", ColumnKind.STATIC),
+    column("m", "map<text, int>"),
+    column("l", "list<int>"),
+    column("w", "text"),
+    column("x", "int"),
+    column("y", "double"),
+    column("z", "blob"),
+)
+"""Everything that makes rows other than plain."""
+
+
+def random_scalar(chance: Random, scalar: Scalar) -> Any:
+    match scalar:
+        case Scalar.BOOLEAN:
+            return chance.random() < 0.5
+        case Scalar.ASCII | Scalar.TEXT:
+            letters = "ab\0\x01z" if scalar is Scalar.ASCII else "ab\0\x01ž€"
+            return "".join(chance.choices(letters, k=chance.randrange(5)))
+        case Scalar.BLOB:
+            return bytes(chance.choices([0, 1, 254, 255], k=chance.randrange(5)))
+        case Scalar.INET:
+            return chance.choice(["127.0.0.1", "0.0.0.0", "::1", "ff00::ffff"])
+        case Scalar.UUID:
+            return uuid.UUID(int=chance.getrandbits(128), version=chance.choice([1, 4, 5]))
+        case Scalar.TIMEUUID:
+            return uuid.UUID(int=chance.getrandbits(128), version=1)
+        case Scalar.DECIMAL:
+            return Decimal(chance.randrange(-1000, 1000)).scaleb(chance.randrange(-3, 4))
+        case Scalar.VARINT:
+            return chance.choice([0, -1, 127, 128, -129, chance.getrandbits(100), -chance.getrandbits(80)])
+        case Scalar.DURATION:
+            sign = chance.choice([-1, 1])
+            return Duration(sign * chance.randrange(50), sign * chance.randrange(50), sign * chance.getrandbits(40))
+        case Scalar.DOUBLE | Scalar.FLOAT:
+            number = chance.choice([0.0, -0.0, math.inf, -math.inf, math.nan, 1.5, chance.uniform(-9, 9)])
+            return struct.unpack(">f", struct.pack(">f", number))[0] if scalar is Scalar.FLOAT else number
+        case Scalar.TIME:
+            return chance.randrange(86_400_000_000_000)
+        case _:
+            bits = {Scalar.TINYINT: 8, Scalar.SMALLINT: 16, Scalar.INT: 32, Scalar.DATE: 32}.get(scalar, 64)
+            least = -(1 << (bits - 1))
+            return chance.choice([least, -1, 0, 1, -least - 1, chance.randrange(least, -least)])
+
+
+def random_value(chance: Random, kind: CqlType) -> bytes:
+    """In wire form, as stored."""
+    return canonical(kind, encode(kind, _random(chance, kind)))
+
+
+def _random(chance: Random, kind: CqlType) -> Any:
+    match kind:
+        case ScalarType(scalar=scalar):
+            return random_scalar(chance, scalar)
+        case ListType(element=element) | SetType(element=element):
+            return [_random(chance, element) for _ in range(chance.randrange(3))]
+        case MapType(key=key, value=value):
+            return [(_random(chance, key), _random(chance, value)) for _ in range(chance.randrange(3))]
+        case TupleType(elements=elements):
+            return [None if chance.random() < 0.3 else _random(chance, one) for one in elements]
+
+
+def stored_key(schema: TableSchema, values: Mapping[str, bytes]) -> bytes:
+    prefix = stored_prefix([values[one.name] for one in schema.partition_key])
+    return row_key(prefix, encode_clustering(schema.clustering, [values[one.name] for one in schema.clustering]))
+
+
+def stored_prefix(parts: Sequence[bytes]) -> bytes:
+    partition = composite_key(parts)
+    return partition_prefix(token_of(partition), partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often rows are other than plain, and how the rest of a draw looks."""
+
+    plain: float = 0.5
+    partitions: int = 6
+    rows: int = 25
+    times: int = 6
+
+
+class RandomRows:
+    """Contents of layers over `MIXED`: few partitions, few keys, few timestamps, so that all of it meets."""
+
+    def __init__(self, seed: int, mix: Mix | None = None) -> None:
+        self.chance = Random(seed)
+        self.mix = mix or Mix()
+        self.schema = MIXED
+
+    def layer(self) -> list[Item]:
+        """Items in key order."""
+        found: dict[bytes, bytes] = {}
+        few = 0 if self.chance.random() < 0.05 else self.mix.rows // 2
+        for _ in range(self.chance.randrange(few, self.mix.rows + 1)):
+            prefix = stored_prefix([f"p{self.chance.randrange(self.mix.partitions)}".encode()])
+            if self.chance.random() < 0.1 * (1 - self.mix.plain):
+                found[head_key(prefix)] = encode_head(self._head(), self.schema.version)
+                continue
+            row = self._plain() if self.chance.random() < self.mix.plain else self._other()
+            found[row_key(prefix, self._clustering())] = encode_row(row, self.schema.version, self.schema.layouts[-1])
+        return sorted(found.items())
+
+    def _clustering(self, parts: int = 2) -> bytes:
+        values = [self.chance.randrange(3).to_bytes(4), self.chance.choice([b"", b"a", b"\0", b"b\0c"])]
+        return encode_clustering(self.schema.clustering, values[:parts])
+
+    def _time(self) -> int:
+        return self.chance.randrange(1, self.mix.times)
+
+    def _value(self, name: str) -> bytes:
+        return random_value(self.chance, self.schema.column(name).type)
+
+    def _plain(self) -> Row:
+        time = self._time()
+        names = ["w", "x", "y", "z"]
+        if self.chance.random() < 0.5:
+            names = self.chance.sample(names, self.chance.randrange(5))
+        marker = Marker(time) if self.chance.random() < 0.7 or not names else None
+        return Row(marker, None, {self.schema.column(name).number: Cell(time, self._value(name)) for name in names})
+
+    def _other(self) -> Row:
+        cells = {self.schema.column(name).number: self._cell(name) for name in self.chance.sample("wxyz", 2)}
+        if self.chance.random() < 0.2:
+            return Row(None, self._deletion())
+        collections = {}
+        if self.chance.random() < 0.6:
+            name = self.chance.choice("ml")
+            collections[self.schema.column(name).number] = self._elements(name)
+        marker = self.chance.choice([None, Marker(self._time()), Marker(self._time(), 5, self._at())])
+        return Row(marker, None, cells, {number: one for number, one in collections.items() if one != Elements()})
+
+    def _cell(self, name: str) -> Cell:
+        return self.chance.choice(
+            [
+                Cell(self._time(), self._value(name)),
+                Cell(self._time(), None, 0, self._at()),
+                Cell(self._time(), self._value(name), 5, self._at()),
+            ]
+        )
+
+    def _elements(self, name: str) -> Elements:
+        deletion = self._deletion() if self.chance.random() < 0.5 else None
+        number = random_value(self.chance, ScalarType(Scalar.INT))
+        cells = {path: Cell(self._time(), number) for path in self.chance.sample([b"a", b"b", b"c"], 2)}
+        if name == "m" and self.chance.random() < 0.3:
+            cells[b"d"] = Cell(self._time(), None, 0, self._at())
+        kept = {at: cell for at, cell in cells.items() if deletion is None or not deletion.covers(cell.timestamp_us)}
+        return Elements(deletion, kept)
+
+    def _head(self) -> Head:
+        number = self.schema.column("s").number
+        static = Row(None, None, {number: self._cell("w")}) if self.chance.random() < 0.6 else Row()
+        ranges = []
+        if self.chance.random() < 0.6:
+            start, end = sorted((self._clustering(1), self._clustering(1)))
+            ranges.append(RangeDeletion(start, self.chance.choice([end + b"\xff" * 20, None]), self._deletion()))
+        deletion = self._deletion() if self.chance.random() < 0.3 else None
+        return merge_heads(Head(deletion, tuple(ranges), static), EMPTY_HEAD)
+
+    def _deletion(self) -> Deletion:
+        return Deletion(self._time(), self._at())
+
+    def _at(self) -> int:
+        return self.chance.randrange(20)
+
+
+def layer_facts(schema: TableSchema, items: Sequence[Item]) -> LayerFacts:
+    return facts_of((value for _, value in items), schema)
+
+
+def arrow_column(kind: CqlType, values: Sequence[bytes | None]) -> pa.Array:
+    """Typed values, one by one: what the vector operations are compared with."""
+    python = [None if value is None else _for_arrow(kind, decode(kind, value)) for value in values]
+    return pa.array(python, number_type(kind)).cast(arrow_type(kind))
+
+
+def _for_arrow(kind: CqlType, value: Any) -> Any:
+    match kind:
+        case _ if value is None:
+            return None
+        case ScalarType(scalar=Scalar.UUID | Scalar.TIMEUUID):
+            return value.bytes
+        case ScalarType(scalar=Scalar.INET | Scalar.VARINT | Scalar.DECIMAL):
+            return str(value)
+        case ScalarType(scalar=Scalar.DURATION):
+            return pa.MonthDayNano(tuple(value))
+        case ListType(element=element) | SetType(element=element):
+            return [_for_arrow(element, one) for one in value]
+        case MapType(key=key, value=inner):
+            return [(_for_arrow(key, left), _for_arrow(inner, right)) for left, right in value]
+        case TupleType(elements=elements):
+            return {f"_{number}": _for_arrow(one, part) for number, (one, part) in enumerate(zip(elements, value), 1)}
+        case _:
+            return value

@@ -1,0 +1,157 @@
+"""A fold gives what a fold one row at a time gives, and nothing at all where it fails."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, layer_facts
+from tests.unit.storage.rigs import Rig
+
+from ebla.model.errors import DiskFull
+from ebla.model.rows import NEVER_US
+from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.storage import fold, scan, sidecar
+from ebla.storage.columns import KEY, stored_values, whole_shape
+from ebla.storage.fold import run_fold
+from ebla.storage.fold_plan import FoldInput, FoldJob, FoldResult
+from ebla.storage.key_codec import decode_token
+from ebla.storage.layer import Item, LayerDamaged, build_layer
+from ebla.storage.layer_facts import LayerFacts
+from ebla.storage.manifest import Incarnation, LayerId
+from ebla.storage.merge import merge_streams
+from ebla.storage.scan import EVERYTHING
+from ebla.storage.sidecar import SidecarWriter, open_sidecar
+from ebla.storage.tombstone_gc import KEEP_ALL, Collector, GcRule, GcSpan, collected
+
+UPPER_HALF = TokenRange(Token(0), TOKEN_MIN)
+
+
+def job(rig: Rig, ranges: Sequence[TokenRange], rule: GcRule = KEEP_ALL, whole: TokenRange = WHOLE_RING) -> FoldJob:
+    inputs = tuple(
+        FoldInput(LayerId(UUID(int=number)), rig.path(f"in{number}"), token_range)
+        for number, token_range in enumerate(ranges)
+    )
+    return FoldJob(Incarnation(UUID(int=1)), inputs, LayerId(UUID(int=99)), rig.path("out"), whole, rule, MIXED)
+
+
+async def build(rig: Rig, layers: Sequence[list[Item]]) -> None:
+    for number, items in enumerate(layers):
+        await build_layer(rig.engine, rig.path(f"in{number}"), items, layer_facts(MIXED, items))
+
+
+async def folded(rig: Rig, layers: Sequence[list[Item]], asked: FoldJob) -> tuple[FoldResult, list[Item], LayerFacts]:
+    await build(rig, layers)
+    result = await run_fold(rig.engine, rig.disk, asked)
+    layer = await rig.engine.open(rig.path("out"), writable=False)
+    items = list(layer.scan())
+    facts = layer.facts
+    await layer.close()
+    return result, items, facts
+
+
+async def sidecar_items(rig: Rig) -> list[Item]:
+    opened = await open_sidecar(rig.disk, rig.path("out"))
+    assert opened is not None
+    shape = whole_shape(MIXED)
+    items: list[Item] = []
+    for chunk in opened.chunks(shape, EVERYTHING):
+        chunk.validate(full=True)
+        items += zip(chunk.column(KEY).to_pylist(), stored_values(shape, chunk).to_pylist())
+    assert opened.rows == len(items)
+    opened.close()
+    return items
+
+
+@pytest.mark.parametrize(("kind", "seed"), [*(("memory", seed) for seed in range(16)), ("rocks", 1), ("rocks", 2)])
+def test_a_fold_is_the_merge_less_what_may_go(
+    kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(kind, tmp_path)
+    chance = Random(seed)
+    if seed % 2:
+        monkeypatch.setattr(scan, "CHUNK_ROWS", chance.randrange(1, 6))
+        monkeypatch.setattr(sidecar, "BLOCK_ROWS", chance.randrange(1, 6))
+    rows = RandomRows(seed, Mix(chance.choice([0.9, 0.4]), chance.choice([3, 12]), 60))
+    layers = [rows.layer() for _ in range(chance.randrange(1, 4))]
+    ranges = [chance.choice([WHOLE_RING, UPPER_HALF]) for _ in layers]
+    spans = (GcSpan(chance.choice([WHOLE_RING, UPPER_HALF]), chance.randrange(20)),)
+    rule = GcRule(spans, chance.randrange(1, 8)) if seed % 4 else KEEP_ALL
+    asked = job(rig, ranges, rule, chance.choice([WHOLE_RING, UPPER_HALF]))
+    result, items, facts = rig.run(folded(rig, layers, asked))
+
+    collector = Collector(rule)
+    clipped = [
+        [item for item in layer if decode_token(item[0]) in token_range and decode_token(item[0]) in asked.range]
+        for layer, token_range in zip(layers, ranges)
+    ]
+    expected = list(collected(merge_streams(clipped, MIXED), MIXED, collector))
+    assert items == expected
+    assert result.dropped_greatest_us == collector.dropped_greatest_us
+    assert facts == result.facts == layer_facts(MIXED, expected)
+    assert rig.run(sidecar_items(rig)) == expected
+    rig.close()
+
+
+def test_some_seed_drops_tombstones(tmp_path: Path) -> None:
+    """Else the comparison above would say little."""
+    rig = Rig("memory", tmp_path)
+    layers = [RandomRows(3, Mix(0.3, 3, 60)).layer()]
+    rule = GcRule((GcSpan(WHOLE_RING, 100),), 100)
+    result, items, _ = rig.run(folded(rig, layers, job(rig, [WHOLE_RING], rule)))
+    assert result.dropped_greatest_us > NEVER_US
+    assert len(items) < len(layers[0])
+    assert not result.facts.has_tombstones
+    assert not result.facts.has_expiring
+    rig.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "rocks"])
+def test_a_failed_fold_leaves_nothing(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(kind, tmp_path)
+    layers = [RandomRows(3).layer(), RandomRows(4).layer()]
+
+    def full(self: SidecarWriter, chunk: pa.RecordBatch) -> None:
+        raise DiskFull("no space left")
+
+    async def main() -> None:
+        await build(rig, layers)
+        with monkeypatch.context() as patched, pytest.raises(DiskFull):
+            patched.setattr(SidecarWriter, "add", full)
+            await run_fold(rig.engine, rig.disk, job(rig, [WHOLE_RING, WHOLE_RING]))
+        assert not rig.disk.exists(rig.path("out"))
+        with pytest.raises(LayerDamaged):
+            await run_fold(rig.engine, rig.disk, job(rig, [WHOLE_RING] * 3))
+        assert not rig.disk.exists(rig.path("out"))
+        await run_fold(rig.engine, rig.disk, job(rig, [WHOLE_RING, WHOLE_RING]))
+        assert rig.disk.exists(rig.path("out"))
+
+    rig.run(main())
+    rig.close()
+
+
+def test_a_cancelled_fold_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig("rocks", tmp_path)
+    monkeypatch.setattr(scan, "CHUNK_ROWS", 2)
+    begun = asyncio.Event()
+    add = fold.BaseWriter.add
+
+    def add_and_tell(self: fold.BaseWriter, chunk: pa.RecordBatch) -> None:
+        add(self, chunk)
+        begun.set()
+
+    monkeypatch.setattr(fold.BaseWriter, "add", add_and_tell)
+
+    async def main() -> None:
+        await build(rig, [RandomRows(3, Mix(rows=200)).layer()])
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(run_fold(rig.engine, rig.disk, job(rig, [WHOLE_RING])))
+            await begun.wait()
+            running.cancel()
+        assert not rig.disk.exists(rig.path("out"))
+
+    rig.run(main())
+    rig.close()

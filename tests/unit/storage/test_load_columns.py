@@ -1,0 +1,145 @@
+"""Batches of columns as the rows that CQL would have written."""
+
+import datetime
+import uuid
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.storage.random_rows import MIXED, column, stored_key, stored_prefix, table
+
+from ebla.model.cql_types import parse_type
+from ebla.model.errors import InvalidRequest
+from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, Row
+from ebla.model.schema import ColumnKind
+from ebla.model.values import encode
+from ebla.storage import load_columns
+from ebla.storage.columns import KEY, STORED
+from ebla.storage.key_codec import head_key
+from ebla.storage.layer import Item
+from ebla.storage.load_columns import Stamp, encode_batch, list_path
+from ebla.storage.row_codec import Flag, decode_head, decode_row, is_plain
+
+NUMBER = {one.name: one.number for one in MIXED.columns}
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    arrays = {}
+    for name, values in columns.items():
+        kind = {"c": pa.int32(), "x": pa.int64(), "z": pa.binary()}.get(name)
+        if name == "m":
+            kind = pa.map_(pa.string(), pa.int32())
+        arrays[name] = pa.array(values, kind)
+    return pa.record_batch(arrays)
+
+
+def items(chunk: pa.RecordBatch) -> list[Item]:
+    return list(zip(chunk.column(KEY).to_pylist(), chunk.column(STORED).to_pylist()))
+
+
+def key(partition: str, clustering: int, text: str = "t") -> bytes:
+    return stored_key(MIXED, {"p": partition.encode(), "c": clustering.to_bytes(4, signed=True), "d": text.encode()})
+
+
+def test_rows_come_sorted_and_a_null_is_no_cell() -> None:
+    given = batch(p=["b", "a", "a"], c=[1, 2, -2], d=["t", "t", "t"], w=["one", None, ""], x=[1, 2, None])
+    found = items(encode_batch(MIXED, given, Stamp(7, 1)))
+    assert [one for one, _ in found] == sorted([key("b", 1), key("a", 2), key("a", -2)])
+    rows = {one: decode_row(value, MIXED.layouts) for one, value in found}
+    assert all(is_plain(value) for _, value in found)
+    assert rows[key("b", 1)] == Row(
+        Marker(7), None, {NUMBER["w"]: Cell(7, b"one"), NUMBER["x"]: Cell(7, (1).to_bytes(4))}
+    )
+    assert rows[key("a", 2)].cells == {NUMBER["x"]: Cell(7, (2).to_bytes(4))}
+    assert rows[key("a", -2)].cells == {NUMBER["w"]: Cell(7, b"")}
+
+
+def test_a_null_that_deletes() -> None:
+    given = batch(p=["a", "b"], c=[1, 1], d=["t", "t"], w=[None, "v"])
+    found = dict(items(encode_batch(MIXED, given, Stamp(7, 3, nulls_delete=True))))
+    deleted = decode_row(found[key("a", 1)], MIXED.layouts)
+    assert deleted == Row(Marker(7), None, {NUMBER["w"]: Cell(7, None, 0, 3)})
+    assert is_plain(found[key("b", 1)])
+
+
+def test_a_key_given_twice_is_merged() -> None:
+    given = batch(p=["a", "a", "a"], c=[1, 1, 1], d=["t", "t", "t"], w=["b", "c", None], x=[5, None, 4])
+    found = items(encode_batch(MIXED, given, Stamp(7, 1)))
+    assert [one for one, _ in found] == [key("a", 1)]
+    cells = decode_row(found[0][1], MIXED.layouts).cells
+    assert cells == {NUMBER["w"]: Cell(7, b"c"), NUMBER["x"]: Cell(7, (5).to_bytes(4))}
+
+
+def test_collections_are_cells_of_their_own() -> None:
+    given = batch(p=["a", "b"], c=[1, 1], d=["t", "t"], m=[[("k", 3)], None], l=[[9, 8], None])
+    found = dict(items(encode_batch(MIXED, given, Stamp(7, 3))))
+    row = decode_row(found[key("a", 1)], MIXED.layouts)
+    nine, eight = (Cell(7, number.to_bytes(4)) for number in (9, 8))
+    assert row.collections == {
+        NUMBER["m"]: Elements(Deletion(6, 3), {b"k": Cell(7, (3).to_bytes(4))}),
+        NUMBER["l"]: Elements(Deletion(6, 3), {list_path(7, 0): nine, list_path(7, 1): eight}),
+    }
+    assert is_plain(found[key("b", 1)])
+    deleting = dict(items(encode_batch(MIXED, given, Stamp(7, 3, nulls_delete=True))))
+    assert decode_row(deleting[key("b", 1)], MIXED.layouts).collections[NUMBER["m"]] == Elements(Deletion(7, 3))
+
+
+def test_static_cells_go_to_the_head() -> None:
+    given = batch(p=["a", "a", "b"], c=[1, 2, 1], d=["t", "t", "t"], s=["x", "y", None])
+    found = dict(items(encode_batch(MIXED, given, Stamp(7, 3))))
+    heads = {one: decode_head(value) for one, value in found.items() if value[1] & Flag.HEAD}
+    assert heads == {head_key(stored_prefix([b"a"])): Head(static=Row(cells={NUMBER["s"]: Cell(7, b"y")}))}
+    assert len(found) == 4
+
+
+def test_list_elements_stand_in_the_order_of_writes() -> None:
+    paths = [list_path(-5, 1), list_path(3, 0), list_path(3, 1), list_path(3, 256), list_path(4, 0)]
+    assert paths == sorted(paths)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"p": ["a"], "c": [1], "d": ["t"], "nope": [1]}, "no column 'nope'"),
+        ({"p": ["a"], "c": [1]}, "'d' of ks.t is missing"),
+        ({"p": [None], "c": [1], "d": ["t"]}, "null in 1"),
+        ({"p": ["a"], "c": [1], "d": ["t"], "x": [1 << 40]}, "cannot be written as int"),
+        ({"p": ["a"], "c": [1], "d": ["t"], "y": ["word"]}, "cannot be written as double"),
+    ],
+)
+def test_what_does_not_fit_is_refused(columns: dict[str, Any], reason: str) -> None:
+    given = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+    with pytest.raises(InvalidRequest, match=reason):
+        encode_batch(MIXED, given, Stamp(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "good"),
+    [
+        ("time", pa.array([86_400_000_000_000]).view(pa.time64("ns")), datetime.time(1)),
+        ("timeuuid", pa.array([uuid.UUID(int=0, version=4).bytes], pa.binary(16)), uuid.UUID(int=0, version=1).bytes),
+        ("ascii", pa.array(["ž"]), "z"),
+    ],
+)
+def test_values_that_arrow_allows_and_cql_does_not(kind: str, bad: pa.Array, good: Any) -> None:
+    schema = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", kind))
+    with pytest.raises(InvalidRequest, match=f"not a valid {kind}"):
+        encode_batch(schema, pa.record_batch({"p": pa.array([1], pa.int32()), "v": bad}), Stamp(1, 1))
+    values = pa.array([None, good], bad.type)
+    assert (
+        len(encode_batch(schema, pa.record_batch({"p": pa.array([1, 2], pa.int32()), "v": values}), Stamp(1, 1))) == 2
+    )
+
+
+def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_columns, "BATCH_BYTES_MAX", 10)
+    with pytest.raises(InvalidRequest, match="at most 10"):
+        encode_batch(MIXED, batch(p=["aaaaaa"], c=[1], d=["tttttt"]), Stamp(1, 1))
+
+
+def test_frozen_collections_are_canonical() -> None:
+    schema = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "frozen<set<text>>"))
+    given = pa.record_batch({"p": pa.array([1], pa.int32()), "v": pa.array([["b", "a", "b"]])})
+    (item,) = items(encode_batch(schema, given, Stamp(1, 1)))
+    expected = encode(parse_type("frozen<set<text>>"), ["a", "b"])
+    assert decode_row(item[1], schema.layouts).cells == {schema.column("v").number: Cell(1, expected)}

@@ -1,0 +1,79 @@
+"""Chunks merge to the same rows as streams that are merged one row at a time."""
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import pyarrow as pa
+import pytest
+from tests.unit.storage.random_rows import MIXED, Mix, RandomRows
+
+from ebla.model.rows import Head, Row
+from ebla.storage import merge_chunks as subject
+from ebla.storage.columns import KEY, Shape, chunk_of, stored_values, whole_shape
+from ebla.storage.layer import Item
+from ebla.storage.merge import merge_streams
+from ebla.storage.merge_chunks import merge_chunks, resolved
+from ebla.storage.row_codec import Flag, decode_head, decode_row
+
+
+def chunk(shape: Shape, items: Sequence[Item]) -> pa.RecordBatch:
+    keys, values = [key for key, _ in items], [value for _, value in items]
+    return chunk_of(shape, pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+
+
+def stream(shape: Shape, items: Sequence[Item], chance: Random) -> Iterator[pa.RecordBatch]:
+    """In chunks of any size, empty ones among them."""
+    start = 0
+    while start < len(items):
+        size = chance.randrange(8)
+        yield chunk(shape, items[start : start + size])
+        start += size
+
+
+def decoded(items: Sequence[Item]) -> list[tuple[bytes, Row | Head]]:
+    return [
+        (key, decode_head(value) if value[1] & Flag.HEAD else decode_row(value, MIXED.layouts)) for key, value in items
+    ]
+
+
+def items_of(shape: Shape, chunks: Sequence[pa.RecordBatch]) -> list[Item]:
+    found: list[Item] = []
+    for one in chunks:
+        found += zip(one.column(KEY).to_pylist(), stored_values(shape, one).to_pylist())
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("raw", [True, False])
+def test_chunks_merge_as_rows_do(seed: int, raw: bool) -> None:
+    chance = Random(seed)
+    shape = Shape(MIXED) if raw else whole_shape(MIXED)
+    mix = Mix(plain=chance.choice([1.0, 0.8, 0.3]), partitions=chance.choice([2, 30]), times=chance.choice([3, 40]))
+    rows = RandomRows(seed, mix)
+    layers = [rows.layer() for _ in range(chance.randrange(1, 5))]
+    layers.append(layers[0])
+    expected = decoded(list(merge_streams(layers, MIXED)))
+    merged = list(merge_chunks(shape, [stream(shape, layer, chance) for layer in layers]))
+    assert decoded(items_of(shape, merged)) == expected
+
+
+def test_a_newer_whole_row_wins_without_being_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs once per row where the newest row has every cell, or where both are the same bytes."""
+    monkeypatch.setattr(subject, "merge_all", None)
+    shape = Shape(MIXED)
+    rows = RandomRows(1, Mix(plain=1.0, partitions=100, times=1_000_000, rows=200))
+    numbers = [MIXED.column(name).number for name in "wxyz"]
+    whole = [item for item in rows.layer() if set(decode_row(item[1], MIXED.layouts).cells) == set(numbers)]
+    assert len(whole) > 10
+    older = [(key, value[:1] + bytes((Flag.PLAIN,)) + value[2:4] + bytes(8) + value[12:]) for key, value in whole]
+    for layers in ([older, whole], [whole, older, older[:1]], [whole, whole]):
+        merged = list(merge_chunks(shape, [iter([chunk(shape, layer)]) for layer in layers]))
+        assert items_of(shape, merged) == whole
+
+
+def test_keys_in_any_order_become_a_chunk() -> None:
+    shape = Shape(MIXED)
+    items = RandomRows(3, Mix(partitions=3, rows=60)).layer()
+    mixed_up = items[:]
+    Random(4).shuffle(mixed_up)
+    assert items_of(shape, [resolved(shape, chunk(shape, mixed_up))]) == items

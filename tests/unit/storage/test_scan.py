@@ -1,0 +1,237 @@
+"""What a scan shows is what the rows say, read one at a time."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, column, layer_facts, stored_key, stored_prefix, table
+from tests.unit.storage.rigs import ENGINES, Rig
+
+from ebla.model.errors import InvalidRequest
+from ebla.model.rows import EMPTY_HEAD, Cell, Head, Marker, Row, without_covered
+from ebla.model.schema import ColumnKind, TableSchema, with_column, without_column
+from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.model.values import decode
+from ebla.storage import scan, sidecar
+from ebla.storage.columns import KEY, STORED, Shape, chunk_of
+from ebla.storage.fold import BaseWriter
+from ebla.storage.key_codec import KeyKind, decode_clustering, decode_token, partition_key_of, split_key
+from ebla.storage.layer import Item, LayerDamaged, build_layer
+from ebla.storage.merge import in_spans, key_spans, merge_streams
+from ebla.storage.row_codec import Flag, decode_head, decode_row, encode_row
+from ebla.storage.scan import (
+    EVERYTHING,
+    Question,
+    close_scan,
+    open_scan,
+    partition_span,
+    scan_rows,
+    scan_stored,
+    slice_spans,
+)
+from ebla.storage.visible_rows import visible_cells
+
+ALL = tuple(one.name for one in MIXED.columns)
+Part = tuple[list[Item], TokenRange, bool]
+"""What a layer holds, its range, and whether it has a sidecar."""
+
+
+@pytest.fixture(params=sorted(ENGINES))
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(request.param, tmp_path)
+    yield made
+    made.close()
+
+
+async def build(rig: Rig, schema: TableSchema, name: str, part: Part) -> None:
+    items, _, with_sidecar = part
+    if not with_sidecar:
+        await build_layer(rig.engine, rig.path(name), items, layer_facts(schema, items))
+        return
+    writer = BaseWriter(rig.engine, rig.disk, rig.path(name), schema)
+    keys, values = pa.array([key for key, _ in items], pa.binary()), pa.array([one for _, one in items], pa.binary())
+    writer.add(chunk_of(Shape(schema), keys, values))
+    await writer.finish()
+
+
+async def scanned(rig: Rig, parts: Sequence[Part], question: Question) -> list[dict[str, Any]]:
+    for number, part in enumerate(parts):
+        if not rig.disk.exists(rig.path(f"layer{number}")):
+            await build(rig, question.schema, f"layer{number}", part)
+    layers = await open_scan(
+        rig.engine, rig.disk, [(rig.path(f"layer{number}"), part[1]) for number, part in enumerate(parts)]
+    )
+    assert [one.sidecar is not None for one in layers] == [part[2] for part in parts]
+    try:
+        found = []
+        for batch in scan_rows(layers, question):
+            batch.validate(full=True)
+            found += batch.to_pylist()
+        return found
+    finally:
+        await close_scan(layers)
+
+
+def expected(parts: Sequence[Part], question: Question) -> list[dict[str, Any]]:
+    schema = question.schema
+    clipped = [[item for item in items if decode_token(item[0]) in token_range] for items, token_range, _ in parts]
+    shown: list[dict[str, Any]] = []
+    head = EMPTY_HEAD
+    prefix = b""
+    merged = [item for item in merge_streams(clipped, schema) if in_spans(item[0], question.spans)]
+    for key, value in [*merged, (b"\xff" * 20, b"")]:
+        here = split_key(key)[0] if value else b""
+        if here != prefix:
+            if prefix and not any(row["prefix"] == prefix for row in shown) and (static := _static(head, question)):
+                shown.append({"prefix": prefix, **static})
+            prefix, head = here, EMPTY_HEAD
+        if value and value[1] & Flag.HEAD:
+            head = decode_head(value)
+        elif value:
+            clustering = split_key(key)[2]
+            row = decode_row(value, schema.layouts)
+            deletion = head.deletion_of(clustering)
+            row = row if deletion is None else without_covered(row, deletion)
+            values = visible_cells(schema, row, question.now_s)
+            if values or (row.marker is not None and row.marker.is_live(question.now_s)):
+                names = [one.name for one in schema.clustering]
+                wire = dict(zip(names, decode_clustering(schema.clustering, clustering)))
+                wire |= {schema.by_number[number].name: data for number, data in values.items()}
+                shown.append({"prefix": here, **wire, **_static(head, question)})
+    return [_typed(row, question) for row in shown]
+
+
+def _static(head: Head, question: Question) -> dict[str, bytes]:
+    if "s" not in question.columns:
+        return {}
+    static = head.static if head.deletion is None else without_covered(head.static, head.deletion)
+    cells = visible_cells(question.schema, static, question.now_s)
+    return {question.schema.by_number[number].name: data for number, data in cells.items()}
+
+
+def _typed(row: dict[str, Any], question: Question) -> dict[str, Any]:
+    row = {**row, question.schema.partition_key[0].name: partition_key_of(row["prefix"])}
+    answer = {}
+    for name in question.columns:
+        data = row.get(name)
+        answer[name] = None if data is None else decode(question.schema.column(name).type, data)
+    return answer
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_scan_shows_what_the_rows_say(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig("memory", tmp_path)
+    chance = Random(seed)
+    if seed % 3:
+        # Partitions then go on from chunk to chunk, and so must what their heads say.
+        monkeypatch.setattr(scan, "CHUNK_ROWS", chance.randrange(1, 6))
+        monkeypatch.setattr(sidecar, "BLOCK_ROWS", chance.randrange(1, 6))
+    rows = RandomRows(seed, Mix(chance.choice([0.9, 0.5]), chance.choice([3, 12]), 60))
+    ranges = [WHOLE_RING, TokenRange(Token(0), TOKEN_MIN), TokenRange(TOKEN_MIN, Token(1 << 61))]
+    parts = [(rows.layer(), chance.choice(ranges), chance.random() < 0.5) for _ in range(chance.choice([1, 1, 2, 3]))]
+    some = [chance.choice(items)[0] for items, _, _ in parts if items]
+    spans = [EVERYTHING, key_spans(TokenRange(Token(-(1 << 62)), Token(1 << 62)))]
+    if some:
+        spans.append((partition_span(split_key(some[0])[0]),))
+        spans.append(slice_spans(split_key(some[0])[0], (1 ^ 1 << 31).to_bytes(4), (2 ^ 1 << 31).to_bytes(4)))
+    for chosen in spans:
+        for columns in (ALL, ("x", "p"), ("s", "z"), ("s",)):
+            question = Question(MIXED, columns, chance.randrange(20), chosen)
+            found = rig.run(scanned(rig, parts, question))
+            assert str(found) == str(expected(parts, question))
+    rig.close()
+
+
+def test_a_slice_knows_what_its_partitions_head_deletes(rig: Rig) -> None:
+    rows = RandomRows(11, Mix(0.5, 2, 80))
+    layers: list[Part] = [(rows.layer(), WHOLE_RING, True), (rows.layer(), WHOLE_RING, False)]
+    heads = [key for items, _, _ in layers for key, _ in items if split_key(key)[1] is KeyKind.PARTITION_HEAD]
+    assert heads
+    question = Question(MIXED, ALL, 3, slice_spans(split_key(heads[0])[0], b"", None))
+    assert str(rig.run(scanned(rig, layers, question))) == str(expected(layers, question))
+
+
+def test_stored_rows_come_whole(rig: Rig) -> None:
+    """Between nodes nothing is left out: tombstones, expired cells and heads travel."""
+    rows = RandomRows(5, Mix(0.3, 4, 80))
+    parts: list[Part] = [(rows.layer(), WHOLE_RING, bool(number)) for number in range(2)]
+
+    async def main() -> list[Item]:
+        for number, part in enumerate(parts):
+            await build(rig, MIXED, f"layer{number}", part)
+        layers = await open_scan(rig.engine, rig.disk, [(rig.path(f"layer{number}"), WHOLE_RING) for number in (0, 1)])
+        found: list[Item] = []
+        for chunk in scan_stored(MIXED, layers):
+            found += zip(chunk.column(KEY).to_pylist(), chunk.column(STORED).to_pylist())
+        await close_scan(layers)
+        return found
+
+    assert rig.run(main()) == list(merge_streams([part[0] for part in parts], MIXED))
+    assert list(scan_stored(MIXED, [])) == []
+
+
+def test_a_sidecar_of_an_older_schema_is_read_by_the_newer(tmp_path: Path) -> None:
+    rig = Rig("memory", tmp_path)
+    first = table(column("p", "int", ColumnKind.PARTITION_KEY), column("gone", "text"), column("kept", "int"))
+    newer = without_column(with_column(first, column("new", "text")), "gone")
+    gone, kept = first.column("gone").number, first.column("kept").number
+    rows = [
+        Row(None, None, {gone: Cell(1, b"x")}),
+        Row(Marker(1), None, {gone: Cell(1, b"x")}),
+        Row(None, None, {kept: Cell(1, bytes(4))}),
+    ]
+    items = sorted(
+        (stored_key(first, {"p": number.to_bytes(4)}), encode_row(row, 1, first.layouts[0]))
+        for number, row in enumerate(rows)
+    )
+    rig.run(build(rig, first, "layer0", (items, WHOLE_RING, True)))
+    for columns in (("p", "kept", "new"), ("p",)):
+        question = Question(newer, columns, 1)
+        found = rig.run(scanned(rig, [(items, WHOLE_RING, True)], question))
+        assert sorted(row["p"] for row in found) == [1, 2]
+        assert found == expected([(items, WHOLE_RING, True)], question)
+    rig.close()
+
+
+def test_a_damaged_block_is_an_error_and_never_a_short_answer(tmp_path: Path) -> None:
+    """The engine alone would end in silence there."""
+    rig = Rig("rocks", tmp_path)
+    rows = RandomRows(1, Mix(1.0, 20_000, 9_000))
+    items = rows.layer()
+
+    async def main() -> None:
+        await build_layer(rig.engine, rig.path("layer0"), items, layer_facts(MIXED, items))
+        file = max((tmp_path / "layer0").glob("*.sst"), key=lambda path: path.stat().st_size)
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        file.write_bytes(bytes(content))
+        with pytest.raises(LayerDamaged):
+            await scanned(rig, [(items, WHOLE_RING, False)], Question(MIXED, ALL, 0))
+
+    asyncio.run(main())
+    rig.close()
+
+
+def test_what_cannot_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no column 'nope'"):
+        list(scan_rows(rig_layers(tmp_path), Question(MIXED, ("nope",), 0)))
+    with pytest.raises(InvalidRequest, match="at least one"):
+        list(scan_rows([], Question(MIXED, (), 0)))
+    assert list(scan_rows([], Question(MIXED, ALL, 0))) == []
+    assert stored_prefix([b"a"]) in partition_span(stored_prefix([b"a"]))
+
+
+def rig_layers(tmp_path: Path) -> list[Any]:
+    rig = Rig("memory", tmp_path)
+
+    async def main() -> list[Any]:
+        await build(rig, MIXED, "layer0", (RandomRows(1).layer(), WHOLE_RING, False))
+        return list(await open_scan(rig.engine, rig.disk, [(rig.path("layer0"), WHOLE_RING)]))
+
+    layers = rig.run(main())
+    rig.close()
+    return layers
