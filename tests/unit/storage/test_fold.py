@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -32,10 +31,9 @@ UPPER_HALF = TokenRange(Token(0), TOKEN_MIN)
 
 def job(rig: Rig, ranges: Sequence[TokenRange], rule: GcRule = KEEP_ALL, whole: TokenRange = WHOLE_RING) -> FoldJob:
     inputs = tuple(
-        FoldInput(LayerId(UUID(int=number)), rig.path(f"in{number}"), token_range)
-        for number, token_range in enumerate(ranges)
+        FoldInput(LayerId(number), rig.path(f"in{number}"), token_range) for number, token_range in enumerate(ranges)
     )
-    return FoldJob(Incarnation(UUID(int=1)), inputs, LayerId(UUID(int=99)), rig.path("out"), whole, rule, MIXED)
+    return FoldJob(Incarnation(1), inputs, LayerId(99), rig.path("out"), whole, rule, MIXED)
 
 
 async def build(rig: Rig, layers: Sequence[list[Item]]) -> None:
@@ -119,9 +117,10 @@ def test_a_failed_fold_leaves_nothing(kind: str, tmp_path: Path, monkeypatch: py
 
     async def main() -> None:
         await build(rig, layers)
-        with monkeypatch.context() as patched, pytest.raises(DiskFull):
+        with monkeypatch.context() as patched:
             patched.setattr(SidecarWriter, "add", full)
-            await run_fold(rig.engine, rig.disk, job(rig, [WHOLE_RING, WHOLE_RING]))
+            with pytest.raises(DiskFull):
+                await run_fold(rig.engine, rig.disk, job(rig, [WHOLE_RING, WHOLE_RING]))
         assert not rig.disk.exists(rig.path("out"))
         with pytest.raises(LayerDamaged):
             await run_fold(rig.engine, rig.disk, job(rig, [WHOLE_RING] * 3))
