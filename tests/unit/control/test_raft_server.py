@@ -183,7 +183,7 @@ def test_what_gathers_during_a_sync_shares_the_next_one() -> None:
                 batches.append(sum(len(write.entries) for write in writes))
                 await persist(writes)
 
-            peer.server.log.persist = count  # type: ignore[method-assign]
+            peer.server.log.persist = count  # type: ignore[method-assign]  # one log, from outside
             peer.disk.behaviour.sync_ms = 200.0
             for index in range(2, 12):
                 await peer.hear(append(index, prev_term=1 if index == 2 else 2))
@@ -261,7 +261,7 @@ def test_proposals_of_one_turn_are_one_batch_up_to_the_size_of_a_message() -> No
                 steps.append(len(payloads))
                 propose(payloads, kind, now_ms)
 
-            peer.server._propose = count  # type: ignore[method-assign]
+            peer.server._propose = count  # type: ignore[method-assign]  # one server, from outside
             change = encode_change(MembershipChange((Change(ChangeKind.ADD_LEARNER, PeerId(9)),)))
             for serial in range(1, 5):
                 peer.server.propose(add_one(serial), EntryKind.COMMAND)
@@ -301,9 +301,9 @@ def test_an_append_that_was_dropped_is_told_to_the_core() -> None:
 
             def listen(event: object, now_ms: int) -> object:
                 heard.append(event)
-                return step(event, now_ms)  # type: ignore[arg-type]
+                return step(event, now_ms)  # type: ignore[arg-type]  # any event will do
 
-            peer.server.core.step = listen  # type: ignore[method-assign,assignment]
+            peer.server.core.step = listen  # type: ignore[method-assign,assignment]  # one core, from outside
             peer.wire.is_up = False
             peer.server._send([append(2), Heartbeat(PeerId(1), PeerId(3), 2)])
             await asyncio.sleep(0)

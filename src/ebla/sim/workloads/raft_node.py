@@ -62,7 +62,7 @@ class Watch:
 
     def leaves(self, message: Message) -> None: ...
 
-    def seen(self, peer: PeerId) -> Seen:  # noqa: ARG002
+    def seen(self, peer: PeerId) -> Seen:  # noqa: ARG002  # whose state it is matters to those who look
         return lambda _content, _entry: None
 
 
