@@ -23,12 +23,15 @@ from ebla.storage.row_codec import (
 KeySpan = tuple[bytes, bytes | None]
 """From a key up to and without another; None: to the end."""
 
+# As plain numbers: combining flags with a byte costs more than the rest of a merge of plain rows.
+_PLAIN, _MARKED, _HEAD = int(Flag.PLAIN), int(Flag.MARKED), int(Flag.HEAD)
+
 
 def merge_values(one: bytes, other: bytes, schema: TableSchema) -> bytes:
     """The value that has seen both, of rows or of heads."""
     if one == other:
         return one
-    if one[1] & Flag.HEAD:
+    if one[1] & _HEAD:
         return encode_head(merge_heads(decode_head(one), decode_head(other)), schema.version)
     newer = _newer_whole(one, other)
     if newer is not None:
@@ -46,14 +49,14 @@ def merge_all(values: Sequence[bytes], schema: TableSchema) -> bytes:
 
 def _newer_whole(one: bytes, other: bytes) -> bytes | None:
     """One of two plain rows where it is newer and has every cell, so that nothing of the other shows."""
-    if not one[1] & other[1] & Flag.PLAIN or one[2:4] != other[2:4]:
+    if not one[1] & other[1] & _PLAIN or one[2:4] != other[2:4]:
         return None
     age = PLAIN_HEADER.unpack_from(one)[3] - PLAIN_HEADER.unpack_from(other)[3]
     if age == 0:
         return None
     newer, older = (one, other) if age > 0 else (other, one)
     # Four such bytes may also be part of a value: then the rows take the slower way to the same result.
-    if NO_CELL in newer or (older[1] & Flag.MARKED and not newer[1] & Flag.MARKED):
+    if NO_CELL in newer or (older[1] & _MARKED and not newer[1] & _MARKED):
         return None
     return newer
 
@@ -93,7 +96,7 @@ def uncovered_items(items: Iterable[Item], schema: TableSchema, first_head: Head
     prefix: bytes | None = None
     head = first_head
     for key, value in items:
-        if value[1] & Flag.HEAD:
+        if value[1] & _HEAD:
             prefix, head = split_key(key)[0], decode_head(value)
             yield key, value
             continue
@@ -114,7 +117,7 @@ def facts_of(values: Iterable[bytes], schema: TableSchema) -> LayerFacts:
     least_us, greatest_us, plain = ALWAYS_US, NEVER_US, 0
     others: LayerFacts | None = None
     for value in values:
-        if value[1] & Flag.PLAIN:
+        if value[1] & _PLAIN:
             timestamp_us = PLAIN_HEADER.unpack_from(value)[3]
             plain += 1
             if timestamp_us < least_us:
@@ -129,7 +132,7 @@ def facts_of(values: Iterable[bytes], schema: TableSchema) -> LayerFacts:
 
 
 def _other_facts(value: bytes, schema: TableSchema) -> LayerFacts:
-    if value[1] & Flag.HEAD:
+    if value[1] & _HEAD:
         return head_facts(decode_head(value))
     return row_facts(decode_row(value, schema.layouts))
 
