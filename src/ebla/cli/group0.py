@@ -1,6 +1,8 @@
 """`ebla group0 …`: look into the replicated store of the cluster, and change it with care."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
@@ -12,11 +14,10 @@ from rich.table import Table
 
 from ebla.cli.asking import ask_verb, parse_contact
 from ebla.cli.local_cluster import find_nodes
-from ebla.cli.telling import errors_told
 from ebla.group0.commands import Answer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.keys import owner_of
 from ebla.group0.members import Role
-from ebla.model.errors import InvalidRequest, Refused
+from ebla.model.errors import EblaError, InvalidRequest, Outcome, Refused
 from ebla.model.identity import HostId
 from ebla.model.transaction import Change, Condition, Delete, Missing, Put, Revision, Transaction, Unchanged
 from ebla.options import Ports
@@ -53,8 +54,9 @@ Group 0: the small replicated store in which the cluster agrees.
   ebla group0 get user/colour          read it, linearizable
   ebla group0 watch user/              follow its changes
   ebla group0 txn change.json          several keys at once, under conditions
+  ebla group0 check-quorum             does a majority answer?
 
-An error says what became of the operation: not applied, or unknown.
+An error says what became of the operation: not applied, or unknown. See docs/group0.md.
 """
 
 app = typer.Typer(name="group0", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
@@ -90,7 +92,7 @@ def get(
     """Read keys. Linearizable unless --local. The exit status is 1 where a key does not exist."""
     exact = tuple(key for key in keys if not key.endswith("/"))
     prefixes = tuple(key for key in keys if key.endswith("/"))
-    with errors_told():
+    with _outcomes_told(as_json=as_json, is_change=False):
         answer = _ask(data, node, GROUP0_READ, ReadRequest(exact, prefixes, quorum=not local), timeout_ms)
         if as_json:
             _print_json({"index": answer.revision.index, "found": [_shown(found) for found in answer.found]})
@@ -119,7 +121,7 @@ def put(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a key, durable on a majority when the command returns."""
-    with errors_told():
+    with _outcomes_told(as_json=as_json):
         conditions = _conditions(data, node, key, if_missing=if_missing, if_index=if_index)
         transaction = Transaction(conditions, (Put(key, value.encode()),), _lock_bytes(lock))
         _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
@@ -136,7 +138,7 @@ def delete(
     as_json: JsonFlag = False,
 ) -> None:
     """Remove a key. One that does not exist stays so."""
-    with errors_told():
+    with _outcomes_told(as_json=as_json):
         transaction = Transaction((), (Delete(key),), _lock_bytes(lock))
         _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
 
@@ -175,7 +177,7 @@ def txn(
     {"conditions": [{"key": "user/a", "missing": true}, {"key": "user/b", "index": 7}],
      "changes": [{"key": "user/a", "value": "1"}, {"key": "user/b", "value": null}]}
     """
-    with errors_told():
+    with _outcomes_told(as_json=as_json):
         raw = sys.stdin.buffer.read() if str(file) == "-" else _read_file(file)
         try:
             wanted = msgspec.json.decode(raw, type=TxnFile)
@@ -202,7 +204,7 @@ def watch(
 ) -> None:
     """Follow changes, in order, until Ctrl-C. Begins with what is there, unless resumed after an index."""
     seen = 0
-    with errors_told():
+    with _outcomes_told(as_json=as_json, is_change=False):
         history = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
         position = None if after is None else Revision(history, after)
         try:
@@ -223,10 +225,10 @@ def members(
     as_json: JsonFlag = False,
 ) -> None:
     """Show who belongs to group 0, who votes, who leads, and how far behind the leader knows them to be."""
-    with errors_told():
+    with _outcomes_told(as_json=as_json, is_change=False):
         report = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS)
         if as_json:
-            _print_json(report)
+            _print_json(_members_shown(report))
         else:
             _print_members(report)
 
@@ -242,7 +244,7 @@ def add(
     as_json: JsonFlag = False,
 ) -> None:
     """Add a member as a learner. A node that is started joins by itself; this is for one that cannot ask."""
-    with errors_told():
+    with _outcomes_told(as_json=as_json):
         place = parse_contact(address, Ports())
         request = ChangeMemberRequest(HostId(host), Role.LEARNER, place, _lock_bytes(lock))
         _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
@@ -258,7 +260,7 @@ def remove(
     as_json: JsonFlag = False,
 ) -> None:
     """Remove a member for good: this host id can never come back. The node notices and stops."""
-    with errors_told():
+    with _outcomes_told(as_json=as_json):
         request = ChangeMemberRequest(HostId(host), Role.REMOVED, None, _lock_bytes(lock))
         _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
 
@@ -272,7 +274,7 @@ def transfer_leader(
     as_json: JsonFlag = False,
 ) -> None:
     """Hand the lead over to a voter; returns once it leads."""
-    with errors_told():
+    with _outcomes_told(as_json=as_json):
         _ask(data, node, GROUP0_TRANSFER, TransferRequest(HostId(host)), timeout_ms)
         if as_json:
             _print_json({"leader": str(host)})
@@ -288,12 +290,28 @@ def lock(
     as_json: JsonFlag = False,
 ) -> None:
     """Acquire the lock, a fencing token: it revokes the one before, and holds until the next is acquired."""
-    with errors_told():
+    with _outcomes_told(as_json=as_json):
         answer = _ask(data, node, GROUP0_LOCK, LockRequest(), timeout_ms)
         if as_json:
             _print_json({"lock": answer.lock.hex(), "index": answer.revision.index})
         else:
             sys.stdout.write(f"{answer.lock.hex()}\n")
+
+
+@app.command("check-quorum")
+def check_quorum(
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Ask whether a majority of the voters answers, as a linearizable read would. The exit status is 1 if not."""
+    with _outcomes_told(as_json=as_json, is_change=False):
+        revision = _ask(data, node, GROUP0_READ, ReadRequest(), timeout_ms).revision
+        if as_json:
+            _print_json({"quorum": True, "index": revision.index})
+        else:
+            sys.stdout.write(f"a majority answers, at index {revision.index}\n")
 
 
 # ---- asking
@@ -345,6 +363,25 @@ def _read_file(file: Path) -> bytes:
 
 
 # ---- showing
+
+
+@contextmanager
+def _outcomes_told(*, as_json: bool, is_change: bool = True) -> Iterator[None]:
+    """Errors with what became of the operation; of a read there is nothing to say but that it failed."""
+    try:
+        yield
+    except EblaError as error:
+        if as_json:
+            outcome = {"outcome": str(error.outcome)} if is_change else {}
+            told = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
+            _print_json({**outcome, **told})
+        else:
+            became = f"{_BECAME[error.outcome]}: " if is_change else ""
+            sys.stderr.write(f"ebla: {became}{error}\n")
+        raise typer.Exit(1) from None
+
+
+_BECAME = {Outcome.NOT_APPLIED: "not applied", Outcome.UNKNOWN: "unknown whether it was applied"}
 
 
 def _tell_answer(answer: Answer, *, as_json: bool) -> None:
@@ -413,8 +450,24 @@ def _print_members(report: Group0Report) -> None:
     Console().print(table)
 
 
+def _members_shown(report: Group0Report) -> dict[str, Any]:
+    fields = {name: getattr(report, name) for name in report.__struct_fields__ if name != "members"}
+    shown = []
+    for each in report.members:
+        member = each.member
+        place = {"address": str(member.address), "datacenter": member.datacenter, "rack": member.rack}
+        shown.append({"host": member.host, "role": member.role, **place, "release": member.release, "lag": each.lag})
+    return {**fields, "members": shown}
+
+
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+    return {name: _plain_value(value) for name, value in fields.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Revision):
+        return {"history": value.history, "index": value.index}
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _print_json(value: Any) -> None:

@@ -65,6 +65,8 @@ class Group0Limits:
     command_bytes_max: int = 1024 * 1024
     offer_again_ms: int = 500
     """How long to wait for a command to be applied before it is offered again; the leader may be another by then."""
+    take_up_ms: int = 200
+    """How long another node may take to answer that it has taken up a command. A frozen leader must not hold it up."""
     look_again_ms: int = 50
     """The same where it could not be offered."""
     read_again_ms: int = 500
@@ -98,6 +100,12 @@ class Group0Calls:
         """Calls under way by serial, oldest first: every one before the first has been answered."""
         self._loop = asyncio.get_running_loop()
         self._looks = Deadlines(self._loop, LOOK_SLACK_MS, self._look)
+
+    async def run(self) -> None:
+        """Until cancelled: a change of leader may have taken what was offered with it, so all is offered anew."""
+        while True:
+            await self._raft.wait_standing_changed()
+            self._look(math.inf)
 
     # ---- changes
 
@@ -178,7 +186,7 @@ class Group0Calls:
         remaining_ms = math.ceil((waiting.expires_at - self._loop.time()) * 1000)
         request = ProposeRequest(kind, payload)
         try:
-            await self._peers.call(host, GROUP0_PROPOSE, request, min(self._limits.offer_again_ms, remaining_ms))
+            await self._peers.call(host, GROUP0_PROPOSE, request, min(self._limits.take_up_ms, remaining_ms))
         except EblaError as error:
             waiting.sent |= error.outcome is not Outcome.NOT_APPLIED
             waiting.reason = error.message
@@ -197,7 +205,7 @@ class Group0Calls:
         so the machine has the next future to give it to first."""
         earliest = math.inf
         for waiting in self._open.values():
-            if waiting.look_at <= now:
+            if waiting.look_at <= now and waiting.look_at < math.inf:
                 waiting.look_at = math.inf
                 if not waiting.answer.done():
                     woken, waiting.answer = waiting.answer, self._machine.wait_answer(waiting.call)

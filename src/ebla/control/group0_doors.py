@@ -10,7 +10,7 @@ from ebla.group0.discovery import InCluster
 from ebla.group0.feed import Step, matching
 from ebla.group0.members import Member, Role, peer_number
 from ebla.group0.membership import member_key
-from ebla.model.errors import InvalidRequest, Refused, Unavailable
+from ebla.model.errors import DeadlineExceeded, InvalidRequest, Refused, Unavailable
 from ebla.model.identity import Address, HostId
 from ebla.ports.chance import Chance
 from ebla.raft.events import TransferLeadership
@@ -60,6 +60,15 @@ from ebla.wire.verbs import (
     SNAPSHOT_CHUNK,
     Done,
 )
+
+ANSWER_SHARE_MS_MAX = 100
+
+
+def _work_ms(call: IncomingCall) -> int:
+    """The time for the work itself: the answer must reach the caller before the caller's own deadline, or it would
+    learn nothing where we know that nothing happened."""
+    remaining_ms = call.remaining_ms()
+    return remaining_ms - min(ANSWER_SHARE_MS_MAX, remaining_ms // 5)
 
 
 class Group0Doors:
@@ -119,7 +128,7 @@ class Group0Doors:
         same host under another join id has lost what it held: it may have voted, and what the leader knows of its log
         is no longer true, so it must not start over."""
         running, member = self._group0.running, request.member
-        await running.calls.read_barrier(call.remaining_ms())
+        await running.calls.read_barrier(_work_ms(call))
         known = running.store.members.get(member_key(member.host))
         if known is not None and known.join_id != member.join_id:
             raise InvalidRequest(
@@ -128,7 +137,7 @@ class Group0Doors:
             )
         if known is None:
             newcomer = msgspec.structs.replace(member, role=Role.LEARNER)
-            revision_of(await running.calls.change_members((newcomer,), None, call.remaining_ms()))
+            revision_of(await running.calls.change_members((newcomer,), None, _work_ms(call)))
         return JoinAnswer(running.store.revision.history, tuple(running.store.members.values()))
 
     def _membership(self, request: MembershipRequest, _call: IncomingCall) -> MembershipAnswer:
@@ -149,8 +158,14 @@ class Group0Doors:
         if not running.raft.is_leader:
             return await self._peers.call(leader, GROUP0_TRANSFER, request, call.remaining_ms())
         running.raft.post(TransferLeadership(PeerId(peer_number(request.host))))
-        while running.leader_host() != request.host:
-            await running.raft.wait_standing_changed()
+        try:
+            async with asyncio.timeout(_work_ms(call) / 1000):
+                while running.leader_host() != request.host:
+                    await running.raft.wait_standing_changed()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"host {request.host} did not take over the lead in time", advice="see ebla group0 members"
+            ) from None
         return Done()
 
     # ---- for the operator
@@ -158,7 +173,7 @@ class Group0Doors:
     async def _read(self, request: ReadRequest, call: IncomingCall) -> ReadAnswer:
         running = self._group0.running
         if request.quorum:
-            await running.calls.read_barrier(call.remaining_ms())
+            await running.calls.read_barrier(_work_ms(call))
         store = running.store
         keys = dict.fromkeys(request.keys)
         for prefix in request.prefixes:
@@ -168,7 +183,7 @@ class Group0Doors:
         return ReadAnswer(store.revision, found)
 
     async def _execute(self, request: ExecuteRequest, call: IncomingCall) -> ExecuteAnswer:
-        answer = await self._group0.running.calls.transact(request.transaction, call.remaining_ms())
+        answer = await self._group0.running.calls.transact(request.transaction, _work_ms(call))
         return ExecuteAnswer(answer)
 
     async def _watch(self, request: WatchRequest, call: IncomingCall) -> WatchAnswer:
@@ -201,10 +216,12 @@ class Group0Doors:
         changes = tuple(
             WatchedChange(change.key, change.value, step.index) for step in steps for change in step.changes
         )
-        return WatchAnswer(running.store.revision, False, changes)
+        # A node that lags behind where the caller has come from elsewhere must not send it back, or it would be told
+        # the same changes twice.
+        return WatchAnswer(max(after, running.store.revision), False, changes)
 
     async def _lock(self, _request: LockRequest, call: IncomingCall) -> LockAnswer:
-        lock, revision = await self._group0.running.calls.acquire_lock(self._chance, call.remaining_ms())
+        lock, revision = await self._group0.running.calls.acquire_lock(self._chance, _work_ms(call))
         return LockAnswer(lock, revision)
 
     def _members(self, _request: MembersRequest, _call: IncomingCall) -> Group0Report:
@@ -212,13 +229,13 @@ class Group0Doors:
 
     async def _change_member(self, request: ChangeMemberRequest, call: IncomingCall) -> ExecuteAnswer:
         running = self._group0.running
-        await running.calls.read_barrier(call.remaining_ms())
+        await running.calls.read_barrier(_work_ms(call))
         known = running.store.members.get(member_key(request.host))
         if known is None and request.address is None:
             raise InvalidRequest(f"host {request.host} is not a member; to add it, name its address")
         member = known or Member(request.host, request.role, request.address or Address(""))
         wanted = msgspec.structs.replace(member, role=request.role, address=request.address or member.address)
-        answer = await running.calls.change_members((wanted,), request.lock, call.remaining_ms())
+        answer = await running.calls.change_members((wanted,), request.lock, _work_ms(call))
         return ExecuteAnswer(answer)
 
     # ---- parts of the above

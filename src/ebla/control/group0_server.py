@@ -109,6 +109,7 @@ class Group0Server:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(running.raft.run())
+                tasks.create_task(running.calls.run())
                 tasks.create_task(running.voters.run(alive))
                 tasks.create_task(self._ask_whether_removed(running))
                 self._running = running
