@@ -6,8 +6,8 @@ holds it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from ebla.model.errors import EblaError, Overloaded
@@ -27,6 +27,20 @@ class _Entry:
     layer: Layer | None = None
     holders: int = 0
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class LayerHold:
+    """Not a generator: one that is dropped while it opens a layer would go on at some later time."""
+
+    def __init__(self, layers: "OpenLayers", place: LayerPlace) -> None:
+        self._layers = layers
+        self._place = place
+
+    async def __aenter__(self) -> Layer:
+        return await self._layers.enter(self._place)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._layers.leave(self._place)
 
 
 class OpenLayers:
@@ -58,17 +72,24 @@ class OpenLayers:
         async with AsyncExitStack() as held:
             return [await held.enter_async_context(self.hold(place)) for place in places]
 
-    @asynccontextmanager
-    async def hold(self, place: LayerPlace) -> AsyncIterator[Layer]:
-        """Opened if need be, and not closed before the holder leaves."""
+    def hold(self, place: LayerPlace) -> "LayerHold":
+        """For `async with`: opened if need be, and not closed before the holder leaves."""
+        return LayerHold(self, place)
+
+    async def enter(self, place: LayerPlace) -> Layer:
+        """What `hold` does at its beginning; `leave` is its end."""
         entry = self._entries.setdefault(place.folder, _Entry())
         entry.holders += 1
         try:
             layer = self.find(place.folder) or await self._open(place, entry)
             assert layer.writable or not place.writable, f"{place.folder} is open as a base"
-            yield layer
-        finally:
+        except BaseException:
             self._leave(place.folder, entry)
+            raise
+        return layer
+
+    def leave(self, place: LayerPlace) -> None:
+        self._leave(place.folder, self._entries[place.folder])
 
     async def close(self, folder: str, *, flush: bool = True) -> None:
         """Closes it if it is open; nobody may hold it. Without a flush, what was not flushed is lost: for a layer that

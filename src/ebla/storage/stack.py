@@ -114,6 +114,20 @@ class Stack:
                 self.pins -= 1
             # The stack may have got other layers while these were opened.
 
+    async def open_live(self) -> Layer:
+        """The live layer alone, which is all that a write needs; good until the next await."""
+        while True:
+            self.check()
+            place = self._slots[0].place
+            live = self._layers.find(place.folder)
+            if live is not None:
+                return live
+            self.pins += 1
+            try:
+                await self._layers.open_all([place])
+            finally:
+                self.pins -= 1
+
     def check(self) -> None:
         if self.dropped:
             raise Stale(f"replica {self.incarnation:016x} was dropped")
@@ -139,6 +153,29 @@ class Stack:
             found.append(_stacked(self.frozen, frozen.facts, frozen.size_bytes()))
         shown = _stacked(self.live, live.facts, live.size_bytes())
         return (*found, msgspec.structs.replace(shown, is_live=True))
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def check_items(self, items: Sequence[Item]) -> None:
+        """Whether the stack may take these now. Raises `Stale` and `Overloaded`."""
+        version = self.schema.version
+        for key, value in items:
+            if not in_spans(key, self._spans):
+                raise Stale(f"key {key.hex()} is not in the range of replica {self.incarnation:016x}")
+            if int.from_bytes(value[2:4]) > version:
+                raise Stale(f"table {self.schema.full_name} is known here in version {version} only")
+        if self.refused_upto_us > NEVER_US:
+            least_us = facts_of([value for _, value in items], self.schema).least_us
+            if least_us <= self.refused_upto_us:
+                raise Overloaded("a fold is being swapped in", advice="try again in a moment")
+
+    def merge_into(self, live: Layer, items: Sequence[Item]) -> None:
+        """Get, merge and put in one step. Raises `Overloaded` and `DiskFull` with nothing done."""
+        merged: dict[bytes, bytes] = {}
+        for (key, value), stored in zip(items, live.get_many([key for key, _ in items])):
+            known = merged.get(key, stored)
+            merged[key] = value if known is None else merge_values(known, value, self.schema)
+        live.put_batch(list(merged.items()), facts_of(merged.values(), self.schema))
 
     # -- what is not yet flushed -----------------------------------------------------------------------------------
 
@@ -261,30 +298,6 @@ class OpenStack:
         if not self.has_heads:
             return merged
         return uncovered_items(merged, schema, self._head_before(start))
-
-    def write(self, items: Sequence[Item]) -> None:
-        """Merged into the live layer. Raises `Overloaded` and `DiskFull` with nothing done."""
-        schema = self._stack.schema
-        live = self._layers[0]
-        merged: dict[bytes, bytes] = {}
-        for (key, value), stored in zip(items, live.get_many([key for key, _ in items])):
-            known = merged.get(key, stored)
-            merged[key] = value if known is None else merge_values(known, value, schema)
-        live.put_batch(list(merged.items()), facts_of(merged.values(), schema))
-
-    def check_items(self, items: Sequence[Item]) -> None:
-        """Whether the stack may take these now. Raises `Stale` and `Overloaded`."""
-        stack = self._stack
-        version = stack.schema.version
-        for key, value in items:
-            if not in_spans(key, stack.spans):
-                raise Stale(f"key {key.hex()} is not in the range of replica {stack.incarnation:016x}")
-            if int.from_bytes(value[2:4]) > version:
-                raise Stale(f"table {stack.schema.full_name} is known here in version {version} only")
-        if stack.refused_upto_us > NEVER_US:
-            least_us = facts_of([value for _, value in items], stack.schema).least_us
-            if least_us <= stack.refused_upto_us:
-                raise Overloaded("a fold is being swapped in", advice="try again in a moment")
 
     def _head_before(self, start: bytes) -> Head:
         """The head of the partition in whose middle a scan begins."""

@@ -8,8 +8,8 @@ again once there is space.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -23,7 +23,7 @@ from ebla.model.token import TokenRange
 from ebla.storage import stack_changes
 from ebla.storage.commit_log import CommitLogLimits, SyncMode
 from ebla.storage.fold_plan import FoldEnd, FoldJob, FoldLimits, FoldResult
-from ebla.storage.layer import Item, LayerDamaged
+from ebla.storage.layer import Item, Layer, LayerDamaged
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,
@@ -85,20 +85,20 @@ class Store:
 
         Not applied: `Stale`, `DiskFull`, `Overloaded`, `TooLarge`. Unknown: `NotDurable`, `LogFailed`.
         """
-        sequence = self.write_open(stack, await self.open(stack), items)
+        sequence = self.write_open(stack, await self.open_live(stack), items)
         if self._limits.log.mode is SyncMode.SYNC:
             await self._parts.log.wait_durable(sequence)
 
-    def write_open(self, stack: Stack, opened: OpenStack, items: Sequence[Item]) -> int:
-        """The same without an await, on a stack opened since the last one; not yet durable on return. The sequence is
-        for `wait_durable`."""
+    def write_open(self, stack: Stack, live: Layer, items: Sequence[Item]) -> int:
+        """The same without an await, on a live layer opened since the last one; not yet durable on return. The
+        sequence is for `wait_durable`."""
         assert items
         if self._shortage is not None:
             raise self._shortage
-        opened.check_items(items)
+        stack.check_items(items)
         record = self._parts.log.encode(stack.incarnation, items)
         try:
-            opened.write(items)
+            stack.merge_into(live, items)
         except LayerDamaged as failure:
             self.note_damage(stack, failure)
             raise
@@ -129,6 +129,14 @@ class Store:
             self.note_damage(stack, failure)
             raise
 
+    async def open_live(self, stack: Stack) -> Layer:
+        """For writes without an await; good until the next one."""
+        try:
+            return await stack.open_live()
+        except LayerDamaged as failure:
+            self.note_damage(stack, failure)
+            raise
+
     async def read(self, stack: Stack, key: bytes) -> bytes | None:
         """A row's merged value, without what its partition's head deletes. A write whose sync is under way shows."""
         opened = await self.open(stack)
@@ -147,8 +155,8 @@ class Store:
             self.note_damage(stack, failure)
             raise
 
-    @asynccontextmanager
-    async def pinned(self, stack: Stack) -> AsyncIterator[None]:
+    @contextmanager
+    def pinned(self, stack: Stack) -> Iterator[None]:
         """No folder of the stack is removed meanwhile."""
         stack.pins += 1
         try:

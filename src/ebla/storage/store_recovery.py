@@ -122,7 +122,7 @@ class _Replay:
 
     async def _put(self, stack: Stack, items: Sequence[Item]) -> None:
         try:
-            (await stack.open()).write(items)
+            stack.merge_into(await stack.open_live(), items)
         except Overloaded:
             await self._store.flush(stack)
-            (await stack.open()).write(items)
+            stack.merge_into(await stack.open_live(), items)

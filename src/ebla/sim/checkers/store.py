@@ -1,0 +1,129 @@
+"""What a store was asked to keep, and whether what it shows can be true.
+
+Every version has a timestamp of its own, so what is seen tells which write it was. A place (one cell of one replica)
+may show the newest answered version or a newer one that was tried; nothing else. A tombstone whose time has passed
+may be gone, and then nothing is seen. `INV-LAYER-GC`: what a tombstone covered never comes out from under it.
+"""
+
+from dataclasses import dataclass, field
+
+from ebla.storage.manifest import Incarnation
+
+Cell = tuple[Incarnation, int, int]
+"""A replica, a partition, a row."""
+
+
+@dataclass(slots=True)
+class Tried:
+    timestamp_us: int
+    deletes: bool
+    at_s: int
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest thing stored at a place, whether it is a value or a tombstone."""
+
+    timestamp_us: int
+    deletes: bool
+
+
+@dataclass(slots=True)
+class _Place:
+    tried: dict[int, Tried] = field(default_factory=dict)
+
+    def newest_answered(self) -> Tried | None:
+        answered = [one for one in self.tried.values() if one.answered]
+        return max(answered, key=lambda one: one.timestamp_us, default=None)
+
+
+@dataclass(slots=True)
+class Ledger:
+    grace_s: int
+    answers: int = 0
+    checks: int = 0
+    _places: dict[Cell, _Place] = field(default_factory=dict)
+    _used_us: set[int] = field(default_factory=set)
+    _replicas: dict[Incarnation, bool] = field(default_factory=dict)
+    """Those that must be there; true: one that is being dropped."""
+
+    def unused_us(self, wanted_us: int) -> int:
+        while wanted_us in self._used_us:
+            wanted_us += 1
+        self._used_us.add(wanted_us)
+        return wanted_us
+
+    # -- replicas --------------------------------------------------------------------------------------------------
+
+    def made(self, replica: Incarnation) -> None:
+        self._replicas.setdefault(replica, False)
+
+    def dropping(self, replica: Incarnation) -> None:
+        self._replicas[replica] = True
+
+    def dropped(self, replica: Incarnation) -> None:
+        self._replicas.pop(replica, None)
+
+    def check_replicas(self, there: list[Incarnation]) -> str | None:
+        """At a start, what is wrong; those that were being dropped may be there or not."""
+        lost = [one for one, dropping in self._replicas.items() if not dropping and one not in there]
+        self._replicas = {one: self._replicas.get(one, False) for one in there}
+        return f"replica {lost[0]:016x} is gone" if lost else None
+
+    # -- versions --------------------------------------------------------------------------------------------------
+
+    def tries(self, cell: Cell, tried: Tried, seen: Seen | None, now_s: int) -> str | None:
+        """In the step of the write, with what is there before it. A version that a tombstone would cover, had the
+        tombstone not been dropped in its time, is a newer state of the place than that tombstone."""
+        place = self._places.setdefault(cell, _Place())
+        newest = place.newest_answered()
+        problem = None
+        would_cover = newest is not None and newest.timestamp_us > tried.timestamp_us
+        if would_cover and (seen is None or seen.timestamp_us < tried.timestamp_us):
+            problem = self._forget(cell, place, now_s)
+        place.tried[tried.timestamp_us] = tried
+        return problem
+
+    def _forget(self, cell: Cell, place: _Place, now_s: int) -> str | None:
+        newest = place.newest_answered()
+        assert newest is not None
+        if not newest.deletes or newest.at_s + self.grace_s > now_s:
+            return f"{cell}: the answered version {newest} is gone"
+        place.tried = {}
+        return None
+
+    def answered(self, cell: Cell, timestamp_us: int) -> None:
+        self.answers += 1
+        found = self._places[cell].tried.get(timestamp_us)
+        if found is not None:
+            found.answered = True
+
+    def refused(self, cell: Cell, timestamp_us: int) -> None:
+        self._places[cell].tried.pop(timestamp_us, None)
+
+    def newest_answered_us(self) -> dict[Cell, int]:
+        """Of every place, for a later `check` of something that was taken at this moment."""
+        newest = {cell: place.newest_answered() for cell, place in self._places.items()}
+        return {cell: one.timestamp_us for cell, one in newest.items() if one is not None}
+
+    def cells(self, replica: Incarnation) -> list[Cell]:
+        return [cell for cell in self._places if cell[0] == replica]
+
+    def check(self, cell: Cell, seen: Seen | None, now_s: int, *, durable: bool = False) -> str | None:
+        """What is wrong with this, if anything. `durable`: it was read after a start, so it must stay."""
+        place = self._places.setdefault(cell, _Place())
+        newest = place.newest_answered()
+        if seen is None:
+            if newest is None or (newest.deletes and newest.at_s + self.grace_s <= now_s):
+                return None
+            return f"{cell}: the answered version {newest} is lost"
+        found = place.tried.get(seen.timestamp_us)
+        if found is None or found.deletes != seen.deletes:
+            return f"{cell}: {seen} was never written"
+        if newest is not None and newest.timestamp_us > seen.timestamp_us:
+            word = "revived (INV-LAYER-GC)" if newest.deletes else "old"
+            return f"{cell}: {seen} is {word}, {newest} was answered"
+        if durable:
+            found.answered = True
+        return None

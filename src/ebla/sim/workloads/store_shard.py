@@ -1,0 +1,300 @@
+"""A process that owns a store and does everything to it at once: writes, reads, seals, folds, adoptions, checkpoints,
+replicas that leave and come back."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from ebla.journal.recovery import LogLimits
+from ebla.model.errors import DiskFull, EblaError, Outcome
+from ebla.model.rows import Cell as StoredCell
+from ebla.model.rows import Deletion, Head, RangeDeletion, Row
+from ebla.model.token import WHOLE_RING
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.store import Cell, Ledger, Seen, Tried
+from ebla.sim.workloads.small_fold import fold_in_memory
+from ebla.sim.workloads.store_rows import (
+    CELLS,
+    SMALL,
+    TABLE,
+    clustering_of,
+    head_of,
+    key_of,
+    partition_token,
+    value_of,
+)
+from ebla.storage.commit_log import CommitLogLimits
+from ebla.storage.fold_plan import FoldLimits
+from ebla.storage.layer import Item, build_layer
+from ebla.storage.manifest import Manifest, layer_folder
+from ebla.storage.memory import MemoryEngine, MemoryLimits
+from ebla.storage.merge import facts_of, merge_all
+from ebla.storage.row_codec import decode_head, decode_row, encode_head
+from ebla.storage.stack import OpenStack, Stack
+from ebla.storage.stack_changes import Adoption
+from ebla.storage.store import Store, StoreLimits
+from ebla.storage.store_recovery import open_store
+from ebla.storage.tombstone_gc import GcTerms
+
+FOLDER = "/data/shard-0"
+STAGING = "/data/staging"
+COLUMN = CELLS[0]
+RANGES = WHOLE_RING.split(2)
+PARTITIONS = 6
+ROWS = 2
+LAG_S_MAX = 12
+WRITERS = 3
+
+LIMITS = StoreLimits(
+    log=CommitLogLimits(log=LogLimits(segment_bytes=6000, batch_bytes_max=1 << 20), segments_max=4, retry_ms=100),
+    fold=FoldLimits(bases_max=2, live_bytes_max=4000),
+    layers_open_max=12,
+    free_bytes_min=600,
+    upkeep_ms=100,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLoad:
+    """What outlives the process."""
+
+    ledger: Ledger
+    now_us: Callable[[], int]
+    fail: Callable[[str], None]
+
+
+async def store_shard(around: Surroundings, load: ShardLoad) -> None:
+    """Runs until it is killed, or its disk fails."""
+    around.disk.remove_folder(STAGING)
+    around.disk.make_folder(STAGING)
+    engine = MemoryEngine(around.disk, MemoryLimits(unflushed_bytes_max=6000))
+    store = await open_store(around.disk, around.chance, FOLDER, engine, LIMITS)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(store.run())
+        shard = _Shard(around, load, store, engine)
+        await shard.begin()
+        for _ in range(WRITERS):
+            tasks.create_task(shard.keep_doing(shard.write, 0.02))
+        tasks.create_task(shard.keep_doing(shard.look, 0.1))
+        tasks.create_task(shard.keep_doing(shard.seal, 0.5))
+        tasks.create_task(shard.keep_doing(shard.fold, 0.3))
+        tasks.create_task(shard.keep_doing(shard.adopt, 0.7))
+        tasks.create_task(shard.keep_doing(shard.copy, 1.0))
+        tasks.create_task(shard.keep_doing(shard.leave_and_come_back, 4.0))
+
+
+class _Shard:
+    def __init__(self, around: Surroundings, load: ShardLoad, store: Store, engine: MemoryEngine) -> None:
+        self._around = around
+        self._chance = around.chance
+        self._load = load
+        self._ledger = load.ledger
+        self._store = store
+        self._engine = engine
+        self._serial = 0
+
+    @property
+    def now_s(self) -> int:
+        return self._load.now_us() // 1_000_000
+
+    async def begin(self) -> None:
+        """Whatever is read now came from the disk, so it must stay."""
+        self._found(self._ledger.check_replicas(list(self._store.stacks)))
+        for stack in self._store.stacks.values():
+            self._store.release_gc(stack)
+            await self._check(stack, durable=True)
+        await self._store.set_schema(SMALL)
+        for token_range in RANGES:
+            await self._create(token_range.end)
+
+    async def _create(self, end: int) -> None:
+        token_range = next(one for one in RANGES if one.end == end)
+        stack = await self._store.create(TABLE, token_range)
+        self._ledger.made(stack.incarnation)
+        self._store.release_gc(stack)
+
+    async def keep_doing(self, work: Callable[[Stack], Awaitable[None]], pause_s: float) -> None:
+        """Refusals are part of life; failures of the device end the process, and its store says so itself."""
+        while True:
+            await asyncio.sleep(pause_s * (0.2 + 2 * self._chance.random()))
+            stacks = list(self._store.stacks.values())
+            if not stacks:
+                continue
+            try:
+                await work(self._chance.choice(stacks))
+            except EblaError:
+                continue
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    async def write(self, stack: Stack) -> None:
+        cell, item, tried = self._draw(stack)
+        opened = await self._store.open(stack)
+        self._tries(cell, tried, opened)
+        try:
+            sequence = self._store.write_open(stack, opened.live, [item])
+        except EblaError:
+            self._ledger.refused(cell, tried.timestamp_us)
+            raise
+        await self._store.wait_durable(sequence)
+        self._ledger.answered(cell, tried.timestamp_us)
+
+    def _tries(self, cell: Cell, tried: Tried, opened: OpenStack) -> None:
+        row, head = opened.get(key_of(*cell[1:])), opened.get(head_of(cell[1]))
+        self._found(self._ledger.tries(cell, tried, seen_of(cell, row, head), self.now_s))
+
+    def _draw(self, stack: Stack) -> tuple[Cell, Item, Tried]:
+        """Values, cells deleted, rows deleted, slices deleted; most of them of now, some of long ago."""
+        mine = [one for one in range(PARTITIONS) if partition_token(one) in stack.entry.range]
+        cell = (stack.incarnation, self._chance.choice(mine), self._chance.randrange(0, ROWS))
+        lag_s = self._chance.randrange(0, LAG_S_MAX) if self._chance.random() < 0.4 else 0
+        at_us = self._ledger.unused_us(self._load.now_us() - lag_s * 1_000_000)
+        kind = self._chance.randrange(0, 7)
+        tried = Tried(at_us, kind < 3, self.now_s)
+        return cell, item_of(cell, tried, kind), tried
+
+    async def look(self, stack: Stack) -> None:
+        await self._check(stack)
+        self._ledger.checks += 1
+
+    async def _check(self, stack: Stack, *, durable: bool = False) -> None:
+        opened = await self._store.open(stack)
+        for cell in self._ledger.cells(stack.incarnation):
+            seen = seen_of(cell, opened.get(key_of(*cell[1:])), opened.get(head_of(cell[1])))
+            self._found(self._ledger.check(cell, seen, self.now_s, durable=durable))
+
+    def _found(self, problem: str | None) -> None:
+        if problem is not None:
+            self._load.fail(problem)
+
+    # -- the stack -------------------------------------------------------------------------------------------------
+
+    async def seal(self, stack: Stack) -> None:
+        await self._store.seal(stack)
+
+    async def fold(self, stack: Stack) -> None:
+        """In another process, so it takes its time."""
+        terms = GcTerms(self.now_s, replication_factor=3)
+        job = await self._store.begin_fold(stack, terms, whole=self._chance.random() < 0.7)
+        if job is None:
+            return
+        try:
+            await asyncio.sleep(self._chance.random() * 0.5)
+            result = await fold_in_memory(self._engine, job)
+            await asyncio.sleep(self._chance.random() * 0.5)
+            await self._store.finish_fold(job, result)
+        except EblaError:
+            await self._store.abandon_fold(job)
+            raise
+
+    async def adopt(self, stack: Stack) -> None:
+        """A layer with old rows is staged, which takes a while, and becomes part of the stack."""
+        self._serial += 1
+        folder = f"{STAGING}/{self._serial}"
+        await self._store.hold_gc(stack, folder)
+        try:
+            drawn = await self._stage(stack, folder)
+            await asyncio.sleep(self._chance.random() * 2)
+            await self._take_over(stack, folder, drawn)
+        finally:
+            self._store.release_gc(stack, folder)
+            self._around.disk.remove_folder(folder)
+
+    async def _stage(self, stack: Stack, folder: str) -> list[tuple[Cell, Tried]]:
+        opened = await self._store.open(stack)
+        drawn: dict[bytes, tuple[Cell, Item, Tried]] = {}
+        for _ in range(3):
+            cell, _, tried = self._draw(stack)
+            tried.deletes = False
+            item = item_of(cell, tried, kind=9)
+            drawn[item[0]] = (cell, item, tried)
+        for cell, _, tried in drawn.values():
+            self._tries(cell, tried, opened)
+        items = sorted(item for _, item, _ in drawn.values())
+        staged = [(cell, tried) for cell, _, tried in drawn.values()]
+        try:
+            await build_layer(self._engine, folder, items, facts_of([value for _, value in items], SMALL))
+        except DiskFull:
+            self._withdraw(staged)
+            raise
+        return staged
+
+    async def _take_over(self, stack: Stack, folder: str, staged: list[tuple[Cell, Tried]]) -> None:
+        try:
+            await self._store.adopt(stack, Adoption(folder, stack.entry.range, folder))
+        except EblaError as failure:
+            if failure.outcome is Outcome.NOT_APPLIED:
+                self._withdraw(staged)
+            raise
+        for cell, tried in staged:
+            self._ledger.answered(cell, tried.timestamp_us)
+
+    def _withdraw(self, staged: list[tuple[Cell, Tried]]) -> None:
+        for cell, tried in staged:
+            self._ledger.refused(cell, tried.timestamp_us)
+
+    async def copy(self, stack: Stack) -> None:
+        """A checkpoint has everything that was answered before it began."""
+        self._serial += 1
+        folder = f"{STAGING}/copy-{self._serial}"
+        newest = self._ledger.newest_answered_us()
+        try:
+            manifest = await self._store.checkpoint(stack, folder)
+            await self._check_copy(folder, manifest, newest)
+        finally:
+            self._around.disk.remove_folder(folder)
+
+    async def _check_copy(self, folder: str, manifest: Manifest, newest: dict[Cell, int]) -> None:
+        entry = manifest.stacks[0]
+        async with AsyncExitStack() as opened:
+            layers = []
+            for one in entry.bases:
+                path = layer_folder(folder, entry.incarnation, one.id)
+                layer = await self._engine.open(path, writable=False)
+                opened.push_async_callback(layer.discard)
+                layers.append(layer)
+            for cell in [one for one in newest if one[0] == entry.incarnation]:
+                found = [[layer.get(key) for layer in layers] for key in (key_of(*cell[1:]), head_of(cell[1]))]
+                row, head = (_merged([value for value in values if value is not None]) for values in found)
+                seen = seen_of(cell, row, head)
+                if seen is not None and seen.timestamp_us < newest[cell]:
+                    self._found(f"{cell}: a checkpoint has {seen}, and {newest[cell]} was answered before it began")
+
+    async def leave_and_come_back(self, stack: Stack) -> None:
+        self._ledger.dropping(stack.incarnation)
+        await self._store.drop(stack)
+        self._ledger.dropped(stack.incarnation)
+        await self._create(stack.entry.range.end)
+
+
+def item_of(cell: Cell, tried: Tried, kind: int) -> Item:
+    _, partition, row = cell
+    deletion = Deletion(tried.timestamp_us, tried.at_s)
+    if kind == 0:
+        end = clustering_of(row + 1)
+        slice_ = RangeDeletion(clustering_of(row), end, deletion)
+        return head_of(partition), encode_head(Head(None, (slice_,)), SMALL.version)
+    if kind == 1:
+        return key_of(partition, row), value_of(Row(None, deletion))
+    value = None if tried.deletes else tried.timestamp_us.to_bytes(8)
+    stored = StoredCell(tried.timestamp_us, value, 0, 0 if value else tried.at_s)
+    return key_of(partition, row), value_of(Row(None, None, {COLUMN: stored}))
+
+
+def seen_of(cell: Cell, row_value: bytes | None, head_value: bytes | None) -> Seen | None:
+    """The newest thing said of the cell by its row or its partition's head."""
+    seen: list[Seen] = []
+    if head_value is not None:
+        above = decode_head(head_value).deletion_of(clustering_of(cell[2]))
+        seen += [Seen(above.timestamp_us, deletes=True)] if above is not None else []
+    if row_value is not None:
+        row = decode_row(row_value, SMALL.layouts)
+        seen += [Seen(row.deletion.timestamp_us, deletes=True)] if row.deletion is not None else []
+        stored = row.cells.get(COLUMN)
+        seen += [Seen(stored.timestamp_us, stored.value is None)] if stored is not None else []
+    return max(seen, key=lambda one: one.timestamp_us, default=None)
+
+
+def _merged(values: list[bytes]) -> bytes | None:
+    return merge_all(values, SMALL) if values else None
