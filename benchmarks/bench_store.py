@@ -37,6 +37,7 @@ from ebla.storage.columns import KEY, STORED
 from ebla.storage.commit_log import CommitLog, CommitLogLimits, SyncMode
 from ebla.storage.fold import BaseWriter, run_fold
 from ebla.storage.fold_plan import FoldInput, FoldJob, FoldLimits
+from ebla.storage.key_codec import decode_token
 from ebla.storage.layer import Item, build_layer
 from ebla.storage.layer_facts import LayerFacts
 from ebla.storage.load_columns import Stamp, encode_batch
@@ -163,7 +164,9 @@ def items_of(batch: pa.RecordBatch, timestamp_us: int) -> list[Item]:
 
 @asynccontextmanager
 async def running_store(bench: Bench, name: str, mode: SyncMode = SyncMode.PERIODIC) -> AsyncIterator[Store]:
-    limits = StoreLimits(CommitLogLimits(mode=mode), FoldLimits(bases_max=64), layers_open_max=1000, free_bytes_min=0)
+    limits = StoreLimits(
+        CommitLogLimits(mode=mode), FoldLimits(live_bytes_max=1 << 40), layers_open_max=1000, free_bytes_min=0
+    )
     store = await open_store(bench.disk, SystemChance(), bench.path(name), RocksEngine(bench.disk), limits)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
@@ -179,25 +182,36 @@ def batches_of(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 
 
 async def measure_live(bench: Bench) -> None:
-    """Half of the writes are of new rows, half of rows that are there. Then reads, as layers gather below."""
+    """Writes of new rows, and of rows that are there. Then reads, as layers gather below."""
     count = bench.rows
-    items = items_of(columns_of(range(count), 1), 10)
-    newer = items_of(columns_of(range(count), 2), 20)
-    Random(1).shuffle(items)
-    Random(2).shuffle(newer)
     async with running_store(bench, "live") as store:
+        for number, token_range in enumerate(WHOLE_RING.split(bench.rounds)):
+            await _measure_writes(bench, store, await store.create(SCHEMA.id, token_range), number)
         stack = await store.create(SCHEMA.id, WHOLE_RING)
-        with CpuTimer(2 * count) as writing:
-            for batch in (*batches_of(items), *batches_of(newer)):
-                await store.write(stack, batch)
-            await store.flush(stack)
-        bench.note("write_live_us", writing.us_per_row)
+        for batch in batches_of(items_of(columns_of(range(count), 2), 20)):
+            await store.write(stack, batch)
         for layers in (1, 3):
             await _measure_reads(bench, store, stack, layers)
             for seed in (3, 4):
                 for batch in batches_of(items_of(columns_of(range(0, count, 2), seed), 10 * seed)):
                     await store.write(stack, batch)
                 await store.seal(stack)
+
+
+async def _measure_writes(bench: Bench, store: Store, stack: Stack, seed: int) -> None:
+    mixed_us = 0.0
+    for timestamp_us, name in ((10, "write_new_us"), (20, "write_update_us")):
+        items = items_of(columns_of(range(bench.rows), seed), timestamp_us)
+        items = [item for item in items if decode_token(item[0]) in stack.entry.range]
+        Random(timestamp_us).shuffle(items)
+        with CpuTimer(len(items)) as writing:
+            for batch in batches_of(items):
+                await store.write(stack, batch)
+                await asyncio.sleep(0)
+            await store.flush(stack)
+        bench.note(name, writing.us_per_row)
+        mixed_us += writing.us_per_row / 2
+    bench.note("write_live_us", mixed_us)
 
 
 async def _measure_reads(bench: Bench, store: Store, stack: Stack, layers: int) -> None:
