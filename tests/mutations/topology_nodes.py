@@ -120,6 +120,14 @@ MUTATIONS = (
         why="tombstones are dropped although the pending replica was not repaired",
     ),
     Mutation(
+        name="topology-ignored-node-back-mid-move",
+        module="ebla.topology.apply_cluster",
+        find="    moving = [host for host in moving if draft.base.in_tablet_transition(host)]\n",
+        replace="    moving = []\n",
+        check=PytestCheck(UNIT + "test_apply_tablets.py"),
+        why="a node that was given up comes back with rows of a tablet that was taken from it, for good",
+    ),
+    Mutation(
         name="topology-step-without-its-condition",
         module="ebla.topology.draft",
         find="        if keys.STATE in self._rows:\n            self.require_unchanged(keys.STATE)\n",

@@ -280,7 +280,11 @@ class DropKeyspace(msgspec.Struct, frozen=True, tag="drop_keyspace", array_like=
 
 
 class CreateTable(msgspec.Struct, frozen=True, tag="create_table", array_like=True):
-    """With the replicas of each tablet, for a keyspace on tablets; none for one on vnodes."""
+    """With the replicas of each tablet, for a keyspace on tablets; none for one on vnodes.
+
+    Its id is drawn for this attempt. Worked out again on a later snapshot, with the table dropped in between, it would
+    meet late writes to the table that had the id before.
+    """
 
     table: Table
     replica_sets: tuple[tuple[Replica, ...], ...] = ()
