@@ -8,6 +8,7 @@ promise is kept.
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from ebla.sim.narrative import Narrative
 T = TypeVar("T")
 
 SECTOR_BYTES = 512
-DATA_FOLDER = "/data"
+DATA_FOLDER = "data"
 """There from the start, durably. Everything else a process must make itself."""
 
 
@@ -78,9 +79,18 @@ class _Renaming:
             _set_name(folder.durable, name, node)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DiskStrain:
+    """What one fault adds to a device while it lasts."""
+
+    sync_ms: float = 0.0
+    fail_sync: float = 0.0
+    capacity_bytes: int | None = None
+
+
 @dataclass(slots=True)
 class Behaviour:
-    """How the device behaves now. Faults change it; `SimDisk.heal` puts it back."""
+    """How the device behaves by itself. `SimDisk.heal` puts it back to this."""
 
     sync_ms: float = 0.4
     sync_tail: float = 0.02
@@ -99,12 +109,22 @@ class SimDisk:
         self._owner = owner
         self.root = _Folder()
         self._unsynced_names: list[_Renaming] = []
-        self.root.cached["data"] = self.root.durable["data"] = _Folder()
+        self._strains: list[DiskStrain] = []
+        self.root.cached[DATA_FOLDER] = self.root.durable[DATA_FOLDER] = _Folder()
 
     def of(self, life: Life) -> "LifeDisk":
         return LifeDisk(self, life)
 
     # -- faults --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def strained(self, strain: DiskStrain) -> Iterator[None]:
+        """Several at once add up, and each ends alone."""
+        self._strains.append(strain)
+        try:
+            yield
+        finally:
+            self._strains = [held for held in self._strains if held is not strain]
 
     def lose_power(self) -> None:
         """Only what is durable stays, with whatever part of the rest chance had already brought to the medium."""
@@ -141,6 +161,20 @@ class SimDisk:
     def heal(self) -> None:
         """The device behaves again. What rotted or was lost stays so."""
         self.behaviour = Behaviour()
+        self._strains = []
+
+    @property
+    def sync_ms(self) -> float:
+        return sum((strain.sync_ms for strain in self._strains), self.behaviour.sync_ms)
+
+    @property
+    def fail_sync(self) -> float:
+        return sum((strain.fail_sync for strain in self._strains), self.behaviour.fail_sync)
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        limits = [self.behaviour.capacity_bytes, *(strain.capacity_bytes for strain in self._strains)]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def used_bytes(self) -> int:
         return sum(max(len(content.cached), content.reserved) for content in _contents(self.root, durable=False))
@@ -150,7 +184,7 @@ class SimDisk:
     def admit(self, content: _Content, offset: int, data: bytes) -> None:
         """Writes, or writes a part and raises where the device is full."""
         grows = offset + len(data) - max(len(content.cached), content.reserved)
-        capacity = self.behaviour.capacity_bytes
+        capacity = self.capacity_bytes
         if capacity is None or grows <= 0 or self.used_bytes() + grows <= capacity:
             content.note(offset, data)
             return
@@ -167,7 +201,7 @@ class SimDisk:
     async def sync_content(self, content: _Content, path: str) -> None:
         number = content.written
         await self._wait_for_device()
-        if self._chance.happens(self.behaviour.fail_sync):
+        if self._chance.happens(self.fail_sync):
             # As real kernels do: the pages count as clean from now on and the next sync says nothing about them.
             content.unsynced = [write for write in content.unsynced if write.number > number]
             self._narrative.tell(self._owner, f"a sync of {path} fails")
@@ -178,7 +212,7 @@ class SimDisk:
     async def sync_names(self, folder: _Folder, path: str) -> None:
         due = [renaming for renaming in self._unsynced_names if renaming.touches(folder)]
         await self._wait_for_device()
-        if self._chance.happens(self.behaviour.fail_sync):
+        if self._chance.happens(self.fail_sync):
             self._narrative.tell(self._owner, f"a sync of folder {path} fails")
             raise OSError(5, f"sync of folder {path} failed")
         for renaming in due:
@@ -186,10 +220,9 @@ class SimDisk:
         self._unsynced_names = [renaming for renaming in self._unsynced_names if renaming not in due]
 
     async def _wait_for_device(self) -> None:
-        behaviour = self.behaviour
-        ms = behaviour.sync_ms * (0.5 + self._chance.random())
-        if self._chance.happens(behaviour.sync_tail):
-            ms += self._chance.exponential(behaviour.sync_tail_ms)
+        ms = self.sync_ms * (0.5 + self._chance.random())
+        if self._chance.happens(self.behaviour.sync_tail):
+            ms += self._chance.exponential(self.behaviour.sync_tail_ms)
         await asyncio.sleep(ms / 1000.0)
 
     def draw_work_s(self) -> float:
@@ -237,7 +270,7 @@ class SimFile:
 
     def preallocate(self, size: int) -> None:
         self._check()
-        capacity = self._disk.behaviour.capacity_bytes
+        capacity = self._disk.capacity_bytes
         grows = size - max(len(self._content.cached), self._content.reserved)
         if capacity is not None and grows > 0 and self._disk.used_bytes() + grows > capacity:
             raise DiskFull(f"no room to reserve {size} bytes for {self._path}")
@@ -274,7 +307,7 @@ class LifeDisk:
         folder, name = self._place(path)
         if name in folder.cached:
             raise FileExistsError(path)
-        if self._disk.behaviour.capacity_bytes is not None and self.free_bytes(path) <= 0:
+        if self.free_bytes(path) <= 0:
             raise DiskFull(f"no room to create {path}")
         content = _Content()
         self._disk.rename((folder, name, content))
@@ -329,7 +362,7 @@ class LifeDisk:
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device for all paths
         self._life.check()
-        capacity = self._disk.behaviour.capacity_bytes
+        capacity = self._disk.capacity_bytes
         return (1 << 40) if capacity is None else max(0, capacity - self._disk.used_bytes())
 
     async def sync_folder(self, path: str) -> None:

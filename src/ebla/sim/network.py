@@ -8,6 +8,8 @@ import asyncio
 import contextvars
 import zlib
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ebla.model.errors import InvalidRequest, Unreachable
@@ -40,9 +42,18 @@ class Conditions:
     reorder_ms: float = 30.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PathStrain:
+    """What one fault adds to a path while it lasts."""
+
+    extra_ms: float = 0.0
+    extra_loss: float = 0.0
+    bytes_per_s: float | None = None
+
+
 @dataclass(slots=True)
 class Path:
-    """One direction between two units. `cuts` counts, since two faults may cut the same path."""
+    """One direction between two units. `cuts` and `clogs` count, since two faults may strike the same path."""
 
     cuts: int = 0
     clogs: int = 0
@@ -50,6 +61,29 @@ class Path:
     extra_loss: float = 0.0
     bytes_per_s: float | None = None
     waiting: list["SimLink"] = field(default_factory=list)
+    strains: list[PathStrain] = field(default_factory=list)
+
+    @contextmanager
+    def strained(self, strain: PathStrain) -> Iterator[None]:
+        """Several at once add up, and each ends alone."""
+        self.strains.append(strain)
+        self._add_up()
+        try:
+            yield
+        finally:
+            self.strains = [held for held in self.strains if held is not strain]
+            self._add_up()
+
+    def relax(self) -> None:
+        self.strains = []
+        self._add_up()
+
+    def _add_up(self) -> None:
+        """Anew each time: a sum that is added to and taken from does not come back to nought exactly."""
+        self.extra_ms = sum((strain.extra_ms for strain in self.strains), 0.0)
+        self.extra_loss = sum((strain.extra_loss for strain in self.strains), 0.0)
+        paces = [strain.bytes_per_s for strain in self.strains if strain.bytes_per_s is not None]
+        self.bytes_per_s = min(paces, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +310,7 @@ class Network:
         """Every path as on the first day. Open links stay."""
         for (source, target), path in self._paths.items():
             path.cuts = 0
-            path.extra_ms = path.extra_loss = 0.0
-            path.bytes_per_s = None
+            path.relax()
             while path.clogs:
                 self.unclog(source, target)
 

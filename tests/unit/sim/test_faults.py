@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from ebla.ports.surroundings import Surroundings
-from ebla.sim.disk import Behaviour
+from ebla.sim.disk import Behaviour, DiskStrain
 from ebla.sim.faults.fault import Fault
 from ebla.sim.faults.harsh import BIT_ROT, GENTLE, HARSH, gentle, harsh
-from ebla.sim.network import Conditions, Path
+from ebla.sim.network import Conditions, Path, PathStrain
 from ebla.sim.world import Unit, World
 
 
@@ -31,7 +31,9 @@ def units_of(world: World) -> list[Unit]:
 
 def assert_healed(world: World, units: list[Unit]) -> None:
     assert all(path == Path() for path in world.network._paths.values())
-    assert all(unit.machine.disk.behaviour == Behaviour() for unit in units)
+    for disk in (unit.machine.disk for unit in units):
+        assert disk.behaviour == Behaviour()
+        assert (disk.sync_ms, disk.fail_sync, disk.capacity_bytes) == (Behaviour().sync_ms, 0.0, None)
     assert all(unit.running or unit.down for unit in units)
 
 
@@ -64,6 +66,29 @@ def test_a_fault_cut_short_heals_as_well(fault: Fault) -> None:
     World(1, 100.0).run(scenario)
 
 
+def test_faults_of_one_disk_add_up_and_each_ends_alone() -> None:
+    disk = World(1, 1.0).machine("a").disk
+    calm_ms = disk.sync_ms
+    with disk.strained(DiskStrain(capacity_bytes=100)):
+        with disk.strained(DiskStrain(sync_ms=50.0)), disk.strained(DiskStrain(sync_ms=7.0, fail_sync=1.0)):
+            with disk.strained(DiskStrain(capacity_bytes=20)):
+                assert (disk.sync_ms, disk.fail_sync, disk.capacity_bytes) == (calm_ms + 57.0, 1.0, 20)
+        assert (disk.sync_ms, disk.fail_sync, disk.capacity_bytes) == (calm_ms, 0.0, 100)
+        disk.heal()
+        assert disk.capacity_bytes is None
+    assert disk.capacity_bytes is None
+
+
+def test_faults_of_one_path_add_up_and_each_ends_alone() -> None:
+    path = Path()
+    with path.strained(PathStrain(extra_ms=0.1, extra_loss=0.5, bytes_per_s=1000.0)):
+        with path.strained(PathStrain(extra_ms=0.7, bytes_per_s=100.0)), path.strained(PathStrain(extra_ms=0.2)):
+            assert path.extra_ms == pytest.approx(1.0)
+            assert (path.extra_loss, path.bytes_per_s) == (0.5, 100.0)
+        assert (path.extra_ms, path.extra_loss, path.bytes_per_s) == (0.1, 0.5, 1000.0)
+    assert path == Path()
+
+
 def test_the_harsh_storm_uses_everything_and_ends_in_calm() -> None:
     async def scenario(world: World) -> None:
         units = units_of(world)
@@ -79,7 +104,7 @@ def test_the_harsh_storm_uses_everything_and_ends_in_calm() -> None:
     World(1, 120.0, told.append).run(scenario)
     story = "\n".join(told)
     marks = ("crashes", "is killed", "the power fails", "is paused", "cut:", "slower by", "is clogged", "loses",
-             "ms for a sync", "syncs of", "bytes left", "jumps by", "half heard", "until they crash")  # fmt: skip
+             "ms more for a sync", "syncs of", "bytes left", "jumps by", "half heard", "until they crash")  # fmt: skip
     assert [mark for mark in marks if mark not in story] == []
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from ebla.sim.disk import DiskStrain
 from ebla.sim.world import Unit, World
 
 JUMP_US_MAX = 3_600_000_000
@@ -11,34 +12,27 @@ JUMP_US_MAX = 3_600_000_000
 async def slow_sync(world: World, units: Sequence[Unit]) -> None:
     """Syncs take so long that whoever answers before them is seen to."""
     unit = world.chance.choice(units)
-    behaviour = unit.machine.disk.behaviour
-    behaviour.sync_ms = world.chance.between(50.0, 1500.0)
-    world.tell("faults", f"the disk of {unit.name} needs {behaviour.sync_ms:.0f} ms for a sync")
-    try:
+    extra_ms = world.chance.between(50.0, 1500.0)
+    world.tell("faults", f"the disk of {unit.name} needs {extra_ms:.0f} ms more for a sync")
+    with unit.machine.disk.strained(DiskStrain(sync_ms=extra_ms)):
         await asyncio.sleep(world.chance.exponential(3.0))
-    finally:
-        unit.machine.disk.heal()
 
 
 async def failing_sync(world: World, units: Sequence[Unit]) -> None:
     unit = world.chance.choice(units)
-    unit.machine.disk.behaviour.fail_sync = world.chance.choice((0.05, 0.5, 1.0))
+    probability = world.chance.choice((0.05, 0.5, 1.0))
     world.tell("faults", f"syncs of {unit.name} fail")
-    try:
+    with unit.machine.disk.strained(DiskStrain(fail_sync=probability)):
         await asyncio.sleep(world.chance.exponential(1.0))
-    finally:
-        unit.machine.disk.heal()
 
 
 async def full(world: World, units: Sequence[Unit]) -> None:
     unit = world.chance.choice(units)
     left_bytes = world.chance.randrange(0, 2000)
-    unit.machine.disk.fill(left_bytes)
     world.tell("faults", f"the disk of {unit.name} has {left_bytes} bytes left")
-    try:
+    disk = unit.machine.disk
+    with disk.strained(DiskStrain(capacity_bytes=disk.used_bytes() + left_bytes)):
         await asyncio.sleep(world.chance.exponential(2.0))
-    finally:
-        unit.machine.disk.heal()
 
 
 async def bit_rot(world: World, units: Sequence[Unit]) -> None:

@@ -3,7 +3,10 @@ that should arrive together; so the moment is stretched first, and the crash com
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 
+from ebla.sim.disk import DiskStrain
+from ebla.sim.network import PathStrain
 from ebla.sim.world import Unit, World
 
 
@@ -12,15 +15,12 @@ async def crash_in_sync(world: World, units: Sequence[Unit]) -> None:
     struck = list(units) if world.chance.happens(0.6) else [world.chance.choice(units)]
     sync_ms = world.chance.between(20.0, 250.0)
     world.tell("faults", f"syncs of {_names(struck)} need {sync_ms:.0f} ms until they crash")
-    for unit in struck:
-        unit.machine.disk.behaviour.sync_ms = sync_ms
-    try:
+    with ExitStack() as strains:
+        for unit in struck:
+            strains.enter_context(unit.machine.disk.strained(DiskStrain(sync_ms=sync_ms)))
         await asyncio.sleep(world.chance.between(0.0, 0.5))
         for unit in struck:
             unit.crash()
-    finally:
-        for unit in struck:
-            unit.machine.disk.heal()
     await _back(world, struck)
 
 
@@ -30,14 +30,11 @@ async def crash_while_unheard(world: World, units: Sequence[Unit]) -> None:
     loss = world.chance.between(0.3, 0.8)
     paths = [world.network.path(unit.name, peer.name) for peer in units if peer is not unit]
     world.tell("faults", f"{unit.name} is half heard until it crashes")
-    for path in paths:
-        path.extra_loss = loss
-    try:
+    with ExitStack() as strains:
+        for path in paths:
+            strains.enter_context(path.strained(PathStrain(extra_loss=loss)))
         await asyncio.sleep(world.chance.between(0.0, 0.4))
         unit.crash()
-    finally:
-        for path in paths:
-            path.extra_loss = 0.0
     await asyncio.sleep(world.chance.exponential(0.7))
     await _back(world, [unit])
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ebla.sim.world import Unit, World
 
 Strike = Callable[[World, Sequence[Unit]], Awaitable[None]]
-"""Strikes some of the units, holds for a drawn time, and heals what it did, also when it is cancelled."""
+"""Strikes some of the units, holds for a drawn time, and heals what it did, also when it is cancelled. Only that:
+another one may hold the same path or device, and must not end with it."""
 
 
 @dataclass(frozen=True, slots=True)

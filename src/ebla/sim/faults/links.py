@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from ebla.sim.network import PathStrain
 from ebla.sim.world import Unit, World
 
 Pair = tuple[str, str]
@@ -29,13 +30,9 @@ async def slow(world: World, units: Sequence[Unit]) -> None:
     path = world.network.path(source, target)
     extra_ms = world.chance.exponential(300.0)
     world.tell("faults", f"{source} -> {target} is slower by {extra_ms:.0f} ms")
-    path.extra_ms += extra_ms
-    path.bytes_per_s = world.chance.choice((None, 100_000.0))
-    try:
+    pace = world.chance.choice((None, 100_000.0))
+    with path.strained(PathStrain(extra_ms=extra_ms, bytes_per_s=pace)):
         await _hold(world)
-    finally:
-        path.extra_ms = max(0.0, path.extra_ms - extra_ms)
-        path.bytes_per_s = None
 
 
 async def clog(world: World, units: Sequence[Unit]) -> None:
@@ -54,11 +51,8 @@ async def lossy(world: World, units: Sequence[Unit]) -> None:
     path = world.network.path(source, target)
     loss = world.chance.between(0.2, 0.7)
     world.tell("faults", f"{source} -> {target} loses {loss:.0%}")
-    path.extra_loss = loss
-    try:
+    with path.strained(PathStrain(extra_loss=loss)):
         await _hold(world)
-    finally:
-        path.extra_loss = 0.0
 
 
 async def reset(world: World, units: Sequence[Unit]) -> None:
