@@ -7,6 +7,7 @@ from ebla.group0.members import Member, peer_number
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address, HistoryId, HostId
 from ebla.raft.messages import InstallSnapshot, Message, PeerId
+from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import RaftMessages, SnapshotChunk
 from ebla.wire.peers import Peers
 from ebla.wire.verbs import RAFT, SNAPSHOT_CHUNK
@@ -26,7 +27,7 @@ class Group0Wire:
         for member in members:
             self._hosts[PeerId(peer_number(member.host))] = member.host
             if member.present:
-                self._peers.set_address(member.host, member.address)
+                self._set_address(member.host, member.address)
             else:
                 self._peers.forget(member.host)
 
@@ -35,7 +36,14 @@ class Group0Wire:
         peer = PeerId(peer_number(host))
         if peer not in self._hosts:
             self._hosts[peer] = host
-            self._peers.set_address(host, address)
+            self._set_address(host, address)
+
+    def _set_address(self, host: HostId, address: Address) -> None:
+        """Followers have nothing to say to each other until their leader is dead. Were the way between them made only
+        then, the first call for votes would be lost, and the next comes an election timeout later."""
+        self._peers.set_address(host, address)
+        if host != self._own.host:
+            self._peers.keep(host, Lane.RAFT)
 
     @property
     def _history(self) -> HistoryId:

@@ -90,6 +90,10 @@ class Peers:
         self._addresses[host] = address
         self._drop_routes(host, f"host {host} moved to {address}")
 
+    def keep(self, host: HostId, lane: Lane) -> None:
+        """Connects ahead of the first message, which would be lost otherwise if it is a notice."""
+        self._route(host, lane)
+
     def forget(self, host: HostId) -> None:
         self._addresses.pop(host, None)
         self._drop_routes(host, f"host {host} is no longer a peer")
