@@ -19,9 +19,13 @@ from time import monotonic as imported_by_name
 import pytest
 
 from ebla.ports.surroundings import Surroundings
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
 from ebla.sim.scenario import Outcome, Scenario, run_scenario
 from ebla.sim.world import World
 
+MADE_BEFORE = random.SystemRandom()
+REAL_CHANCE = SystemChance()
 ROOT = Path(__file__).resolve().parents[2]
 
 LEAKS: dict[str, Callable[[], object]] = {
@@ -30,13 +34,20 @@ LEAKS: dict[str, Callable[[], object]] = {
     "time.monotonic": lambda: time.monotonic(),
     "time.monotonic imported by name": lambda: imported_by_name(),
     "time.perf_counter": lambda: time.perf_counter(),
+    "time.process_time": lambda: time.process_time(),
+    "time.clock_gettime_ns": lambda: time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+    "the real clock": lambda: SystemClock().boot_ms(),
     "time.localtime": lambda: time.localtime(),
     "time.sleep": lambda: time.sleep(0),
     "datetime.now": lambda: datetime.datetime.now(),  # noqa: DTZ005  # the leak itself
     "datetime.utcnow": lambda: datetime.datetime.utcnow(),  # noqa: DTZ003  # the leak itself
+    "date.today": lambda: datetime.date.today(),  # noqa: DTZ011  # the leak itself
     "random.random": lambda: random.random(),
     "random.shuffle": lambda: random.shuffle([1, 2]),
     "random.Random without a seed": lambda: random.Random(),
+    "random.SystemRandom": lambda: random.SystemRandom(),
+    "random.SystemRandom made before the run": lambda: MADE_BEFORE.choice((1, 2)),
+    "the real chance": lambda: REAL_CHANCE.uuid(),
     "os.urandom": lambda: os.urandom(8),
     "uuid.uuid4": lambda: uuid.uuid4(),
     "uuid.uuid1": lambda: uuid.uuid1(),

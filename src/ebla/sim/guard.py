@@ -25,11 +25,17 @@ OURS = ("ebla", "tests", "benchmarks")
 LOGGING = ("logging", "warnings")
 """May ask for the time of day, to stamp a record: they get virtual time."""
 
-CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns", "localtime", "gmtime")
+CLOCKS = (
+    "time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime",
+    "time_ns", "monotonic_ns", "perf_counter_ns", "process_time_ns", "thread_time_ns", "clock_gettime_ns",
+    "localtime", "gmtime",
+)  # fmt: skip
 CHANCES = (
     "random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss", "expovariate",
     "getrandbits", "randbytes", "seed", "betavariate", "normalvariate", "triangular",
 )  # fmt: skip
+SYSTEM_CHANCES = ("random", "getrandbits", "randbytes")
+"""What all else that a `SystemRandom` offers is made of; one made before the run would get past `Random.__init__`."""
 SECRETS = ("token_bytes", "token_hex", "token_urlsafe", "randbelow", "randbits", "choice")
 _real_datetime = datetime.datetime
 _real_random_init = random.Random.__init__
@@ -93,6 +99,7 @@ def _sealed_random_init(self: random.Random, x: Any = None) -> None:
 
 def _replacements(loop: SimLoop) -> list[tuple[Any, str, Any]]:
     refused: list[tuple[Any, str, str]] = [(random, name, "ports.Chance") for name in CHANCES]
+    refused += [(random.SystemRandom, name, "ports.Chance") for name in SYSTEM_CHANCES]
     refused += [(secrets, name, "ports.Chance") for name in SECRETS]
     refused += [
         (time, "sleep", "asyncio.sleep"),
