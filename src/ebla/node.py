@@ -34,7 +34,7 @@ from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.first_start import found_cluster, join_by_token
 from ebla.runtime.hand_over import AuthorityDesk
-from ebla.runtime.join_door import WithJoinDoor
+from ebla.runtime.join_door import DESK_LIMITS, WithJoinDoor
 from ebla.runtime.preflight import check_addresses, check_folder, wait_for_predecessors
 from ebla.runtime.process_limits import raise_open_files
 from ebla.runtime.supervise import PARENT_FLAG, PIPE_FLAG, ChildCommand, Supervisor
@@ -162,7 +162,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
     _on_signal(signal.SIGHUP, lambda: _reload(tls, report, supervisor))
     introduction = Introduction(identity.host, identity.cluster, identity.cluster_name)
     async with TcpTransport(tls, TransportLimits(), report) as transport, asyncio.TaskGroup() as tasks:
-        desk = Server(tasks, introduction, WireLimits(), report)
+        desk = Server(tasks, introduction, DESK_LIMITS, report)
         AuthorityDesk(TlsFolder(folder.tls), identity.cluster, clock, desk)
         doors = WithJoinDoor(transport, options.control_address, desk.accept)
         control = ControlProcess(

@@ -9,11 +9,9 @@ sides stopped reading because both have unsent bytes, neither would ever go on.
 """
 
 import asyncio
-import errno
 import os
 import socket
 import ssl
-import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +21,11 @@ from typing import Protocol, cast
 from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import Address, HostId
 from ebla.ports.transport import Link, LinkEvents, OpenLink
+from ebla.runtime.sockets import is_same_user, listen_local, listen_tcp, reason_of, tune_tcp
 from ebla.runtime.tls import host_in_peer_certificate
 from ebla.wire.report import CalmReport, Report
 
 _HEADER = struct.Struct(">I")
-_CREDENTIALS = struct.Struct("3i")
 _ACCEPT_PAUSE_S = 0.05
 _OpenOrRefuse = Callable[[Link], LinkEvents | None]
 
@@ -44,7 +42,7 @@ class TlsContexts(Protocol):
 class TransportLimits:
     frame_bytes_max: int = 16 * 1024 * 1024
     first_frame_bytes_max: int = 64 * 1024
-    """A greeting is small: before it, nobody makes us hold more than this."""
+    """A greeting is small: before it, nobody makes us hold more than this. Whoever has no certificate, never more."""
     read_buffer_bytes: int = 256 * 1024
     """For one read in the middle of a large frame."""
     read_turn_bytes: int = 8 * 1024
@@ -58,6 +56,8 @@ class TransportLimits:
     """For what is queued to leave after a close."""
     handshake_ms: int = 5000
     handshakes_max: int = 256
+    handshakes_per_host_max: int = 128
+    """Of one address, so that one that opens connections and says nothing leaves room for the others."""
     backlog: int = 512
     unacknowledged_ms: int = 20_000
     """TCP gives up on a peer that acknowledges nothing for this long."""
@@ -103,6 +103,7 @@ class TcpLink(asyncio.BufferedProtocol):
         self._events: LinkEvents | None = None
         self._peer_host: HostId | None = None
         self._encrypted = False
+        self._is_stranger = False
         self._accepted = accepted
         self._partial = bytearray()
         self._frame_bytes_max = shared.limits.frame_bytes_max
@@ -177,11 +178,12 @@ class TcpLink(asyncio.BufferedProtocol):
         self._shared.opened(self)
         limits = self._shared.limits
         self._transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
-        _tune(transport.get_extra_info("socket"), limits)
+        tune_tcp(transport.get_extra_info("socket"), limits.unacknowledged_ms)
         tls = transport.get_extra_info("ssl_object")
         self._encrypted = tls is not None
         if tls is not None:
             self._peer_host = host_in_peer_certificate(tls.getpeercert())
+            self._is_stranger = self._accepted and self._peer_host is None
         self._events = self._on_open(self)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
@@ -227,7 +229,7 @@ class TcpLink(asyncio.BufferedProtocol):
             offset_next = start + length
             if offset_next > end:
                 break
-            if self._frames_received == 0:
+            if self._frames_received == 0 and not self._is_stranger:
                 self._frame_bytes_max = self._shared.limits.frame_bytes_max
             self._frames_received += 1
             if events is not None:
@@ -356,7 +358,7 @@ class TcpTransport:
         self._loop = self._shared.loop
         self._tasks = asyncio.TaskGroup()
         self._listening: list[TcpListening] = []
-        self._opening: dict[asyncio.Task[None], None] = {}
+        self._opening: dict[asyncio.Task[None], str] = {}
 
     async def __aenter__(self) -> "TcpTransport":
         await self._tasks.__aenter__()
@@ -425,12 +427,12 @@ class TcpTransport:
     async def listen(self, address: Address, on_open: OpenLink, on_join: OpenLink | None = None) -> TcpListening:
         """`on_join` takes peers without a certificate, which `on_open` never sees. Not given: they are refused."""
         if address.is_local_socket:
-            listening = TcpListening(_local_listener(address, self._limits), address)
+            listening = TcpListening(listen_local(address, self._limits.backlog), address)
             accept = self._accept_local(listening, on_open)
         else:
             if not self._plain:
                 self._contexts(address)
-            listener = _tcp_listener(address, self._limits)
+            listener = listen_tcp(address, self._limits.backlog)
             listening = TcpListening(listener, Address(address.host, listener.getsockname()[1]))
             accept = self._accept_tcp(listening, on_open, on_join)
         listening.task = self._tasks.create_task(accept)
@@ -440,7 +442,7 @@ class TcpTransport:
     async def _accept_local(self, listening: TcpListening, on_open: OpenLink) -> None:
         while True:
             accepted = await self._accept_one(listening)
-            if not _is_same_user(accepted):
+            if not is_same_user(accepted):
                 self._refuse(accepted, listening.address, "it is another user's process")
                 continue
             link = TcpLink(self._shared, on_open, listening.address, accepted=True)
@@ -463,8 +465,9 @@ class TcpTransport:
                 accepted.close()
                 continue
             address = Address(peer[0], peer[1])
-            if len(self._opening) >= self._limits.handshakes_max:
-                self._refuse(accepted, address, f"{len(self._opening)} connections are being opened already")
+            crowd = self._crowd(address.host)
+            if crowd is not None:
+                self._refuse(accepted, address, f"{crowd} are being opened already")
                 continue
             link = TcpLink(self._shared, with_certificate, address, accepted=True)
             context = None
@@ -489,8 +492,15 @@ class TcpTransport:
 
     def _open(self, accepted: socket.socket, link: TcpLink, context: ssl.SSLContext | None) -> None:
         task = self._tasks.create_task(self._open_accepted(accepted, link, context))
-        self._opening[task] = None
+        self._opening[task] = link.peer_address.host
         task.add_done_callback(self._opening.pop)
+
+    def _crowd(self, host: str) -> str | None:
+        """What leaves no room for one more from that address; None where there is room."""
+        if len(self._opening) >= self._limits.handshakes_max:
+            return f"{len(self._opening)} connections"
+        of_host = sum(opening == host for opening in self._opening.values())
+        return f"{of_host} connections of this address" if of_host >= self._limits.handshakes_per_host_max else None
 
     async def _open_accepted(self, accepted: socket.socket, link: TcpLink, context: ssl.SSLContext | None) -> None:
         try:
@@ -508,84 +518,9 @@ class TcpTransport:
             accepted.close()
 
 
-def reason_of(error: BaseException) -> str:
-    """The words of an error without numbers and source lines that tell people nothing."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate refused: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return f"TLS: {error.reason.lower().replace('_', ' ')}"
-    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
-
-
 def _forget_frames(error: BaseException | None) -> None:
     """A failed handshake raises through frames that hold the error itself and a quarter of a megabyte of buffers. That
     ring lives until the collector looks at old objects, which a flood of bad handshakes can outrun by far."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
-
-
-def _tune(sock: socket.socket | None, limits: TransportLimits) -> None:
-    if sock is None or sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.unacknowledged_ms)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, limits.unacknowledged_ms // 2000))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, limits.unacknowledged_ms // 4000))
-
-
-def _tcp_listener(address: Address, limits: TransportLimits) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address.host, address.port))
-        listener.listen(limits.backlog)
-    except OSError as error:
-        listener.close()
-        raise InvalidRequest(f"cannot listen on {address}: {reason_of(error)}") from None
-    listener.setblocking(False)
-    return listener
-
-
-def _local_listener(address: Address, limits: TransportLimits) -> socket.socket:
-    """The folder keeps others out before the socket's own mode is set; a folder open to others is refused."""
-    path = address.host
-    folder = os.stat(os.path.dirname(path))
-    if stat.S_IMODE(folder.st_mode) & 0o077 or folder.st_uid != os.getuid():
-        raise InvalidRequest(f"{os.path.dirname(path)} must belong to this user and be closed to others (0700)")
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        _remove_dead_socket(path)
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(limits.backlog)
-    except OSError as error:
-        listener.close()
-        raise InvalidRequest(f"cannot listen on {path}: {reason_of(error)}") from None
-    listener.setblocking(False)
-    return listener
-
-
-def _remove_dead_socket(path: str) -> None:
-    """A socket of a process that died stays behind as a name; one that answers is somebody's."""
-    if not os.path.exists(path):
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-
-
-def _is_same_user(accepted: socket.socket) -> bool:
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True  # the folder's mode must do
-    _, user, _ = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return bool(user == os.getuid())

@@ -16,7 +16,8 @@ from tests.unit.wire.rig import ECHO, EchoAnswer, EchoRequest
 from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import Address
 from ebla.ports.transport import Link
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpLink, TcpTransport, TransportLimits
+from ebla.runtime.tls import NewcomerTls
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 
@@ -212,6 +213,51 @@ def test_the_first_frame_must_be_small() -> None:
 
 
 @each_loop
+def test_a_peer_without_a_certificate_never_sends_much_at_once(loop: Loop, tmp_path: Path) -> None:
+    """Anybody may come to the door for those who join: sixteen megabytes each would be the node's end."""
+
+    async def body() -> None:
+        reports, pair = Reports(), Pair()
+        limits = TransportLimits(first_frame_bytes_max=1000)
+        async with TcpTransport(Cluster(tmp_path).tls(1), limits, reports) as transport:
+            listening = await transport.listen(free_address(), Ear, pair.open_far)
+            async with TcpTransport(NewcomerTls(None), TransportLimits(), reports) as newcomer:
+                await newcomer.connect(listening.address, pair.open_near)
+                pair.near.link.send(b"x" * 999)
+                pair.near.link.send(b"x" * 1001)
+                await pair.near.ended.wait()
+        assert [len(frame) for frame in pair.far.frames] == [999]
+        assert "a frame of 1001 bytes was announced, 1000 is the limit" in reports.text()
+
+    run(loop, body)
+
+
+@each_loop
+def test_the_kernel_watches_for_peers_that_vanished(loop: Loop, tmp_path: Path) -> None:
+    """At both ends, under TLS: a lane that nothing is asked on has nothing else to notice by."""
+
+    async def body() -> None:
+        limits = TransportLimits(unacknowledged_ms=8_000)
+        cluster, pair = Cluster(tmp_path), Pair()
+        async with TcpTransport(cluster.tls(1), limits, Reports()) as transport:
+            listening = await transport.listen(free_address(), pair.open_far)
+            await transport.connect(listening.address, pair.open_near)
+            await pair.accepted.wait()
+            for ear in (pair.near, pair.far):
+                assert isinstance(ear.link, TcpLink)
+                assert ear.link._transport is not None
+                sock = ear.link._transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                found = [
+                    sock.getsockopt(socket.IPPROTO_TCP, option)
+                    for option in (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+                ]
+                assert found == [8_000, 4, 2]
+
+    run(loop, body)
+
+
+@each_loop
 def test_a_slow_reader_holds_the_sender_and_is_released(loop: Loop) -> None:
     async def body() -> None:
         limits = TransportLimits(write_high_bytes=200_000, write_low_bytes=50_000)
@@ -294,6 +340,25 @@ def test_connections_being_opened_are_bounded(loop: Loop, tmp_path: Path) -> Non
             await asyncio.wait(list(served.transport._opening))
             async with calling(cluster.tls(2), served) as (caller, _):
                 assert await caller.call(ECHO, EchoRequest("room again"), 5000) == EchoAnswer("room again")
+
+    run(loop, body)
+
+
+@each_loop
+def test_one_address_leaves_room_for_others(loop: Loop, tmp_path: Path) -> None:
+    async def body() -> None:
+        limits = TransportLimits(handshakes_per_host_max=3, handshake_ms=20_000)
+        cluster = Cluster(tmp_path)
+        async with serving(cluster.tls(1), transport_limits=limits) as served:
+            place = (served.address.host, served.address.port)
+            crowd = free_address().host
+            half_open = [await asyncio.open_connection(*place, local_addr=(crowd, 0)) for _ in range(4)]
+            assert await half_open[3][0].read() == b""
+            assert "3 connections of this address are being opened already" in served.reports.text()
+            async with calling(cluster.tls(2), served) as (caller, _):
+                assert await caller.call(ECHO, EchoRequest("room"), 5000) == EchoAnswer("room")
+            for _, stream in half_open:
+                stream.close()
 
     run(loop, body)
 
