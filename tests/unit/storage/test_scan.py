@@ -82,7 +82,7 @@ def expected(parts: Sequence[Part], question: Question) -> list[dict[str, Any]]:
     shown: list[dict[str, Any]] = []
     head = EMPTY_HEAD
     prefix = b""
-    merged = [item for item in merge_streams(clipped, schema) if in_spans(item[0], question.spans)]
+    merged = [item for item in merge_streams(clipped, schema) if _counts(item, question)]
     for key, value in [*merged, (b"\xff" * 20, b"")]:
         here = split_key(key)[0] if value else b""
         if here != prefix:
@@ -103,6 +103,14 @@ def expected(parts: Sequence[Part], question: Question) -> list[dict[str, Any]]:
                 wire |= {schema.by_number[number].name: data for number, data in values.items()}
                 shown.append({"prefix": here, **wire, **_static(head, question)})
     return [_typed(row, question) for row in shown]
+
+
+def _counts(item: Item, question: Question) -> bool:
+    """Rows within the spans, and the heads of their partitions whatever the spans are."""
+    if in_spans(item[0], question.spans):
+        return True
+    prefix = split_key(item[0])[0]
+    return bool(item[1][1] & Flag.HEAD) and any(start.startswith(prefix) for start, _ in question.spans)
 
 
 def _static(head: Head, question: Question) -> dict[str, bytes]:
