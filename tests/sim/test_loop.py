@@ -209,6 +209,24 @@ def test_the_dead_have_no_last_words() -> None:
     assert said == ["in finally"], "Python runs the block, but nothing it awaits comes back"
 
 
+def test_timers_of_the_dead_do_not_ring() -> None:
+    rang: list[str] = []
+
+    async def main(around: Surroundings) -> None:
+        asyncio.get_running_loop().call_later(2.0, rang.append, "in a life that is over")
+        await asyncio.Event().wait()
+
+    async def scenario(world: World) -> None:
+        unit = world.unit("one", main)
+        unit.start()
+        await asyncio.sleep(1.0)
+        unit.kill()
+        await asyncio.sleep(10.0)
+
+    World(1, 10.0).run(scenario)
+    assert rang == []
+
+
 def test_code_that_crashes_its_own_unit_stops_there() -> None:
     went_on: list[str] = []
 

@@ -1,0 +1,76 @@
+"""Bugs of the simulator itself: a world that is not the same twice, or kinder than a real one, finds nothing."""
+
+from tests.mutations.framework import Mutation, PytestCheck
+
+LOOP = PytestCheck("tests/sim/test_loop.py")
+DISK = PytestCheck("tests/sim/test_disk.py")
+
+MUTATIONS = (
+    Mutation(
+        name="sim-tasks-hash-by-address",
+        module="ebla.sim.loop",
+        find="context=context)\n\n    def __hash__(self) -> int:\n        return self.number\n",
+        replace="context=context)\n\n    def __hash__(self) -> int:\n        return id(self)\n",
+        check=PytestCheck(
+            "tests/sim/test_determinism.py::test_cancellation_and_wait_order_are_the_same_in_every_process"
+        ),
+        why="a seed that failed does not fail again",
+    ),
+    Mutation(
+        name="sim-order-not-drawn",
+        module="ebla.sim.loop",
+        find="            self._order.shuffle(batch)\n",
+        replace="            pass\n",
+        check=LOOP,
+        why="races that need another order of ready callbacks are never tried",
+    ),
+    Mutation(
+        name="sim-last-words",
+        module="ebla.sim.loop",
+        find="            if not life.alive:\n                return\n            if life.paused:",
+        replace="            if life.paused:",
+        check=LOOP,
+        why="a crashed process still does what it had planned",
+    ),
+    Mutation(
+        name="sim-crash-loses-nothing",
+        module="ebla.sim.disk",
+        find="if survives >= 0.6:",
+        replace="if survives >= 0.0:",
+        check=DISK,
+        why="code that forgets a sync looks right",
+    ),
+    Mutation(
+        name="sim-failed-sync-tried-again",
+        module="ebla.sim.disk",
+        find="            content.unsynced = [write for write in content.unsynced if write.number > number]\n"
+        "            self._narrative",
+        replace="            self._narrative",
+        check=DISK,
+        why="code that trusts the sync after a failed one looks right",
+    ),
+    Mutation(
+        name="sim-one-fault-heals-all",
+        module="ebla.sim.disk",
+        find="self._strains = [held for held in self._strains if held is not strain]",
+        replace="self._strains = []",
+        check=PytestCheck("tests/unit/sim/test_faults.py"),
+        why="faults that overlap are gentler than they read",
+    ),
+    Mutation(
+        name="sim-boot-clock-open",
+        module="ebla.sim.guard",
+        find='"clock_gettime_ns",',
+        replace="",
+        check=PytestCheck("tests/sim/test_leaks.py"),
+        why="a process that reads the real clock is not the same twice",
+    ),
+    Mutation(
+        name="sim-kill-cuts-nothing",
+        module="ebla.sim.network",
+        find="if not with_machine:",
+        replace="if False:",
+        check=PytestCheck("tests/sim/test_network.py"),
+        why="peers of a killed process wait for a time-out that a real kernel spares them",
+    ),
+)
