@@ -7,7 +7,6 @@ its limit. The last line is JSON.
 """
 
 import asyncio
-import functools
 import json
 import random
 import re
@@ -21,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 from cassandra.murmur3 import murmur3
 
-from ebla.model.identity import Address
 from ebla.model.token_columns import tokens_of
 from ebla.sim.checkers.history import Operation
 from ebla.sim.checkers.linearizability import find_violation
@@ -74,15 +72,7 @@ def median(measure: Callable[[], float]) -> float:
 async def _calm_chatter(world: World) -> None:
     """The nodes of the scenario without its faults: 60 frames a second."""
     heard = [0] * chatter.NODES
-    addresses: list[Address] = []
-
-    units = [
-        world.unit(f"n{number}", functools.partial(chatter.node, addresses=addresses, number=number, heard=heard))
-        for number in range(chatter.NODES)
-    ]
-    addresses.extend(unit.address(chatter.PORT) for unit in units)
-    for unit in units:
-        unit.start()
+    chatter.start(world, heard)
     await asyncio.sleep(world.seconds)
     rate = sum(heard) / world.seconds
     world.check(50.0 < rate < 70.0, f"{rate:.0f} frames a second are not the load this measures")

@@ -18,6 +18,8 @@ SEEDS_MAX = 1_000_000
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(arguments)
+    if chosen.narrate and chosen.seeds is not None:
+        parser.error("--narrate tells one run: give it with --seed")
     try:
         if chosen.list:
             return _list()

@@ -41,6 +41,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ebla.model.error_groups import leaves
 from ebla.model.errors import DiskFull
 from ebla.model.identity import Address, HostId
 from ebla.ports.surroundings import Surroundings
@@ -249,7 +250,7 @@ class World:
 
     def _problem(self, context: ExceptionContext) -> None:
         error = context.get("exception")
-        self.fail_with(error, f"{context['message']}: {_told(error)}")
+        self.fail_with(error, context["message"] if error is None else f"{context['message']}: {_told(error)}")
 
     def heal(self) -> None:
         """Every fault away: paths, devices, pauses; units that are down stay down."""
@@ -310,17 +311,9 @@ async def _await(work: Awaitable[None]) -> None:
     await work
 
 
-def _told(error: BaseException | None) -> str:
-    return ", ".join(f"{type(each).__name__}: {each}" for each in _leaves(error))
-
-
-def _leaves(error: BaseException | None) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
-    elif error is not None:
-        yield error
+def _told(error: BaseException) -> str:
+    return ", ".join(f"{type(each).__name__}: {each}" for each in leaves(error))
 
 
 def _is_one_of(error: BaseException, allowed: tuple[type[Exception], ...]) -> bool:
-    return all(isinstance(each, allowed) for each in _leaves(error))
+    return all(isinstance(each, allowed) for each in leaves(error))

@@ -10,7 +10,7 @@ from ebla.ports.surroundings import Surroundings
 from ebla.ports.transport import Link
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.world import World
+from ebla.sim.world import Unit, World
 
 NODES = 3
 PORT = 7000
@@ -60,8 +60,7 @@ async def _talk(around: Surroundings, address: Address, ear: Ear) -> None:
             await asyncio.sleep((0.5 + around.chance.random()) / MESSAGES_PER_S)
 
 
-async def run(world: World) -> None:
-    heard = [0] * NODES
+def start(world: World, heard: list[int]) -> list[Unit]:
     addresses: list[Address] = []
     units = [
         world.unit(f"n{number}", functools.partial(node, addresses=addresses, number=number, heard=heard))
@@ -70,6 +69,12 @@ async def run(world: World) -> None:
     addresses.extend(unit.address(PORT) for unit in units)
     for unit in units:
         unit.start()
+    return units
+
+
+async def run(world: World) -> None:
+    heard = [0] * NODES
+    units = start(world, heard)
     await harsh(world, units, world.seconds)
     before = list(heard)
     await asyncio.sleep(30.0)
