@@ -108,8 +108,12 @@ def _parser() -> argparse.ArgumentParser:
 def _control(options: NodeOptions, chosen: argparse.Namespace) -> int:
     """Everything that can be refused is refused before the first child starts or a peer is answered."""
     folder = DataFolder(options.folder)
-    identity = check_folder(options) or _first_start(options, chosen.join)
+    if check_folder(options) is None:
+        _check_first_start(options, chosen.join)
+        folder.lay_out()
     with file_lock.acquire(folder.control_lock):
+        # Under the lock, or two first starts at once in one folder would each make a host of their own.
+        identity = folder.read_identity() or _first_start(options, chosen.join)
         wait_for_predecessors(folder, options.limits.lock_wait_ms)
         check_addresses(options)
         folder.last_stop.unlink(missing_ok=True)
@@ -117,7 +121,7 @@ def _control(options: NodeOptions, chosen: argparse.Namespace) -> int:
         report = _reporter(clock, "control")
         supervisor = Supervisor(_shard_commands(options, chosen), _child_limits(options), clock, report)
         reason = _run(_run_control(options, identity, supervisor, report))
-        write_durably(folder.last_stop, f"{reason or 'asked to stop'}\n".encode())
+        _keep_reason(folder, reason or "asked to stop", report)
     if reason is None:
         return EXIT_OK
     sys.stderr.write(f"ebla: the node stopped: {reason}\n")
@@ -130,16 +134,29 @@ def _shard_commands(options: NodeOptions, chosen: argparse.Namespace) -> list[Ch
     return [ChildCommand(f"shard-{number}", (*python, "--number", str(number))) for number in range(options.shards)]
 
 
-def _first_start(options: NodeOptions, token: str | None) -> Identity:
+def _keep_reason(folder: DataFolder, reason: str, report: Report) -> None:
+    """For `ebla status`. A disk that is full must not turn a clean stop into a crash."""
+    try:
+        write_durably(folder.last_stop, f"{reason}\n".encode())
+    except OSError as error:
+        report("node.reason_not_kept", {"cause": str(error)})
+
+
+def _check_first_start(options: NodeOptions, token: str | None) -> None:
     if token is not None:
-        return join_by_token(options, parse_join_token(token), SystemClock(), SystemChance())
-    if options.peer_addresses:
+        parse_join_token(token)
+    elif options.peer_addresses:
         raise Refused(
             f"{options.folder} has no identity yet, and its options name peers: it must join their cluster",
             advice="make a token there (`ebla token`) and start with --join TOKEN; a node without `peers` founds a "
             "cluster of its own",
         )
-    return found_cluster(options, SystemClock(), SystemChance())
+
+
+def _first_start(options: NodeOptions, token: str | None) -> Identity:
+    if token is None:
+        return found_cluster(options, SystemClock(), SystemChance())
+    return join_by_token(options, parse_join_token(token), SystemClock(), SystemChance())
 
 
 def _child_limits(options: NodeOptions) -> ChildLimits:
@@ -157,9 +174,10 @@ def _child_limits(options: NodeOptions) -> ChildLimits:
 async def _run_control(options: NodeOptions, identity: Identity, supervisor: Supervisor, report: Report) -> str | None:
     """Returns why the node stopped by itself; None where it was asked to."""
     folder, clock = DataFolder(options.folder), SystemClock()
-    tls = NodeTls(TlsFolder(folder.tls))
     stop = _stop_on_signals()
+    # Before the certificates are read: those that change in between would else be missed until the next change.
     _on_signal(signal.SIGHUP, lambda: _reload(tls, report, supervisor))
+    tls = NodeTls(TlsFolder(folder.tls))
     introduction = Introduction(identity.host, identity.cluster, identity.cluster_name)
     async with TcpTransport(tls, TransportLimits(), report) as transport, asyncio.TaskGroup() as tasks:
         desk = Server(tasks, introduction, DESK_LIMITS, report)
@@ -182,12 +200,14 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
             stop,
         )
         serving = tasks.create_task(control.run())
-        await control.ready.wait()
-        report("node.started", {"host": str(identity.host), "address": str(options.control_address)})
-        children = tasks.create_task(supervisor.run())
-        stopping = tasks.create_task(stop.wait())
-        await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
-        _end_within(options.limits.stop_ms)
+        try:
+            await control.ready.wait()
+            report("node.started", {"host": str(identity.host), "address": str(options.control_address)})
+            children = tasks.create_task(supervisor.run())
+            stopping = tasks.create_task(stop.wait())
+            await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:  # a part that breaks ends the others as well, and their end must be bounded just so
+            _end_within(options.limits.stop_ms)
         stop.set()
         supervisor.stop()
         await asyncio.wait([children])
@@ -253,9 +273,9 @@ def _shard(options: NodeOptions, number: int) -> int:
 
 async def _run_shard(options: NodeOptions, identity: Identity, number: int, report: Report) -> None:
     folder = DataFolder(options.folder)
-    tls = NodeTls(TlsFolder(folder.tls))
     stop = _stop_on_signals()
     _on_signal(signal.SIGHUP, lambda: _reload(tls, report, None))
+    tls = NodeTls(TlsFolder(folder.tls))
     async with TcpTransport(tls, TransportLimits(), report) as transport:
         shard = ShardProcess(
             Surroundings(SystemClock(), SystemChance(), FileDisk(), transport),
@@ -307,10 +327,15 @@ def _reporter(clock: SystemClock, process: str) -> Report:
 
     def report(event: str, details: Mapping[str, object]) -> None:
         severity = Severity.WARNING if event in WARNINGS else Severity.NOTE
-        observer.emit(event, process, severity=severity, **details)
+        try:
+            observer.emit(event, process, severity=severity, **details)
+        except OSError:
+            pass  # a log that cannot be written (a full disk, a closed terminal) is no reason to stop serving
 
     return report
 
 
 if __name__ == "__main__":
+    # By default it would end a process that `ebla renew` meets while it starts. Certificates are read later than this.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.exit(main())

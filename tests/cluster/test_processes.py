@@ -130,6 +130,8 @@ def test_a_start_waits_for_a_predecessors_child_and_names_it_when_it_stays(make_
     folder = nodes.nodes[0].folder
     lock = file_lock.acquire(folder.shard_lock(0))
     control = nodes.start()
+    eventually(lambda: nodes.nodes[0].running_pid() == control.pid, "it waits with its own lock held")
+    control.send_signal(signal.SIGHUP)  # certificates were renewed meanwhile: no reason to end
     assert control.wait(15) == 1
     told = f"a process of an earlier run of this node is still alive after 700 ms: process {os.getpid()} holds"
     assert told in nodes.output()

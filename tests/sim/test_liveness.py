@@ -149,6 +149,23 @@ def test_a_restart_between_two_beats_shows_in_the_opinion() -> None:
     in_a_settled_world(story)
 
 
+def test_a_node_whose_disk_fails_says_why_and_is_still_there_to_be_asked() -> None:
+    """So that the node is stopped in order, and its reason is found in `ebla status`, not in a trace."""
+
+    async def story(world: World, nodes: list[SimNode]) -> None:
+        nodes[1].control.kill()
+        nodes[1].control.machine.disk.fill()
+        nodes[1].control.start()
+        await asyncio.sleep(SETTLE_S)
+        process = nodes[1].control_process
+        assert process is not None
+        assert process.gave_up is not None
+        assert "no room" in process.gave_up
+        assert of(nodes[0], nodes[1]).standing is Standing.UP
+
+    in_a_settled_world(story)
+
+
 def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back() -> None:
     async def story(world: World, nodes: list[SimNode]) -> None:
         shard = nodes[0].shard_process

@@ -12,7 +12,7 @@ from ebla.control.group0_doors import Group0Doors, report_of
 from ebla.control.group0_server import Group0Server, Group0Setup
 from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
 from ebla.model.error_groups import leaves
-from ebla.model.errors import Corruption, InvalidRequest, Refused
+from ebla.model.errors import EblaError
 from ebla.model.identity import Address, HostId
 from ebla.ports.surroundings import Surroundings
 from ebla.wire.frames import Introduction
@@ -119,10 +119,11 @@ class ControlProcess:
                     server.close("the node stops")
 
     async def _run_group0(self, group0: Group0Server) -> None:
-        """A node that was removed, or may not come back as it is, stops in order and says why."""
+        """A node that was removed, may not come back as it is, or has a disk that is full or broken stops in order and
+        says why."""
         try:
             await group0.run(self._holds_up)
-        except* (Refused, InvalidRequest, Corruption) as refusals:
+        except* (EblaError, OSError) as refusals:
             self.gave_up = str(next(leaves(refusals)))
             self._stop.set()
         await asyncio.Event().wait()

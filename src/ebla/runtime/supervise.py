@@ -73,6 +73,7 @@ class Supervisor:
         self._report = report
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started_wall_us: dict[str, int] = {}
+        self._kept_signals: dict[int, dict[signal.Signals, None]] = {}
         self._pipe: tuple[int, int] | None = None
         self._wake = asyncio.Event()
 
@@ -84,6 +85,8 @@ class Supervisor:
     def heard(self, name: str, pid: int) -> None:
         """A heartbeat of a child. One of a child that is not ours, or is dead, changes nothing."""
         self._step(Heard(name, pid))
+        for number in self._kept_signals.pop(pid, ()):
+            self._signal(pid, number)
 
     def statuses(self) -> tuple[ProcessStatus, ...]:
         return tuple(
@@ -104,9 +107,16 @@ class Supervisor:
         self._wake.set()
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Sends a signal to every child that lives."""
-        for process in self._processes.values():
-            process.send_signal(number)
+        """Sends a signal to every child that lives. One that was not heard yet may not be ready to take it, and would
+        be ended by it: it gets the signal with its first heartbeat."""
+        for child in self._policy.children.values():
+            match child.state:
+                case Starting(pid=pid):
+                    self._kept_signals.setdefault(pid, {})[number] = None
+                case Running(pid=pid):
+                    self._signal(pid, number)
+                case _:
+                    pass
 
     async def run(self) -> None:
         """Returns once every child is gone for good: after `stop`, or when `gave_up` says why."""
@@ -178,6 +188,7 @@ class Supervisor:
             status = process.poll()
             if status is not None:
                 del self._processes[name]
+                self._kept_signals.pop(process.pid, None)
                 how = _how_it_ended(status)
                 self._report("child.ended", {"child": name, "pid": process.pid, "how": how})
                 self._step(Exited(name, process.pid, how))

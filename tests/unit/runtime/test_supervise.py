@@ -109,6 +109,43 @@ def test_a_cancelled_supervisor_leaves_no_child() -> None:
         os.kill(pid, 0)
 
 
+def test_a_signal_waits_until_the_child_was_heard() -> None:
+    """A child that has just been started would be ended by it: its handler is not there yet."""
+
+    async def run() -> None:
+        supervisor = Supervisor([shell("exec sleep 60")], LIMITS, SystemClock(), told)
+        running = asyncio.ensure_future(supervisor.run())
+        async with asyncio.timeout(WAIT_S):
+            await until(lambda: supervisor.statuses()[0].pid)
+            pid = supervisor.statuses()[0].pid
+            supervisor.pass_on(signal.SIGHUP)
+            supervisor.pass_on(signal.SIGHUP)
+            assert not _has_pending(pid, signal.SIGHUP)
+            supervisor.heard("shard-0", pid)
+            await until(lambda: supervisor.statuses()[0].restarts == 1)
+            await until(lambda: supervisor.statuses()[0].pid)
+            again = supervisor.statuses()[0].pid
+            supervisor.heard("shard-0", again)
+            supervisor.pass_on(signal.SIGHUP)
+            await until(lambda: supervisor.statuses()[0].restarts == 2)
+            supervisor.stop()
+            await running
+
+    told = Told()
+    asyncio.run(run())
+    ends = [details["how"] for name, details in told.events if name == "child.ended"]
+    assert ends[:2] == ["was ended by SIGHUP"] * 2
+
+
+def _has_pending(pid: int, number: signal.Signals) -> bool:
+    """Or is dead of it."""
+    if not _is_alive(pid):
+        return True
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask & 1 << number - 1 for mask in pending)
+
+
 def test_children_are_spawned_from_the_main_thread_only() -> None:
     """The death signal comes when the *thread* that forked ends: one that ends early would kill a healthy child."""
     errors: list[BaseException] = []
