@@ -198,7 +198,7 @@ class Group0Doors:
             if matching(step.changes, request.prefix):
                 woken.set()
 
-        ticket = running.machine.watch(look)
+        ticket = running.machine.watch(look, request.prefix)
         try:
             steps = store.recent.after(after.index, request.prefix)
             if steps == ():

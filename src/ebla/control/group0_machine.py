@@ -31,7 +31,7 @@ class Group0Machine:
         self._answers: dict[CallKey, asyncio.Future[Answer | None]] = {}
         self._by_index: list[tuple[int, int, asyncio.Future[None]]] = []
         self._tickets = itertools.count()
-        self._watchers: dict[int, Watcher] = {}
+        self._watchers: dict[int, tuple[str, Watcher]] = {}
 
     # ---- what the Raft server calls
 
@@ -69,14 +69,17 @@ class Group0Machine:
     def install(self, store: Store) -> None:
         """A later state takes the place of ours. Whoever waits for the answer of a call that the snapshot covers gets
         it from the snapshot's own memory of answers."""
-        step = store.follow(self.store)
-        self.store = store
+        before, self.store = self.store, store
+        step = None if before.index == 0 else store.follow(before)
         for key in list(self._answers):
             client, incarnation, serial = key
             memory = store.answers.clients.get(client)
             if memory is not None and memory.incarnation == incarnation and serial in memory.answers:
                 self._settle(key, memory.answers[serial])
-        self._publish(step)
+        if step is None:
+            self._publish_first_state()
+        else:
+            self._publish(step)
         self._reached(store.index)
 
     # ---- what the rest of the node calls
@@ -99,10 +102,11 @@ class Group0Machine:
         heapq.heappush(self._by_index, (index, next(self._tickets), future))
         await future
 
-    def watch(self, watcher: Watcher) -> int:
-        """Calls `watcher` with every step that changes something, in order, until `unwatch`."""
+    def watch(self, watcher: Watcher, prefix: str = "") -> int:
+        """Calls `watcher` with every step that changes something, in order, until `unwatch`. A step may also name keys
+        outside the prefix; what a fresh node is sent as its first state it names below the prefix alone."""
         ticket = next(self._tickets)
-        self._watchers[ticket] = watcher
+        self._watchers[ticket] = (prefix, watcher)
         return ticket
 
     def unwatch(self, ticket: int) -> None:
@@ -115,8 +119,14 @@ class Group0Machine:
 
     def _publish(self, step: Step) -> None:
         if step.changes:
-            for watcher in list(self._watchers.values()):
+            for _, watcher in list(self._watchers.values()):
                 watcher(step)
+
+    def _publish_first_state(self) -> None:
+        """Everything is new, and may be a great deal: only what is watched is named."""
+        for prefix, watcher in list(self._watchers.values()):
+            if changes := self.store.content(prefix):
+                watcher(Step(self.store.index, changes))
 
     def _reached(self, index: int) -> None:
         while self._by_index and self._by_index[0][0] <= index:

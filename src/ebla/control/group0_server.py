@@ -105,7 +105,7 @@ class Group0Server:
         await self.marks.save(msgspec.structs.replace(mark, incarnation=mark.incarnation + 1))
         taken_in_by = await self.formation.settle(self._begin)
         running = await self._open(taken_in_by)
-        ticket = running.machine.watch(self._follow)
+        ticket = running.machine.watch(self._follow, MEMBERS_PREFIX)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(running.raft.run())

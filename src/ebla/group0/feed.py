@@ -8,13 +8,15 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 FEED_CHANGES_MAX = 65_536
 FEED_BYTES_MAX = 32 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class KeyChange:
-    """`value` is None where the key was deleted."""
+class KeyChange(msgspec.Struct, frozen=True, gc=False):
+    """`value` is None where the key was deleted. Kept in great numbers, and unknown to the garbage collector, whose
+    walk over all of them would hold up the loop."""
 
     key: str
     value: bytes | None

@@ -36,6 +36,14 @@ def compare_revisions(chain: tuple[HistoryStart, ...], left: Revision, right: Re
     return Order.OLDER if places[0] < places[1] else Order.NEWER
 
 
+def history_at(chain: tuple[HistoryStart, ...], index: int) -> HistoryId:
+    """The history that was current at an index."""
+    for start in reversed(chain):
+        if start.parent_end < index:
+            return start.history
+    return chain[0].history
+
+
 def _place(chain: tuple[HistoryStart, ...], revision: Revision) -> tuple[int, int] | None:
     for number, start in enumerate(chain):
         if start.history != revision.history:

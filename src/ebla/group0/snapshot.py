@@ -11,9 +11,10 @@ import msgspec
 
 from ebla.group0.answers import AnswerMemory, ClientMemory
 from ebla.group0.feed import RecentSteps
-from ebla.group0.history import HistoryStart
+from ebla.group0.history import HistoryStart, history_at
 from ebla.group0.store import Entry, Store
 from ebla.model.errors import Corruption
+from ebla.model.transaction import Revision
 
 FORMAT = 1
 CHUNK_BYTES = 1024 * 1024
@@ -27,7 +28,9 @@ class Head(msgspec.Struct, frozen=True, tag="head", array_like=True):
 
 
 class Entries(msgspec.Struct, frozen=True, tag="entries", array_like=True):
-    entries: tuple[tuple[str, Entry], ...]
+    """Keys, their values and the indexes of their last changes; the histories follow from the chain."""
+
+    entries: tuple[tuple[str, bytes, int], ...]
 
 
 class Clients(msgspec.Struct, frozen=True, tag="clients", array_like=True):
@@ -64,10 +67,10 @@ def freeze(store: Store) -> Store:
 
 def encode(frozen: Store) -> Iterator[bytes]:
     yield _encoder.encode(Head(FORMAT, frozen.chain, frozen.index, frozen.lock))
-    batch: list[tuple[str, Entry]] = []
+    batch: list[tuple[str, bytes, int]] = []
     size = 0
     for key, entry in frozen.entries.items():
-        batch.append((key, entry))
+        batch.append((key, entry.value, entry.revision.index))
         size += len(key) + len(entry.value) + 48
         if size >= CHUNK_BYTES:
             yield _encoder.encode(Entries(tuple(batch)))
@@ -97,8 +100,8 @@ class Builder:
         match chunk, self._store:
             case Head(), None:
                 self._begin(chunk)
-            case Entries(entries=entries), Store() as store:
-                store.entries.update(entries)
+            case Entries(entries=rows), Store() as store:
+                _fill(store, rows)
             case Clients(clients=clients), Store() as store:
                 store.answers.clients.update(clients)
             case End(), Store() as store:
@@ -127,6 +130,12 @@ class Builder:
         if (len(store.entries), len(store.answers.clients)) != (end.entries, end.clients):
             raise _damaged("it holds fewer entries than it says")
         self._ended = True
+
+
+def _fill(store: Store, rows: tuple[tuple[str, bytes, int], ...]) -> None:
+    entries, chain = store.entries, store.chain
+    for key, value, index in rows:
+        entries[key] = Entry(value, Revision(history_at(chain, index), index))
 
 
 def _damaged(what: str) -> Corruption:

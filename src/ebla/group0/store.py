@@ -32,8 +32,11 @@ from ebla.model.transaction import Change, Condition, Delete, Missing, Put, Revi
 LAST_KEY = "\U0010ffff"
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A value and the index of its last change. Its history is the one that was current at that index."""
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A value and the index of its last change. Its history is the one that was current at that index.
+
+    There may be a million of them, and a walk of the garbage collector over all would hold up the loop. They refer to
+    nothing that could refer back."""
 
     value: bytes
     revision: Revision
@@ -101,6 +104,10 @@ class Store:
         if self.index > before.index:
             self.recent.append(step)
         return step
+
+    def content(self, prefix: str) -> tuple[KeyChange, ...]:
+        """All that is there, as if it had just been written: for whoever has seen nothing yet."""
+        return tuple(KeyChange(key, self.entries[key].value) for key in self.keys(prefix))
 
     def rebuild_indexes(self) -> None:
         """After the entries were filled in directly (decoding a snapshot)."""
@@ -181,12 +188,20 @@ class Store:
         return KeyChange(key, None)
 
     def _difference(self, before: "Store") -> list[KeyChange]:
-        gone = [KeyChange(key, None) for key in before.keys("") if key not in self.entries]
-        changed = [
-            KeyChange(key, self.entries[key].value)
-            for key in self._ordered
-            if before.entries.get(key) != self.entries[key]
-        ]
+        """In the order in which the entries lie in memory, and sorted afterwards: most of the time goes into waiting
+        for memory."""
+        entries, former = self.entries, before.entries
+        gone = [KeyChange(key, None) for key in before.keys("") if key not in entries]
+        if self.chain == before.chain:
+            # Within one line of history the index says it all, and is much quicker to compare than the value.
+            keys = [
+                key
+                for key, new in entries.items()
+                if (old := former.get(key)) is None or old.revision.index != new.revision.index
+            ]
+        else:
+            keys = [key for key, new in entries.items() if former.get(key) != new]
+        changed = [KeyChange(key, entries[key].value) for key in sorted(keys)]
         return gone + changed
 
 

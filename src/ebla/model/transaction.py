@@ -5,7 +5,7 @@ import msgspec
 from ebla.model.identity import HistoryId
 
 
-class Revision(msgspec.Struct, frozen=True, order=True, array_like=True):
+class Revision(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """When a key last changed: an index of one history. Comparable only within that history."""
 
     history: HistoryId
