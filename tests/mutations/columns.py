@@ -101,7 +101,7 @@ MUTATIONS = (
     Mutation(
         name="columns-sidecar-loses-tail",
         module="ebla.storage.sidecar",
-        find="            if self._waiting_rows:\n                self._write(joined_chunks(self._waiting))\n",
+        find="            self._write_waiting(to_the_end=True)\n",
         replace="",
         check=SIDECAR,
         why="scans miss the last rows of every base",

@@ -180,14 +180,6 @@ def stored_values(shape: Shape, chunk: pa.RecordBatch) -> pa.Array:
     return pc.if_else(is_absent, encoded.take(pa.array(np.maximum(places, 0))), stored)
 
 
-def project(shape: Shape, chunk: pa.RecordBatch, numbers: Sequence[int]) -> list[pa.Array]:
-    """The columns of these numbers, of a chunk all of whose rows are plain."""
-    if shape.is_raw and numbers:
-        shape = Shape(shape.schema, tuple(numbers))
-        chunk = chunk_of(shape, chunk.column(KEY), chunk.column(STORED))
-    return [chunk.column(field_name(number)) for number in numbers]
-
-
 def recounted(shape: Shape, chunk: pa.RecordBatch) -> pa.RecordBatch:
     """The chunk with its completeness told anew: for columns that were written by an older schema version. The shape
     must be whole."""

@@ -1,7 +1,6 @@
 """Stored keys of whole columns: `key_codec.py` by vector operations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ from ebla.model.cql_types import ScalarType
 from ebla.model.errors import Corruption, InvalidRequest, TooLarge
 from ebla.model.schema import Column, TableSchema
 from ebla.model.token import COMPONENT_BYTES_MAX
-from ebla.model.token_columns import Tokens, tokens_of, tokens_of_rows
+from ebla.model.token_columns import tokens_of, tokens_of_rows
 from ebla.storage.byte_columns import (
     Bytes,
     Piece,
@@ -35,15 +34,7 @@ Typed = Mapping[str, pa.Array]
 """Columns by name, each in the Arrow type of its CQL type."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedKeys:
-    partition: pa.Array
-    """What all keys of a partition begin with."""
-    keys: pa.Array
-    tokens: Tokens
-
-
-def encode_keys(schema: TableSchema, columns: Typed, count: int) -> EncodedKeys:
+def encode_keys(schema: TableSchema, columns: Typed, count: int) -> pa.Array:
     """The keys of rows, in their order. `InvalidRequest` where a key column is missing, null or empty."""
     for column in (*schema.partition_key, *schema.clustering):
         _check_key_column(schema, column, columns)
@@ -52,9 +43,7 @@ def encode_keys(schema: TableSchema, columns: Typed, count: int) -> EncodedKeys:
     head = (as_matrix(tokens.view(np.uint64) ^ _SIGN, ">u8"), _length_of(partition), partition)
     clustering = [encode_component(column, columns[column.name]) for column in schema.clustering]
     kind = constant(bytes((KeyKind.ROW,)), count)
-    prefix = joined(head, count)
-    keys = joined((*head, kind, *clustering), count)
-    return EncodedKeys(prefix, keys, tokens)
+    return joined((*head, kind, *clustering), count)
 
 
 def token_words(keys: pa.Array) -> npt.NDArray[np.uint64]:

@@ -19,7 +19,7 @@ from ebla.model.values import split_elements
 from ebla.storage.byte_columns import Mask
 from ebla.storage.columns import Shape, chunk_of
 from ebla.storage.key_codec import head_key
-from ebla.storage.key_columns import encode_keys
+from ebla.storage.key_columns import encode_keys, partition_prefixes
 from ebla.storage.merge_chunks import resolved
 from ebla.storage.plain_columns import encode_plain_values
 from ebla.storage.row_codec import decode_row, encode_head, encode_row
@@ -46,16 +46,15 @@ def encode_batch(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp) -> pa
         raise InvalidRequest(f"a batch has {batch.nbytes} bytes, at most {BATCH_BYTES_MAX} go into one")
     columns = _typed(schema, batch)
     count = len(batch)
-    encoded = encode_keys(schema, columns, count)
+    keys = encode_keys(schema, columns, count)
     regular = {column.number: columns[column.name] for column in schema.regular if column.name in columns}
     single = {number: values for number, values in regular.items() if not is_multi_cell(schema.by_number[number].type)}
     timestamps = np.full(count, stamp.timestamp_us, np.int64)
     values = encode_plain_values(schema, single, timestamps, np.ones(count, np.bool_))
     values = _with_special(schema, values, regular, stamp)
-    keys = encoded.keys
     static = {column.number: columns[column.name] for column in schema.static if column.name in columns}
     if static:
-        head_keys, heads = _heads(schema, encoded.partition, static, stamp)
+        head_keys, heads = _heads(schema, partition_prefixes(keys), static, stamp)
         keys, values = pa.concat_arrays([keys, head_keys]), pa.concat_arrays([values, heads])
     shape = Shape(schema)
     return resolved(shape, chunk_of(shape, keys, values))

@@ -37,6 +37,7 @@ from ebla.storage.visible_rows import Visible, static_values
 from ebla.storage.wire_columns import from_wire
 
 CHUNK_ROWS = 16 * 1024
+CHUNK_BYTES = 32 << 20
 EVERYTHING: tuple[KeySpan, ...] = key_spans(WHOLE_RING)
 
 
@@ -93,21 +94,30 @@ async def close_scan(layers: Sequence[ScanLayer]) -> None:
 
 
 def layer_chunks(shape: Shape, layer: Layer, spans: Sequence[KeySpan]) -> Iterator[pa.RecordBatch]:
-    """The rows of one layer within the spans, in chunks of about `CHUNK_ROWS`."""
+    """The rows of one layer within the spans, in chunks of about `CHUNK_ROWS` and not many more than `CHUNK_BYTES`."""
+    rows_max = _list_rows(layer)
     keys: list[pa.Array] = []
     values: list[pa.Array] = []
-    count = 0
+    count = size_bytes = 0
     for start, end in spans:
-        for items in layer.scan_batches(start, end, min(CHUNK_ROWS, SCAN_ROWS_MAX)):
+        for items in layer.scan_batches(start, end, rows_max):
             some_keys, some_values = zip(*items)
             keys.append(pa.array(some_keys, pa.binary()))
             values.append(pa.array(some_values, pa.binary()))
             count += len(items)
-            if count >= CHUNK_ROWS:
+            size_bytes += values[-1].nbytes
+            if count >= CHUNK_ROWS or size_bytes >= CHUNK_BYTES:
                 yield chunk_of(shape, pa.concat_arrays(keys), pa.concat_arrays(values))
-                keys, values, count = [], [], 0
+                keys, values = [], []
+                count = size_bytes = 0
     if count:
         yield chunk_of(shape, pa.concat_arrays(keys), pa.concat_arrays(values))
+
+
+def _list_rows(layer: Layer) -> int:
+    """How many rows to ask for at once: few where they are large."""
+    row_bytes = layer.size_bytes() // max(layer.facts.rows, 1) + 1
+    return max(1, min(CHUNK_ROWS, SCAN_ROWS_MAX, CHUNK_BYTES // row_bytes))
 
 
 def scan_stored(

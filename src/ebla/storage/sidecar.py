@@ -27,6 +27,7 @@ from ebla.storage.merge import KeySpan
 from ebla.storage.merge_chunks import rows_before
 
 BLOCK_ROWS = 16 * 1024
+BLOCK_BYTES = 32 << 20
 SIDECAR_FORMAT = 1
 _MAGIC = b"ARROW1\0\0"
 _COLUMNS, _INDEX = "columns.arrow", "columns.index"
@@ -102,25 +103,20 @@ class SidecarWriter:
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, "w"), self._shape.arrow_schema, options=options)
         self._head = _MAGIC + self._shape.arrow_schema.serialize().to_pybytes()
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         self._blocks: list[Block] = []
         self._closed = False
 
     def add(self, chunk: pa.RecordBatch) -> None:
         self._waiting.append(chunk)
         self._waiting_rows += len(chunk)
-        if self._waiting_rows >= BLOCK_ROWS:
-            whole = joined_chunks(self._waiting)
-            full = len(whole) - len(whole) % BLOCK_ROWS
-            for start in range(0, full, BLOCK_ROWS):
-                self._write(whole.slice(start, BLOCK_ROWS))
-            self._waiting = [whole.slice(full)]
-            self._waiting_rows = len(whole) - full
+        self._waiting_bytes += chunk.nbytes
+        if self._waiting_rows >= BLOCK_ROWS or self._waiting_bytes >= BLOCK_BYTES:
+            self._write_waiting()
 
     async def finish(self) -> None:
         try:
-            if self._waiting_rows:
-                self._write(joined_chunks(self._waiting))
+            self._write_waiting(to_the_end=True)
             self._writer.close()
             self._sink.end_block(self._head)
             await self._file.sync()
@@ -140,6 +136,20 @@ class SidecarWriter:
         if not self._closed:
             self._closed = True
             self._file.close()
+
+    def _write_waiting(self, *, to_the_end: bool = False) -> None:
+        """Whole blocks; the rest waits for more, unless it is large already or the last."""
+        if not self._waiting_rows:
+            return
+        whole = joined_chunks(self._waiting)
+        end = len(whole)
+        if not to_the_end and self._waiting_bytes < BLOCK_BYTES:
+            end -= end % BLOCK_ROWS
+        for start in range(0, end, BLOCK_ROWS):
+            self._write(whole.slice(start, min(BLOCK_ROWS, end - start)))
+        rest = whole.slice(end)
+        self._waiting = [rest] if len(rest) else []
+        self._waiting_rows, self._waiting_bytes = len(rest), rest.nbytes
 
     def _write(self, chunk: pa.RecordBatch) -> None:
         self._writer.write_batch(chunk)

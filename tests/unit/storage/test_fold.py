@@ -7,12 +7,15 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from tests.unit.journal.on_disks import Machine
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, layer_facts
 from tests.unit.storage.rigs import Rig
 
+from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import DiskFull
 from ebla.model.rows import NEVER_US
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.sim.disk import LifeDisk
 from ebla.storage import fold, scan, sidecar
 from ebla.storage.columns import KEY, stored_values, whole_shape
 from ebla.storage.fold import run_fold
@@ -21,6 +24,7 @@ from ebla.storage.key_codec import decode_token
 from ebla.storage.layer import Item, LayerDamaged, build_layer
 from ebla.storage.layer_facts import LayerFacts
 from ebla.storage.manifest import Incarnation, LayerId
+from ebla.storage.memory import MemoryEngine
 from ebla.storage.merge import merge_streams
 from ebla.storage.scan import EVERYTHING
 from ebla.storage.sidecar import SidecarWriter, open_sidecar
@@ -105,6 +109,34 @@ def test_some_seed_drops_tombstones(tmp_path: Path) -> None:
     assert not result.facts.has_tombstones
     assert not result.facts.has_expiring
     rig.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fold_is_durable_when_it_returns(seed: int) -> None:
+    """With its sidecar: a power cut right after it takes nothing."""
+    machine = Machine(seed)
+    items = RandomRows(seed, Mix(0.5, 5, 60)).layer()
+    inputs = (FoldInput(LayerId(1), "/data/in", WHOLE_RING),)
+    asked = FoldJob(Incarnation(1), inputs, LayerId(2), "/data/out", WHOLE_RING, KEEP_ALL, MIXED)
+
+    async def first(disk: LifeDisk) -> FoldResult:
+        await make_durable_folder(disk, "/data")
+        engine = MemoryEngine(disk)
+        await build_layer(engine, "/data/in", items, layer_facts(MIXED, items))
+        return await run_fold(engine, disk, asked)
+
+    async def second(disk: LifeDisk) -> tuple[LayerFacts, list[Item], int]:
+        layer = await MemoryEngine(disk).open("/data/out", writable=False)
+        opened = await open_sidecar(disk, "/data/out")
+        assert opened is not None
+        chunks = opened.chunks(whole_shape(MIXED), EVERYTHING)
+        return layer.facts, list(layer.scan()), sum(len(chunk) for chunk in chunks)
+
+    result = machine.run(first)
+    machine.lose_power()
+    facts, stored, rows = machine.run(second)
+    expected = list(collected(items, MIXED, Collector(KEEP_ALL)))
+    assert (facts, stored, rows) == (result.facts, expected, len(expected))
 
 
 @pytest.mark.parametrize("kind", ["memory", "rocks"])

@@ -151,7 +151,7 @@ def test_columns_give_the_same_bytes() -> None:
                 column("c", kind, ColumnKind.CLUSTERING, desc=descending),
             )
             typed = arrow_column(parse_type(kind), [encode(parse_type(kind), value) for value in values])
-            found = encode_keys(schema, {"p": pa.array(["k"] * len(values)), "c": typed}, len(values)).keys.to_pylist()
+            found = encode_keys(schema, {"p": pa.array(["k"] * len(values)), "c": typed}, len(values)).to_pylist()
             order = "descending" if descending else "ascending"
             prefix = keys["row of 6b"]
             if kind not in ("frozen<map<text, int>>", "frozen<set<int>>"):  # columns put these into order first

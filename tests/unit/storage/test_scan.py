@@ -138,6 +138,7 @@ def test_a_scan_shows_what_the_rows_say(seed: int, tmp_path: Path, monkeypatch: 
         # Partitions then go on from chunk to chunk, and so must what their heads say.
         monkeypatch.setattr(scan, "CHUNK_ROWS", chance.randrange(1, 6))
         monkeypatch.setattr(sidecar, "BLOCK_ROWS", chance.randrange(1, 6))
+        monkeypatch.setattr(scan, "CHUNK_BYTES", chance.choice([100, 1000, 1 << 20]))
     rows = RandomRows(seed, Mix(chance.choice([0.9, 0.5]), chance.choice([3, 12]), 60))
     ranges = [WHOLE_RING, TokenRange(Token(0), TOKEN_MIN), TokenRange(TOKEN_MIN, Token(1 << 61))]
     parts = [(rows.layer(), chance.choice(ranges), chance.random() < 0.5) for _ in range(chance.choice([1, 1, 2, 3]))]

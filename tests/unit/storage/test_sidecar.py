@@ -65,6 +65,19 @@ def test_spans_cut_through_blocks(rig: Rig) -> None:
     rig.run(main())
 
 
+def test_large_rows_make_short_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar, "BLOCK_ROWS", 1000)
+    monkeypatch.setattr(sidecar, "BLOCK_BYTES", 2000)
+
+    async def main() -> None:
+        await write(rig, ITEMS)
+        found = await opened(rig)
+        assert max(block.rows for block in found.index.blocks) < 40
+        assert keys_of(found, *EVERYTHING) == KEYS
+
+    rig.run(main())
+
+
 def test_any_arrow_reader_opens_it(rig: Rig) -> None:
     rig.run(write(rig, ITEMS))
     with pa.OSFile(rig.path("layer/columns.arrow")) as file:
