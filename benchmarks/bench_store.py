@@ -109,7 +109,7 @@ class Bench:
     folder: str
     rows: int
     checkpoint_bytes: int
-    rounds: int = 3
+    rounds: int = 5
     disk: FileDisk = field(default_factory=FileDisk)
     figures: dict[str, float] = field(default_factory=dict)
 
