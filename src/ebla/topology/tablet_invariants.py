@@ -1,19 +1,24 @@
-"""What must hold of tablets in every snapshot, and of what shards have in their storage.
-
-Checkers of the simulator and the tests of the model ask here, so that a promise is spelled out once.
-"""
+"""What must hold of tablets in every snapshot (`invariants.py` asks), and of what shards have in their storage."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ebla.model.identity import Replica, SessionId, TableId
-from ebla.topology.invariants import Violation
 from ebla.topology.node_states import TRANSITIONS_WITH_TABLETS_MOVING
 from ebla.topology.sharder import has_replica
 from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
 from ebla.topology.tablet_map import ReplicaSet, TabletTransition
 from ebla.topology.tablet_stages import STAGES, leaving_replicas, pending_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    label: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)

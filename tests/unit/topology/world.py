@@ -76,7 +76,6 @@ from ebla.topology.states import (
     TransitionKind,
     TransitionState,
 )
-from ebla.topology.tablet_invariants import tablet_violations
 from ebla.topology.tablet_stages import stage_row
 from ebla.topology.tokens_at_join import choose_tokens
 
@@ -166,7 +165,6 @@ class World:
             assert self.snapshot.revisions == whole.revisions
             assert applied.at(Revision(HISTORY, self.group0.index)).revisions == whole.revisions
             assert violations(self.snapshot) == ()
-            assert tuple(tablet_violations(self.snapshot)) == ()
 
     def do(self, command: Command) -> Snapshot:
         refused = self.try_(command)
