@@ -107,7 +107,7 @@ class EtcdCluster:
 
     def _cpu_s(self) -> float:
         times = [psutil.Process(process.pid).cpu_times() for process in self._processes]
-        return sum(each.user + each.system for each in times)
+        return float(sum(each.user + each.system for each in times))
 
     def end(self) -> None:
         for process in self._processes:

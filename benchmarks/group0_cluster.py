@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from benchmarks.etcd_cluster import KEY, Load
@@ -36,6 +35,12 @@ Entry = Sequence[str]
 """The command that runs a node, up to its options."""
 PLAIN_ENTRY = (sys.executable, "-m", "ebla.node", "control")
 
+EntryOf = Callable[[LocalNode], Entry]
+
+
+def plain_entry(_node: LocalNode) -> Entry:
+    return PLAIN_ENTRY
+
 
 class NodeProcess:
     def __init__(self, node: LocalNode, entry: Entry = PLAIN_ENTRY) -> None:
@@ -57,7 +62,7 @@ class NodeProcess:
         """Of the whole node: control and whatever it started."""
         control = psutil.Process(self._process.pid)
         times = [process.cpu_times() for process in (control, *control.children(recursive=True))]
-        return sum(each.user + each.system for each in times)
+        return float(sum(each.user + each.system for each in times))
 
     def kill(self) -> None:
         self._process.kill()
@@ -78,7 +83,9 @@ class NodeProcess:
 class EblaCluster:
     """Three nodes, and a loop on which their clients run."""
 
-    def __init__(self, folder: Path, value: bytes, runner: asyncio.Runner, entry: Entry = PLAIN_ENTRY) -> None:
+    def __init__(
+        self, folder: Path, value: bytes, runner: asyncio.Runner, entry: Callable[[LocalNode], Entry] = plain_entry
+    ) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
         overrides = ("limits.free_disk_bytes_min=0",)
         made = find_or_make_nodes(folder, Shape(3, 1, base, "bench", overrides))
@@ -87,7 +94,7 @@ class EblaCluster:
         self.runner = runner
         self.put_request = ExecuteRequest(Transaction((), (Put(KEY.decode(), value),)))
         self.read_request = ReadRequest((KEY.decode(),))
-        self.nodes = [NodeProcess(node, entry) for node in made]
+        self.nodes = [NodeProcess(node, entry(node)) for node in made]
         self.runner.run(self._wait_formed())
 
     async def _wait_formed(self) -> None:
@@ -193,7 +200,3 @@ async def _load(
             for caller in callers:
                 tasks.create_task(one(caller))
         return took, time.perf_counter() - began
-
-
-def msgpack(value: msgspec.Struct) -> bytes:
-    return msgspec.msgpack.encode(value)

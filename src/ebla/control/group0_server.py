@@ -14,7 +14,7 @@ from ebla.control.group0_calls import Caller, Group0Calls
 from ebla.control.group0_machine import Group0Machine
 from ebla.control.group0_mark import MarkFile, Stage
 from ebla.control.group0_wire import Group0Wire
-from ebla.control.raft_server import RaftServer, RaftSetup
+from ebla.control.raft_server import APPLY_BYTES_MAX, RaftServer, RaftSetup
 from ebla.control.voter_choice import Alive, VoterChoice
 from ebla.group0 import snapshot
 from ebla.group0.feed import Step
@@ -161,6 +161,7 @@ class Group0Server:
             tick_ms=setup.tick_ms,
             election_ticks=setup.election_ticks,
             forward_proposals=False,
+            apply_bytes_max=APPLY_BYTES_MAX,
         )
         raft_setup = RaftSetup(
             setup.folder,

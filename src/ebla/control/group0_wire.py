@@ -1,9 +1,12 @@
 """The way from one peer of group 0 to another: hosts instead of numbers, messages fenced by the history."""
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from ebla.control.group0_machine import Group0Machine
 from ebla.group0.members import Member, peer_number
+from ebla.model.error_groups import leaves
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address, HistoryId, HostId
 from ebla.raft.messages import InstallSnapshot, Message, PeerId
@@ -13,6 +16,7 @@ from ebla.wire.peers import Peers
 from ebla.wire.verbs import RAFT, SNAPSHOT_CHUNK
 
 CHUNK_DEADLINE_MS = 10_000
+CHUNKS_UNDER_WAY_MAX = 4
 
 
 class Group0Wire:
@@ -63,16 +67,28 @@ class Group0Wire:
             return False
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
-        """One chunk ahead: while the peer takes in one, the next is read, so that neither waits for the other long."""
+        """Several chunks are under way at once, so that neither side waits for the other. The first goes alone, for it
+        begins the snapshot there, and so does the last, whose answer says that all is durable."""
         host = self._hosts.get(message.to)
         if host is None:
             raise Unreachable(f"no host is known for peer {message.to}")
-        number = 0
-        ahead = await anext(chunks)
-        async for following in chunks:
-            await self._send_chunk(host, SnapshotChunk(self._history, message, number, ahead, False))
-            number, ahead = number + 1, following
-        await self._send_chunk(host, SnapshotChunk(self._history, message, number, ahead, True))
+        under_way: deque[asyncio.Task[None]] = deque()
+        number, ahead = 0, await anext(chunks)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for following in chunks:
+                    sending = tasks.create_task(self._send_chunk(host, message, (number, ahead), last=False))
+                    under_way.append(sending)
+                    if number == 0 or len(under_way) >= CHUNKS_UNDER_WAY_MAX:
+                        await under_way.popleft()
+                    number, ahead = number + 1, following
+        except BaseExceptionGroup as group:
+            raise next(leaves(group)) from None  # one is enough to know that it was not delivered
+        await self._send_chunk(host, message, (number, ahead), last=True)
 
-    async def _send_chunk(self, host: HostId, chunk: SnapshotChunk) -> None:
-        await self._peers.call(host, SNAPSHOT_CHUNK, chunk, CHUNK_DEADLINE_MS)
+    async def _send_chunk(
+        self, host: HostId, message: InstallSnapshot, chunk: tuple[int, bytes], *, last: bool
+    ) -> None:
+        number, data = chunk
+        request = SnapshotChunk(self._history, message, number, data, last)
+        await self._peers.call(host, SNAPSHOT_CHUNK, request, CHUNK_DEADLINE_MS)

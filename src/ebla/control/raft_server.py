@@ -42,6 +42,9 @@ from ebla.wire.report import Report
 
 APPENDS_PER_SENDING_MAX = 8
 """Messages of one turn for one peer leave together, but not so many appends that no frame could hold them."""
+CHUNKS_EARLY_MAX = 8
+APPLY_BYTES_MAX = 1024 * 1024
+"""Applied in one turn. A peer that catches up has much to apply, and the loop has others to serve."""
 WRITE_BYTES_MAX = 16 * 1024 * 1024
 """Of waiting writes, made durable with one sync."""
 
@@ -110,6 +113,17 @@ class _Incoming(Generic[Content]):
     message: InstallSnapshot
     receiver: Receiver[Content]
     chunks: list[bytes]
+    early: dict[int, bytes]
+    """Those that overtook others."""
+
+    def takes(self, number: int) -> bool:
+        return 0 <= number - len(self.chunks) < CHUNKS_EARLY_MAX
+
+    def add(self, number: int, data: bytes) -> None:
+        self.early[number] = data
+        while (following := self.early.pop(len(self.chunks), None)) is not None:
+            self.chunks.append(following)
+            self.receiver.add(following)
 
 
 _Proposal = tuple[bytes, EntryKind]
@@ -248,12 +262,13 @@ class RaftServer(Generic[Content]):
         """A piece of a snapshot that a leader sends. The core hears of it once it is whole and durable."""
         incoming = self._incoming.get(message.sender)
         if number == 0:
-            incoming = self._incoming[message.sender] = _Incoming(message, self._machine.receiver(), [])
-        if incoming is None or incoming.message != message or len(incoming.chunks) != number:
-            raise Refused(f"chunk {number} of snapshot {message.snapshot.index} is not the next one")
-        incoming.chunks.append(data)
-        incoming.receiver.add(data)
+            incoming = self._incoming[message.sender] = _Incoming(message, self._machine.receiver(), [], {})
+        if incoming is None or incoming.message != message or not incoming.takes(number):
+            raise Refused(f"chunk {number} of snapshot {message.snapshot.index} is not among the next ones")
+        incoming.add(number, data)
         if last:
+            if len(incoming.chunks) != number + 1:
+                raise Refused(f"chunks before {number} of snapshot {message.snapshot.index} are missing")
             del self._incoming[message.sender]
             await self._received_whole(incoming)
 
@@ -278,6 +293,7 @@ class RaftServer(Generic[Content]):
     def _turn(self) -> None:
         core = self._core
         now_ms = self._clock.boot_ms()
+        applied_bytes = 0
         if self._proposals:
             self._step_proposals(now_ms)
         if self._readers:
@@ -291,6 +307,10 @@ class RaftServer(Generic[Content]):
                 self._carry_out(effects, now_ms)
                 if effects.apply is None:
                     break  # nothing was stepped in meanwhile
+                applied_bytes += effects.apply.answer.payload_bytes
+                if applied_bytes >= APPLY_BYTES_MAX:
+                    self._wake()
+                    return
             if not self._inbox:
                 return
 

@@ -4,6 +4,7 @@ Taking a snapshot copies references only (values are immutable), so it costs a m
 encoding happens a chunk at a time afterwards, and the owner of the loop decides when to do the next.
 """
 
+import struct
 import uuid
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from ebla.model.transaction import Revision
 
 FORMAT = 1
 CHUNK_BYTES = 1024 * 1024
+_LENGTH = struct.Struct(">I")
 
 
 class Head(msgspec.Struct, frozen=True, tag="head", array_like=True):
@@ -66,31 +68,51 @@ def freeze(store: Store) -> Store:
 
 
 def encode(frozen: Store) -> Iterator[bytes]:
-    yield _encoder.encode(Head(FORMAT, frozen.chain, frozen.index, frozen.lock))
+    """Pieces of any size: each chunk carries its length, so that whoever stores or sends them may cut them anew."""
+    for chunk in _chunks(frozen):
+        data = _encoder.encode(chunk)
+        yield _LENGTH.pack(len(data)) + data
+
+
+def _chunks(frozen: Store) -> Iterator[Chunk]:
+    yield Head(FORMAT, frozen.chain, frozen.index, frozen.lock)
     batch: list[tuple[str, bytes, int]] = []
     size = 0
     for key, entry in frozen.entries.items():
         batch.append((key, entry.value, entry.revision.index))
         size += len(key) + len(entry.value) + 48
         if size >= CHUNK_BYTES:
-            yield _encoder.encode(Entries(tuple(batch)))
+            yield Entries(tuple(batch))
             batch, size = [], 0
     if batch:
-        yield _encoder.encode(Entries(tuple(batch)))
+        yield Entries(tuple(batch))
     clients = list(frozen.answers.clients.items())
     for start in range(0, len(clients), 16):
-        yield _encoder.encode(Clients(tuple(clients[start : start + 16])))
-    yield _encoder.encode(End(len(frozen.entries), len(clients)))
+        yield Clients(tuple(clients[start : start + 16]))
+    yield End(len(frozen.entries), len(clients))
 
 
 class Builder:
-    """Rebuilds a store from its chunks, in order, one at a time."""
+    """Rebuilds a store from its pieces, in order, one at a time, however they are cut."""
 
     def __init__(self) -> None:
         self._store: Store | None = None
         self._ended = False
+        self._rest = b""
 
     def add(self, data: bytes) -> None:
+        data = self._rest + data if self._rest else data
+        offset, end = 0, len(data)
+        while end - offset >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, offset)
+            start = offset + _LENGTH.size
+            if start + length > end:
+                break
+            self._add_chunk(memoryview(data)[start : start + length])
+            offset = start + length
+        self._rest = data[offset:]
+
+    def _add_chunk(self, data: memoryview) -> None:
         try:
             chunk = _decoder.decode(data)
         except msgspec.DecodeError as error:
@@ -110,7 +132,7 @@ class Builder:
                 raise _damaged("its chunks are out of order")
 
     def finish(self) -> Store:
-        if self._store is None or not self._ended:
+        if self._store is None or not self._ended or self._rest:
             raise _damaged("its end is missing")
         self._store.rebuild_indexes()
         return self._store

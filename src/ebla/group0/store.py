@@ -5,7 +5,6 @@ same log holds the same store. It changes the store in place: entries are applie
 what leaves (values, steps, answers) is immutable.
 """
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -26,10 +25,9 @@ from ebla.group0.feed import KeyChange, RecentSteps, Step
 from ebla.group0.history import HistoryStart
 from ebla.group0.members import Member
 from ebla.group0.membership import MEMBERS_PREFIX, member_key, refuse_members
+from ebla.group0.sorted_keys import SortedKeys
 from ebla.model.stored import Stored, decode_stored, encode_stored
 from ebla.model.transaction import Change, Condition, Delete, Missing, Put, Revision, Transaction, Unchanged
-
-LAST_KEY = "\U0010ffff"
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -62,7 +60,7 @@ class Store:
         self.members: dict[str, Member] = {}
         self.answers = AnswerMemory()
         self.recent = RecentSteps(floor=0)
-        self._ordered: list[str] = []
+        self._ordered = SortedKeys()
 
     @property
     def revision(self) -> Revision:
@@ -73,8 +71,7 @@ class Store:
 
     def keys(self, prefix: str) -> list[str]:
         """The keys below a prefix, in order."""
-        low = bisect_left(self._ordered, prefix)
-        return self._ordered[low : bisect_left(self._ordered, prefix + LAST_KEY, low)]
+        return self._ordered.below(prefix)
 
     def apply(self, index: int, command: Command) -> Applied:
         assert index > self.index, f"entry {index} was applied already: the store is at {self.index}"
@@ -111,7 +108,7 @@ class Store:
 
     def rebuild_indexes(self) -> None:
         """After the entries were filled in directly (decoding a snapshot)."""
-        self._ordered = sorted(self.entries)
+        self._ordered = SortedKeys(self.entries)
         self.members = {key: decode_stored(Member, self.entries[key].value).value for key in self.keys(MEMBERS_PREFIX)}
 
     def _apply_new(self, command: Command) -> Applied:
@@ -177,14 +174,14 @@ class Store:
 
     def _put(self, key: str, value: bytes) -> KeyChange:
         if key not in self.entries:
-            insort(self._ordered, key)
+            self._ordered.add(key)
         self.entries[key] = Entry(value, self.revision)
         return KeyChange(key, value)
 
     def _delete(self, key: str) -> KeyChange | None:
         if self.entries.pop(key, None) is None:
             return None
-        del self._ordered[bisect_left(self._ordered, key)]
+        self._ordered.remove(key)
         return KeyChange(key, None)
 
     def _difference(self, before: "Store") -> list[KeyChange]:

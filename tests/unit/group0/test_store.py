@@ -234,6 +234,18 @@ def test_a_snapshot_carries_everything_that_decides(driver: Driver) -> None:
     assert restored.do(change(Put("user/b", b"1"), lock=b"old"), serial=51).answer == LockRevoked(b"lock")
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20, 1 << 30])
+def test_a_snapshot_may_be_cut_anywhere(driver: Driver, piece_bytes: int) -> None:
+    """A file's pieces and a wire's chunks have limits of their own, which a few large values pass."""
+    for number in range(5):
+        driver.do(change(Put(f"user/{number}", b"v" * (100 if piece_bytes < 100 else 400_000))), serial=number + 1)
+    whole = b"".join(snapshot.encode(snapshot.freeze(driver.store)))
+    builder = snapshot.Builder()
+    for start in range(0, len(whole), piece_bytes):
+        builder.add(whole[start : start + piece_bytes])
+    assert builder.finish().entries == driver.store.entries
+
+
 def test_a_frozen_store_does_not_follow_later_changes(driver: Driver) -> None:
     driver.do(change(Put("user/a", b"1")))
     frozen = snapshot.freeze(driver.store)
