@@ -16,6 +16,7 @@ from ebla.journal.segments import LogFailed
 from ebla.model.errors import DiskFull, Refused
 from ebla.model.identity import Address, ClusterId, HostId
 from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.formation import Foundings
 from ebla.sim.world import Unit, World
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
@@ -44,8 +45,7 @@ class SimNode:
 @dataclass(slots=True)
 class Cluster:
     nodes: dict[str, SimNode] = field(default_factory=dict)
-    created: list[str] = field(default_factory=list)
-    """Histories that some node began."""
+    foundings: Foundings = field(default_factory=Foundings)
 
     def running(self) -> list[SimNode]:
         return [node for node in self.nodes.values() if node.group0 is not None and node.group0.is_running]
@@ -65,7 +65,7 @@ async def node_main(around: Surroundings, world: World, cluster: Cluster, name: 
     def report(event: str, details: Mapping[str, object]) -> None:
         world.tell(name, f"{event} {' '.join(f'{key}={value}' for key, value in details.items())}")
         if event == "group0.created":
-            cluster.created.append(str(details["history"]))
+            cluster.foundings.begun(str(details["history"]), name)
 
     introduction = Introduction(node.host, CLUSTER, CLUSTER_NAME)
     context = PeersContext(around.transport, around.chance, introduction, WireLimits(), report)

@@ -1,0 +1,20 @@
+"""INV-FORM-1 is judged by histories, not by how often one was begun."""
+
+from ebla.sim.checkers.formation import Foundings
+
+
+def test_the_same_history_again_is_no_second_cluster() -> None:
+    foundings = Foundings()
+    assert not foundings.first.is_set()
+    foundings.begun("h1", "a")
+    foundings.begun("h1", "a")
+    assert foundings.first.is_set()
+    assert foundings.founder == "a"
+    assert foundings.violation() is None
+
+
+def test_another_history_is() -> None:
+    foundings = Foundings()
+    foundings.begun("h1", "a")
+    foundings.begun("h2", "b")
+    assert foundings.violation() == "INV-FORM-1: 2 clusters were created: h1 by a, h2 by b"
