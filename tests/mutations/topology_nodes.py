@@ -136,6 +136,14 @@ MUTATIONS = (
         why="a deposed leader's step is committed over its successor's",
     ),
     Mutation(
+        name="topology-newer-fields-lost",
+        module="ebla.topology.draft",
+        find="keys.encode(row, unknown.get(key, ())))",
+        replace="keys.encode(row))",
+        check=PytestCheck(UNIT + "test_rebuild.py"),
+        why="in a rolling upgrade an older leader wipes what newer nodes have written",
+    ),
+    Mutation(
         name="topology-feed-forgets-deletions",
         module="ebla.topology.rebuild",
         find="    if row is None:\n        target.pop(identity, None)\n    else:\n",

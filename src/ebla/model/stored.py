@@ -30,10 +30,16 @@ class Stored(Generic[T]):
 
 def decode_stored(kind: type[T], data: bytes) -> Stored[T]:
     """Raises `msgspec.DecodeError` where `data` is not such a struct."""
-    value = msgspec.msgpack.decode(data, type=kind)
+    return Stored(msgspec.msgpack.decode(data, type=kind), unknown_fields(kind, data))
+
+
+def unknown_fields(kind: type[msgspec.Struct], data: bytes) -> tuple[bytes, ...]:
+    """What `data`, an encoded struct of this kind, has behind the fields this release knows. Nearly always nothing,
+    and that the length of the array tells: only what is longer is taken apart."""
     known = _width(kind)
-    fields = _split.decode(data)
-    return Stored(value, tuple(bytes(field) for field in fields[known:]))
+    if _length(data) <= known:
+        return ()
+    return tuple(bytes(field) for field in _split.decode(data)[known:])
 
 
 def encode_stored(stored: Stored[T]) -> bytes:
@@ -41,6 +47,13 @@ def encode_stored(stored: Stored[T]) -> bytes:
         return _encoder.encode(stored.value)
     fields = _split.decode(_encoder.encode(stored.value))
     return _encoder.encode([*fields, *(msgspec.Raw(field) for field in stored.unknown)])
+
+
+def _length(data: bytes) -> int:
+    """How many fields an array has, from its msgpack head."""
+    if data[0] & 0xF0 == 0x90:
+        return data[0] & 0x0F
+    return int.from_bytes(data[1:3] if data[0] == 0xDC else data[1:5])
 
 
 def _width(kind: type[msgspec.Struct]) -> int:

@@ -142,13 +142,13 @@ class Draft:
         if keys.STATE in self._rows:
             self.require_unchanged(keys.STATE)
         conditions = tuple(sorted(self._conditions, key=lambda each: each.key))
-        transaction = Transaction(conditions, _changes(self._rows))
+        transaction = Transaction(conditions, _changes(self._rows, self.base.unknown_fields))
         return Applied(replace(self.now, revisions=self.base.revisions), transaction)
 
 
-def _changes(rows: Mapping[str, Row | None]) -> tuple[Change, ...]:
+def _changes(rows: Mapping[str, Row | None], unknown: Mapping[str, tuple[bytes, ...]]) -> tuple[Change, ...]:
     changes: list[Change] = []
     for key in sorted(rows):
         row = rows[key]
-        changes.append(Delete(key) if row is None else Put(key, keys.encode(row)))
+        changes.append(Delete(key) if row is None else Put(key, keys.encode(row, unknown.get(key, ()))))
     return tuple(changes)

@@ -13,6 +13,9 @@ Everything is under one prefix, so one ordered feed carries a whole version:
     topology/tablets/<table>/transition/<n>     one tablet's transition
 
 A stage change touches three small keys (state, transition, session); only the end of a migration rewrites a chunk.
+
+A newer release appends fields to rows. An older one keeps what it does not know of a row and writes it back with it; it
+could not for structs inside rows (`Replication`, `Resize`, …), so those never grow: what is new goes to their row.
 """
 
 import uuid
@@ -23,6 +26,7 @@ import msgspec
 
 from ebla.model.errors import Corruption
 from ebla.model.identity import HostId, Replica, RequestId, SessionId, ShardNumber, TableId
+from ebla.model.stored import Stored, encode_stored
 from ebla.topology.snapshot import (
     CdcGeneration,
     CdcGenerationPart,
@@ -137,12 +141,12 @@ def transition_key(table: TableId, tablet: int) -> str:
     return f"{TABLETS}{table}/transition/{tablet:07}"
 
 
-_ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
 
 
-def encode(row: Row) -> bytes:
-    return _ENCODER.encode(row)
+def encode(row: Row, unknown: tuple[bytes, ...] = ()) -> bytes:
+    """`unknown`: fields of a newer release that stand behind the row's own."""
+    return encode_stored(Stored(row, unknown))
 
 
 def decode(key: str, value: bytes) -> Row:

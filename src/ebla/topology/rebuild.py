@@ -6,12 +6,14 @@ ways differ by encoding only, and a property test compares them after every comm
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 
 from ebla.model.errors import Corruption
 from ebla.model.identity import HostId, Replica, RequestId, SessionId, TableId, TopologyVersion
+from ebla.model.stored import unknown_fields
 from ebla.model.transaction import Revision
 from ebla.topology import keys
 from ebla.topology.frozen_map import FrozenMap
@@ -31,6 +33,8 @@ from ebla.topology.snapshot import (
 from ebla.topology.states import NodeState, TransitionState, UpgradeState
 from ebla.topology.tablet_map import CHUNK_BITS, CHUNK_TABLETS, TabletChunk, TabletMap, TabletTransition, shift_of
 
+V = TypeVar("V")
+
 
 @dataclass(frozen=True, slots=True)
 class FeedEntry:
@@ -45,12 +49,16 @@ def advance(snapshot: Snapshot, entries: Iterable[FeedEntry]) -> Snapshot:
     """The snapshot after these changes. Entries of one transaction must come together: half of one is no version."""
     rows: dict[str, Row | None] = {}
     revisions: dict[str, Revision | None] = {}
+    unknown: dict[str, tuple[bytes, ...] | None] = {}
     for entry in entries:
         if not entry.key.startswith(keys.PREFIX):
             continue
-        rows[entry.key] = None if entry.value is None else keys.decode(entry.key, entry.value)
-        revisions[entry.key] = None if entry.value is None else entry.revision
-    return with_revisions(with_rows(snapshot, rows), revisions)
+        row = None if entry.value is None else keys.decode(entry.key, entry.value)
+        rows[entry.key] = row
+        revisions[entry.key] = None if row is None else entry.revision
+        if row is not None and entry.value is not None:
+            unknown[entry.key] = unknown_fields(type(row), entry.value) or None
+    return with_revisions(with_rows(snapshot, rows), revisions, unknown)
 
 
 def from_group0(values: Mapping[str, tuple[bytes, Revision]]) -> Snapshot:
@@ -106,14 +114,31 @@ def _at_rest(node: Node) -> Node:
     return msgspec.structs.replace(node, state=NodeState.NORMAL)
 
 
-def with_revisions(snapshot: Snapshot, revisions: Mapping[str, Revision | None]) -> Snapshot:
-    kept = dict(snapshot.revisions)
-    for key, revision in revisions.items():
-        if revision is None:
+def with_revisions(
+    snapshot: Snapshot,
+    revisions: Mapping[str, Revision | None],
+    unknown: Mapping[str, tuple[bytes, ...] | None] = MappingProxyType({}),
+) -> Snapshot:
+    """When keys changed (None: deleted), and what of their rows this release does not know. A key rewritten here keeps
+    that; one deleted takes it along, or a later row under the same key would inherit it."""
+    gone = {key: None for key, revision in revisions.items() if revision is None}
+    return replace(
+        snapshot,
+        revisions=_by_key(snapshot.revisions, revisions),
+        unknown_fields=_by_key(snapshot.unknown_fields, {**unknown, **gone}),
+    )
+
+
+def _by_key(old: FrozenMap[str, V], changes: Mapping[str, V | None]) -> FrozenMap[str, V]:
+    if not old and not any(change is not None for change in changes.values()):
+        return old
+    kept = dict(old)
+    for key, change in changes.items():
+        if change is None:
             kept.pop(key, None)
         else:
-            kept[key] = revision
-    return replace(snapshot, revisions=FrozenMap(kept))
+            kept[key] = change
+    return FrozenMap(kept)
 
 
 def with_rows(snapshot: Snapshot, rows: Rows) -> Snapshot:

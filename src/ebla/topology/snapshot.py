@@ -197,7 +197,7 @@ class Snapshot:
     """The cluster at one revision of group 0 (or one state of the settings: a user cannot tell which).
 
     Two snapshots are equal when they say the same; `revisions` (when each key last changed) is left out, since a
-    proposer knows what it wrote before it knows at which index.
+    proposer knows what it wrote before it knows at which index, and so is what this release cannot read.
     """
 
     state: TopologyState = field(default_factory=TopologyState)
@@ -212,6 +212,8 @@ class Snapshot:
     cdc_generations: FrozenMap[GenerationId, CdcGeneration] = field(default_factory=FrozenMap)
     cdc_parts: FrozenMap[tuple[GenerationId, int], CdcGenerationPart] = field(default_factory=FrozenMap)
     revisions: FrozenMap[str, Revision] = field(default_factory=FrozenMap, compare=False, repr=False)
+    unknown_fields: FrozenMap[str, tuple[bytes, ...]] = field(default_factory=FrozenMap, compare=False, repr=False)
+    """By key, what a newer release appended to the row; written back with it."""
 
     @property
     def version(self) -> TopologyVersion:

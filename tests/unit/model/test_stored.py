@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ebla.model.stored import decode_stored, encode_stored
+from ebla.model.stored import decode_stored, encode_stored, unknown_fields
 
 
 class Old(msgspec.Struct, frozen=True, array_like=True):
@@ -47,3 +47,11 @@ def test_a_newer_release_reads_what_an_older_one_wrote() -> None:
 def test_garbage_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_stored(Old, b"\xc1")
+
+
+@pytest.mark.parametrize("known", [1, 14, 15, 16, 17, 300, 65_535, 65_536])
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_the_head_of_an_array_of_any_length_tells_what_is_unknown(known: int, more: int) -> None:
+    kind = msgspec.defstruct("Wide", [f"field{number}" for number in range(known)], array_like=True)
+    data = msgspec.msgpack.encode(list(range(known + more)))
+    assert [msgspec.msgpack.decode(field) for field in unknown_fields(kind, data)] == list(range(known, known + more))

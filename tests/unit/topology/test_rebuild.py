@@ -10,12 +10,14 @@ from ebla.model.errors import Corruption
 from ebla.model.identity import TopologyVersion
 from ebla.model.transaction import Revision
 from ebla.topology import keys
+from ebla.topology.commands import DecideResize, DropTable, MarkCdcPublished, RecordRepair, ReportResizeReady
 from ebla.topology.invariants import violations
 from ebla.topology.keys import encode
 from ebla.topology.rebuild import FeedEntry, advance, from_group0, from_settings
-from ebla.topology.snapshot import Node, Snapshot, TopologyState
+from ebla.topology.snapshot import CdcRange, Node, Replication, Snapshot, TopologyState
 from ebla.topology.snapshot_json import from_json, rows_of, to_json
-from ebla.topology.states import NodeRequestKind, NodeState, TransitionState, UpgradeState
+from ebla.topology.states import NodeRequestKind, NodeState, ResizeType, TransitionState, UpgradeState
+from ebla.topology.tablet_map import Resize
 
 REVISION = Revision(HISTORY, 1)
 
@@ -130,3 +132,61 @@ def test_a_table_dropped_takes_its_map_along() -> None:
     gone = [FeedEntry(key, None, REVISION) for key in world.group0.values if str(table) in key]
     assert advance(world.snapshot, gone).tablets == {}
     assert uuid.UUID(str(table)) == table
+
+
+APPENDED = ("of a newer release", [1, 2])
+
+
+def fields_of(value: bytes) -> list[object]:
+    fields: list[object] = msgspec.msgpack.decode(value)
+    return fields
+
+
+def append_to_every_row(world: World) -> None:
+    """As if a newer release had written them all."""
+    for key, (value, revision) in world.group0.values.items():
+        world.group0.values[key] = (msgspec.msgpack.encode([*fields_of(value), *APPENDED]), revision)
+    world.snapshot = from_group0(world.group0.values)
+
+
+def test_what_a_newer_release_appended_is_written_back_with_every_kind_of_row() -> None:
+    world = busy_world()
+    plain = world.snapshot
+    append_to_every_row(world)
+    assert world.snapshot == plain
+    before = dict(world.group0.values)
+    (table,) = world.snapshot.tablets
+    (generation, *_) = world.snapshot.cdc_generations
+    coordinator = Coordinator(world)
+    coordinator.step()
+    transitions = {key: world.group0.values[key][0] for key in before if "/transition/" in key}
+    assert all(tuple(fields_of(value)[-2:]) == APPENDED for value in transitions.values())
+    coordinator.settle()
+    world.do(RecordRepair(table, ((0, 5),)))
+    world.do(MarkCdcPublished(generation))
+    world.do(DecideResize(table, ResizeType.SPLIT))
+    world.do(ReportResizeReady(table, 1))
+    coordinator.settle()
+    rewritten = [key for key in before if key in world.group0.values and world.group0.values[key] != before[key]]
+    families = {"/".join(key.split("/")[1:2] + key.split("/")[3:4]) for key in rewritten}
+    assert families >= {"state", "node", "request", "cdc/head", "tablets/map", "tablets/chunk"}
+    for key in rewritten:
+        assert tuple(fields_of(world.group0.values[key][0])[-2:]) == APPENDED, key
+    assert world.snapshot.tablets[table].tablet_count == 512
+
+
+def test_a_row_made_anew_does_not_inherit_what_was_appended_to_one_that_is_gone() -> None:
+    world = busy_world()
+    append_to_every_row(world)
+    (table,) = world.snapshot.tablets
+    assert keys.map_key(table) in world.snapshot.unknown_fields
+    world.do(DropTable(table))
+    assert keys.map_key(table) not in world.snapshot.unknown_fields
+    assert keys.STATE in world.snapshot.unknown_fields
+
+
+def test_structs_inside_rows_do_not_grow() -> None:
+    """What an older release does not know of them it would lose."""
+    assert Replication.__struct_fields__ == ("strategy", "factors")
+    assert Resize.__struct_fields__ == ("kind", "number", "ready")
+    assert CdcRange.__struct_fields__ == ("range_end", "streams", "ignore_msb")

@@ -163,7 +163,9 @@ class World:
             whole = from_group0(self.group0.values)
             assert self.snapshot == whole, "the feed and the whole differ"
             assert self.snapshot.revisions == whole.revisions
-            assert applied.at(Revision(HISTORY, self.group0.index)).revisions == whole.revisions
+            followed = applied.at(Revision(HISTORY, self.group0.index))
+            assert followed.revisions == whole.revisions
+            assert followed.unknown_fields == self.snapshot.unknown_fields == whole.unknown_fields
             assert violations(self.snapshot) == ()
 
     def do(self, command: Command) -> Snapshot:
