@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
+
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, Overloaded
 from ebla.ports.chance import Chance
@@ -39,6 +41,7 @@ async def open_store(
     manifest = await _load(disk, folder)
     await _sweep(disk, engine, folder, manifest)
     log = await CommitLog.open(disk, chance, log_folder(folder), limits.log)
+    manifest = await _clamp(disk, folder, manifest, log.next_sequence)
     layers = OpenLayers(engine, open_max=limits.layers_open_max)
     parts = StoreParts(disk, chance, folder, engine, layers, ManifestWriter(disk, folder, manifest), log)
     stacks = [_stack(parts, manifest, number) for number in range(len(manifest.stacks))]
@@ -74,6 +77,18 @@ async def _sweep(disk: Disk, engine: LayerEngine, folder: str, manifest: Manifes
     await disk.run(partial(disk.remove_folder, scratch_folder(folder)))
 
 
+async def _clamp(disk: Disk, folder: str, manifest: Manifest, next_sequence: int) -> Manifest:
+    """A seal counts records as soon as they are queued. Those that a crash took are in the sealed layer all the same,
+    but their sequences are given again, and the records that get them must not be taken for the old ones."""
+    stacks = tuple(
+        msgspec.structs.replace(one, replay_from=min(one.replay_from, next_sequence)) for one in manifest.stacks
+    )
+    if stacks != manifest.stacks:
+        manifest = msgspec.structs.replace(manifest, stacks=stacks, generation=manifest.generation + 1)
+        await save_manifest(disk, folder, manifest)
+    return manifest
+
+
 def _stack(parts: StoreParts, manifest: Manifest, number: int) -> Stack:
     entry = manifest.stacks[number]
     schema = manifest.table(entry.table)
@@ -100,7 +115,7 @@ class _Replay:
     async def run(self) -> None:
         async for sequence, record in self._log.read():
             stack = self._store.stacks.get(record.incarnation)
-            # Another incarnation of the tablet, which left and came back since: its rows are not this one's.
+            # Rows of another incarnation of the tablet, which left and came back since, are not this one's.
             if stack is None or sequence < stack.replay_from or stack.damage:
                 continue
             stack.note_write(sequence)

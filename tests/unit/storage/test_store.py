@@ -246,6 +246,31 @@ def test_records_that_are_in_a_base_are_not_replayed() -> None:
     assert rig.life(read) is None
 
 
+def test_sequences_that_a_crash_took_and_that_are_given_again_are_replayed() -> None:
+    rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=60_000))
+
+    async def seal_before_the_log_is_written(store: Store) -> None:
+        stack = await small_stack(store)
+        for number in range(5):
+            await store.write(stack, [plain(1, 1, 5 + number)])
+        await store.seal(stack)
+
+    async def write(store: Store) -> None:
+        stack = await small_stack(store)
+        assert (await row_at(store, stack, 1, 1)).cells[A].timestamp_us == 9
+        await store.write(stack, [plain(1, 1, 20)])
+        await store.sync()
+
+    async def read(store: Store) -> Row:
+        return await row_at(store, await small_stack(store), 1, 1)
+
+    rig.life(seal_before_the_log_is_written)
+    rig.lose_power()
+    rig.life(write)
+    rig.lose_power()
+    assert rig.life(read).cells[A].timestamp_us == 20
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_a_fold_is_looked_at_again_before_it_is_swapped_in(held: bool) -> None:
     """`INV-LAYER-GC` (b) and (c)."""

@@ -107,6 +107,11 @@ class Ledger:
         newest = {cell: place.newest_answered() for cell, place in self._places.items()}
         return {cell: one.timestamp_us for cell, one in newest.items() if one is not None}
 
+    def still_answered(self, cell: Cell, timestamp_us: int) -> bool:
+        """Whether that version has not been forgotten with a tombstone that was dropped since."""
+        found = self._places[cell].tried.get(timestamp_us)
+        return found is not None and found.answered
+
     def cells(self, replica: Incarnation) -> list[Cell]:
         return [cell for cell in self._places if cell[0] == replica]
 

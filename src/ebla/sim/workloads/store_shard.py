@@ -43,13 +43,13 @@ COLUMN = CELLS[0]
 RANGES = WHOLE_RING.split(2)
 PARTITIONS = 6
 ROWS = 2
-LAG_S_MAX = 12
+LAG_S_MAX = 14
 WRITERS = 3
 
 LIMITS = StoreLimits(
     log=CommitLogLimits(log=LogLimits(segment_bytes=6000, batch_bytes_max=1 << 20), segments_max=4, retry_ms=100),
     fold=FoldLimits(bases_max=2, live_bytes_max=4000),
-    layers_open_max=12,
+    layers_open_max=24,
     free_bytes_min=600,
     upkeep_ms=100,
 )
@@ -79,7 +79,7 @@ async def store_shard(around: Surroundings, load: ShardLoad) -> None:
         tasks.create_task(shard.keep_doing(shard.look, 0.1))
         tasks.create_task(shard.keep_doing(shard.seal, 0.5))
         tasks.create_task(shard.keep_doing(shard.fold, 0.3))
-        tasks.create_task(shard.keep_doing(shard.adopt, 0.7))
+        tasks.create_task(shard.keep_doing(shard.adopt, 2.5))
         tasks.create_task(shard.keep_doing(shard.copy, 1.0))
         tasks.create_task(shard.keep_doing(shard.leave_and_come_back, 4.0))
 
@@ -144,11 +144,11 @@ class _Shard:
         row, head = opened.get(key_of(*cell[1:])), opened.get(head_of(cell[1]))
         self._found(self._ledger.tries(cell, tried, seen_of(cell, row, head), self.now_s))
 
-    def _draw(self, stack: Stack) -> tuple[Cell, Item, Tried]:
+    def _draw(self, stack: Stack, late: float = 0.12) -> tuple[Cell, Item, Tried]:
         """Values, cells deleted, rows deleted, slices deleted; most of them of now, some of long ago."""
         mine = [one for one in range(PARTITIONS) if partition_token(one) in stack.entry.range]
         cell = (stack.incarnation, self._chance.choice(mine), self._chance.randrange(0, ROWS))
-        lag_s = self._chance.randrange(0, LAG_S_MAX) if self._chance.random() < 0.4 else 0
+        lag_s = self._chance.randrange(0, LAG_S_MAX) if self._chance.random() < late else 0
         at_us = self._ledger.unused_us(self._load.now_us() - lag_s * 1_000_000)
         kind = self._chance.randrange(0, 7)
         tried = Tried(at_us, kind < 3, self.now_s)
@@ -205,7 +205,7 @@ class _Shard:
         opened = await self._store.open(stack)
         drawn: dict[bytes, tuple[Cell, Item, Tried]] = {}
         for _ in range(3):
-            cell, _, tried = self._draw(stack)
+            cell, _, tried = self._draw(stack, late=1.0)
             tried.deletes = False
             item = item_of(cell, tried, kind=9)
             drawn[item[0]] = (cell, item, tried)
@@ -258,7 +258,8 @@ class _Shard:
                 found = [[layer.get(key) for layer in layers] for key in (key_of(*cell[1:]), head_of(cell[1]))]
                 row, head = (_merged([value for value in values if value is not None]) for values in found)
                 seen = seen_of(cell, row, head)
-                if seen is not None and seen.timestamp_us < newest[cell]:
+                is_older = seen is not None and seen.timestamp_us < newest[cell]
+                if is_older and self._ledger.still_answered(cell, newest[cell]):
                     self._found(f"{cell}: a checkpoint has {seen}, and {newest[cell]} was answered before it began")
 
     async def leave_and_come_back(self, stack: Stack) -> None:
