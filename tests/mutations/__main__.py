@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from tests.mutations.framework import Mutation, all_mutations
+from tests.mutations.framework import Mutation, choose
 from tests.mutations.run import Result, Verdict, try_baseline, try_mutation
 
 
@@ -19,7 +19,7 @@ class Job:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    chosen = choose(all_mutations(), options.names)
+    chosen = choose(options.names)
     if not chosen:
         print(f"no mutation is called {' or '.join(options.names) or 'anything'}; --list shows them")
         return 1
@@ -36,15 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only those whose name starts so")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only an area, or those whose name starts so")
     parser.add_argument("--list", action="store_true", help="show them and stop")
     parser.add_argument("--baseline", action="store_true", help="run each check without its bug; all must pass")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at once (default: one per core)")
     return parser
-
-
-def choose(mutations: Sequence[Mutation], names: Sequence[str]) -> list[Mutation]:
-    return [mutation for mutation in mutations if not names or mutation.name.startswith(tuple(names))]
 
 
 def _mutation_job(mutation: Mutation) -> Job:

@@ -11,9 +11,9 @@ To add some, write `tests/mutations/<area>.py`:
     MUTATIONS = (
         Mutation(
             name="register-answer-before-sync",
-            module="ebla.sim.register",
-            find="await self._log.sync()\n        self._answer(request)",
-            replace="self._answer(request)\n        await self._log.sync()",
+            module="ebla.sim.example.store",
+            find="        await self._journal.sync()\n",
+            replace="",
             check=SimSeeds("register", "1-200"),
             why="a crash between the answer and the sync loses an acknowledged write",
         ),
@@ -28,13 +28,14 @@ To add some, write `tests/mutations/<area>.py`:
 - A hang is not a catch: a check must report the failure within `limit_s`.
 - `why` says what a user would suffer, in one line.
 
-Run: `python -m tests.mutations` (all, on every core), `… NAME…` (those whose name starts with NAME), `--list`,
+Run: `python -m tests.mutations` (all, on every core), `… NAME…` (an area, or those whose name starts so), `--list`,
 `--baseline` (each check once without its bug: all must pass), `--jobs N`. Exit code 1 if one escapes or errs.
 """
 
 import ast
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,15 +113,24 @@ class Mutation:
         return mutated
 
 
+def all_areas() -> dict[str, tuple[Mutation, ...]]:
+    """The mutations of each area, which is called as its file is."""
+    names = [info.name for info in pkgutil.iter_modules(tests.mutations.__path__)]
+    areas = [name for name in names if name not in FRAMEWORK_MODULES]
+    return {area: importlib.import_module(f"{tests.mutations.__name__}.{area}").MUTATIONS for area in areas}
+
+
 def all_mutations() -> tuple[Mutation, ...]:
     """Those of every area, by name."""
     found: dict[str, Mutation] = {}
-    for info in pkgutil.iter_modules(tests.mutations.__path__):
-        if info.name in FRAMEWORK_MODULES:
-            continue
-        area = importlib.import_module(f"{tests.mutations.__name__}.{info.name}")
-        for mutation in area.MUTATIONS:
-            if mutation.name in found:
-                raise UnfitMutation(f"two mutations are called {mutation.name}")
-            found[mutation.name] = mutation
+    for mutation in (one for mutations in all_areas().values() for one in mutations):
+        if mutation.name in found:
+            raise UnfitMutation(f"two mutations are called {mutation.name}")
+        found[mutation.name] = mutation
     return tuple(found[name] for name in sorted(found))
+
+
+def choose(names: Sequence[str]) -> list[Mutation]:
+    """Those of the areas named so, and those whose own name starts so; without names, all."""
+    in_areas = {mutation.name for area in all_areas() if area in names for mutation in all_areas()[area]}
+    return [one for one in all_mutations() if not names or one.name in in_areas or one.name.startswith(tuple(names))]

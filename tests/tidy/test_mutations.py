@@ -23,8 +23,8 @@ def test_its_check_is_there(mutation: Mutation) -> None:
             assert scenario in all_scenarios()
 
 
-def test_names_say_the_area_first() -> None:
-    """So that `make mutations NAME=raft` runs those of an area."""
+def test_names_say_first_what_they_break() -> None:
+    """So that `make mutations NAME=lock` runs those of one thing, as `NAME=supervise` runs those of its area."""
     for mutation in all_mutations():
         assert "-" in mutation.name, mutation.name
         assert mutation.name == mutation.name.lower(), mutation.name

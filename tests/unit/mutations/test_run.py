@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.mutations.framework import Mutation, PytestCheck, UnfitMutation
-from tests.mutations.run import CheckRun, Verdict, judge, try_baseline, try_mutation
+from tests.mutations import __main__ as command
+from tests.mutations.framework import Mutation, PytestCheck, UnfitMutation, all_mutations, choose
+from tests.mutations.run import CheckRun, Result, Verdict, judge, try_baseline, try_mutation
 
 TEXT = "return (end - start) % RING_TOKENS"
 
@@ -75,6 +76,45 @@ def run_of(exit_code: int | None, *, applied: bool = True, broken: str = "") -> 
 )
 def test_only_a_failing_check_with_the_bug_in_it_is_a_catch(run: CheckRun, verdict: Verdict) -> None:
     assert judge(run, mutation())[0] is verdict
+
+
+def names_of(*asked: str) -> list[str]:
+    return [chosen.name for chosen in choose(asked)]
+
+
+def test_an_area_is_chosen_by_its_file_and_one_by_its_name() -> None:
+    assert "token-unsigned-tail" in names_of("tokens")
+    assert "register-stale-read" not in names_of("tokens")
+    assert names_of("register-stale-read") == ["register-stale-read"]
+    assert names_of("register-stale-read", "tokens") == sorted([*names_of("tokens"), "register-stale-read"])
+    assert len(names_of()) == len(all_mutations())
+    assert names_of("nonesuch") == []
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "last_line", "status"),
+    [
+        ((Verdict.CAUGHT, Verdict.CAUGHT), "2/2 caught", 0),
+        ((Verdict.CAUGHT, Verdict.ESCAPED), "1/2 caught", 1),
+        ((Verdict.ERROR, Verdict.CAUGHT), "1/2 caught", 1),
+    ],
+)
+def test_one_that_is_not_caught_fails_the_command(
+    verdicts: tuple[Verdict, ...],
+    last_line: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = dict(zip(("register-stale-read", "register-two-primaries"), verdicts, strict=True))
+    monkeypatch.setattr(command, "try_mutation", lambda one: Result(found[one.name], "", 0.0))
+    assert command.main([*found]) == status
+    assert capsys.readouterr().out.splitlines()[-1] == last_line
+
+
+def test_a_name_nobody_has_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["nonesuch"]) == 1
+    assert "no mutation is called nonesuch" in capsys.readouterr().out
 
 
 def test_a_check_over_its_time_limit_is_ended(tmp_path: Path) -> None:
