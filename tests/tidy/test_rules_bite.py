@@ -115,6 +115,7 @@ def test_hidden_imports() -> None:
         "from time import time\ntime()",
         "import random\nrandom.shuffle([])",
         "from random import Random\nRandom(1)",
+        "import numpy as np\nnp.random.default_rng()",
         "import uuid\nuuid.uuid4()",
         "import datetime\ndatetime.datetime.now()",
         "from datetime import datetime\ndatetime.utcnow()",

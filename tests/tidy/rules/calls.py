@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from tests.tidy.source import Source, dotted, imported_names
 
 OUTSIDE_THE_PORTS = (
-    "time", "random", "secrets", "uuid.uuid1", "uuid.uuid4", "os.urandom", "os.getrandom",
+    "time", "random", "numpy.random", "secrets", "uuid.uuid1", "uuid.uuid4", "os.urandom", "os.getrandom",
     "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today",
 )  # fmt: skip
 """Each name with all that is below it."""
@@ -37,8 +37,9 @@ def reaching_outside(sources: Iterable[Source], allowed: Mapping[str, tuple[str,
             continue
         exceptions = [name for place, (name, _) in allowed.items() if source.path.startswith(place)]
         names = imported_names(source)
+        beginnings = [node.value for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.Name | ast.Attribute):
+            if isinstance(node, ast.Name | ast.Attribute) and node not in beginnings:
                 name = dotted(node, names)
                 if _below(name, OUTSIDE_THE_PORTS) and "." in name and not _below(name, exceptions):
                     complaints.append(source.complaint(node.lineno, f"{name}: take it from a port"))

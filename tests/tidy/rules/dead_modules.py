@@ -18,7 +18,7 @@ AWAITED: Mapping[str, str] = {
     "ebla.storage.fold": "the bulk process",
     "ebla.storage.load_columns": "the bulk process",
 }
-"""Modules written before what will use them, with what that is. May only shrink: one that is reached must go."""
+"""Modules written before what will use them, with what that is. One that is reached must go."""
 
 
 def dead_modules(sources: Sequence[Source], awaited: Mapping[str, str] = AWAITED) -> list[str]:
