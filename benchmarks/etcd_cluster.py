@@ -109,7 +109,7 @@ class EtcdCluster:
         times = [psutil.Process(process.pid).cpu_times() for process in self._processes]
         return float(sum(each.user + each.system for each in times))
 
-    def end(self) -> None:
+    def close(self) -> None:
         for process in self._processes:
             process.kill()
             process.wait()

@@ -16,7 +16,7 @@ from typing import TextIO
 import ebla.node
 from ebla.runtime.event_loop import new_event_loop
 
-PERIOD_MS = 4
+PERIOD_MS = 5
 WORTH_MS = 15
 
 

@@ -262,6 +262,7 @@ class RaftServer(Generic[Content]):
         """A piece of a snapshot that a leader sends. The core hears of it once it is whole and durable."""
         incoming = self._incoming.get(message.sender)
         if number == 0:
+            self._setup.report("raft.snapshot_begins", {"index": message.snapshot.index, "sender": message.sender})
             incoming = self._incoming[message.sender] = _Incoming(message, self._machine.receiver(), [], {})
         if incoming is None or incoming.message != message or not incoming.takes(number):
             raise Refused(f"chunk {number} of snapshot {message.snapshot.index} is not among the next ones")
@@ -556,6 +557,8 @@ class RaftServer(Generic[Content]):
         # Two leaders may send the same one at once, and we may be taking it ourselves: it is one file.
         async with self._storing:
             await self._log.store_snapshot(meta, iter(incoming.chunks))
+        size = sum(len(chunk) for chunk in incoming.chunks)
+        self._setup.report("raft.snapshot_received", {"index": meta.index, "bytes": size})
         before = self._setup.before_first_state
         if before is not None and self._core.state.log.snapshot.index == 0:
             await before(self.log_id)
