@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
-from tests.tidy.rules import calls, dead_modules, imports, labels, lengths, names, order, words
+from tests.tidy.rules import calls, dead_modules, documents, imports, labels, lengths, names, order, words
 from tests.tidy.source import Source, all_files, python_files
 
 Rule = Callable[[Sequence[Source]], list[str]]
@@ -35,7 +35,7 @@ def test_texts_keep(rule: Rule) -> None:
     keeps(rule, others(all_files()))
 
 
-@pytest.mark.parametrize("rule", dead_modules.RULES, ids=named)
+@pytest.mark.parametrize("rule", [*dead_modules.RULES, *documents.RULES], ids=named)
 def test_the_whole_keeps(rule: Rule) -> None:
     keeps(rule, all_files())
 

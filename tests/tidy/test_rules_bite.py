@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.tidy.rules import calls, dead_modules, imports, labels, lengths, names, order, words
+from tests.tidy.rules import calls, dead_modules, documents, imports, labels, lengths, names, order, words
 from tests.tidy.source import Source
 
 PURE = "src/ebla/raft/sample.py"
@@ -269,6 +269,59 @@ def test_awaited_modules_are_taken_from_the_table_in_time() -> None:
     assert dead_modules.dead_modules([early], awaited) == []
     assert "awaited no longer" in dead_modules.dead_modules([early, entry], awaited)[0]
     assert "not there" in dead_modules.dead_modules([], awaited)[0]
+
+
+TREE = [
+    Source("Makefile", "check: ready ## fast\n\tpytest\n"),
+    module("ebla.sim.loop"),
+    module("ebla.sim.__main__"),
+    Source("benchmarks/bench_two_words.py", ""),
+    Source("docs/operate.md", "See [the start](../README.md) and [no file](https://somewhere/else.md)."),
+]
+
+
+def document(text: str, path: str = "README.md") -> list[Source]:
+    return [Source(path, textwrap.dedent(text)), *TREE]
+
+
+def test_documents_that_name_what_is_there() -> None:
+    text = """\
+        Read `sim/loop.py`, `loop.py`, `src/ebla/sim/`, `operate.md`, `a/<b>.py` and [this](docs/operate.md).
+        Run `make
+        check`, `make bench-two-words`, `make bench-NAME`, `python -m ebla.sim --list`, and make what you want.
+
+        ```
+        make check     # and then
+        python -m ebla.sim.loop
+        ebla up
+        ebla group0 get|put
+        ```
+    """
+    for rule in documents.RULES:
+        if rule is not documents.missing_commands:
+            assert rule(document(text)) == []
+    assert documents.missing_commands(document(text), {"up": (), "group0": ("get", "put")}) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad"),
+    [
+        (documents.missing_files, "`sim/gone.py`"),
+        (documents.missing_files, "`oop.py`"),
+        (documents.missing_files, "`sim/gone/`"),
+        (documents.broken_links, "[this](operate.md)"),
+        (documents.missing_targets, "`make\ngone`"),
+        (documents.missing_targets, "```\nmake gone\n```"),
+        (documents.missing_targets, "`make bench-gone`"),
+        (documents.missing_modules, "`python -m ebla.gone`"),
+        (documents.missing_commands, "`ebla gone`"),
+        (documents.missing_commands, "`ebla group0 get|gone`"),
+    ],
+)
+def test_documents_that_name_what_is_gone(rule: Callable[[Sequence[Source]], list[str]], bad: str) -> None:
+    complaints = rule(document(f"Fine.\n\n{bad}\n"))
+    assert len(complaints) == 1
+    assert complaints[0].startswith("README.md:4" if bad.startswith("```") else "README.md:3")
 
 
 @pytest.mark.parametrize(
