@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -107,6 +109,35 @@ def test_ctrl_c_stops_what_up_follows(terminal: Terminal) -> None:
     nodes = find_nodes(terminal.data)
     assert len(nodes) == 2
     assert all(node.is_gone() for node in nodes)
+
+
+def test_an_up_that_is_ended_while_it_starts_leaves_nothing(terminal: Terminal) -> None:
+    with subprocess.Popen(
+        terminal.command("up", *terminal.up_arguments(1)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as starting:
+        eventually(lambda: [node.running_pid() for node in find_nodes(terminal.data)] not in ([], [None]), "it runs")
+        starting.terminate()
+        starting.wait(20)
+    (node,) = find_nodes(terminal.data)
+    assert node.is_gone()
+
+
+def test_closing_the_terminal_stops_what_up_follows(terminal: Terminal) -> None:
+    master, slave = pty.openpty()
+    command = terminal.command("up", *terminal.up_arguments(1))
+    # A session of its own, whose terminal this becomes with the first use: its end is then told by SIGHUP.
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command], stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    ) as following:
+        os.close(slave)
+        shown = b""
+        while b"uptime" not in shown:
+            shown += os.read(master, 65_536)
+        os.close(master)
+        following.wait(20)
+    (node,) = find_nodes(terminal.data)
+    assert node.is_gone()
 
 
 def test_a_node_that_cannot_start_is_told_with_its_log_and_the_others_are_ended(terminal: Terminal) -> None:

@@ -103,10 +103,11 @@ def up_command(
     with errors_told():
         shape = Shape(nodes, shards, base_address, cluster_name, overrides or ())
         found = local_cluster.find_or_make_nodes(data, shape)
-        local_cluster.check_all(found)
-        local_cluster.give_identities(found)
-        console.print(f"starting {len(found)} nodes in {escape(str(data))} …", highlight=False)
-        started = up.bring_up(found)
+        with local_cluster.alone_in(data):
+            local_cluster.check_all(found)
+            local_cluster.give_identities(found)
+            console.print(f"starting {len(found)} nodes in {escape(str(data))} …", highlight=False)
+            started = up.bring_up(found)
         _print_addresses(console, found, data)
         if follow:
             _follow_and_stop(started, console)
@@ -115,10 +116,10 @@ def up_command(
 def _follow_and_stop(started: up.Started, console: Console) -> None:
     try:
         up.follow(started, console)
-    finally:
         console.print("stopping …")
+    finally:  # also where the terminal was closed, and saying anything fails
         up.take_down(started, "ebla up was ended")
-        console.print("all nodes are stopped; their data stay")
+    console.print("all nodes are stopped; their data stay")
 
 
 @app.command()

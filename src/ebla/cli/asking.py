@@ -77,10 +77,12 @@ def parse_contact(text: str, ports: Ports) -> Address:
     """A path, or a host with or without a port."""
     if text.startswith("/"):
         return Address(text)
+    if not text.strip("[]: "):
+        raise InvalidRequest(f"--contact {text!r} names nobody", advice="as in 127.0.0.1, 127.0.0.1:7000, or a path")
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
         return Address(text.strip("[]"), ports.control)
-    if not port.isdigit() or not 0 < int(port) < 65_536:
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
         raise InvalidRequest(f"--contact {text!r} has no valid port", advice="as in 127.0.0.1:7000, or without a port")
     return Address(host.strip("[]"), int(port))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ebla import options
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import InvalidRequest, Refused
 from ebla.options import NodeOptions
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, FolderRefused, Identity
@@ -83,6 +83,17 @@ def find_or_make_nodes(data: Path, shape: Shape) -> list[LocalNode]:
             advice="leave out --nodes to start it as it is, or name another folder with --data",
         )
     return nodes
+
+
+def alone_in(data: Path) -> file_lock.FileLock:
+    """To be held from the first check until all are up: two `ebla up` at once would give each node two identities,
+    and the one that finds the other's nodes in its way would take them down as a failed start of its own."""
+    try:
+        return file_lock.acquire_folder(data)
+    except file_lock.LockHeld:
+        raise Refused(
+            f"another `ebla up` is at work in {data}", advice="wait for it, then look with `ebla status`"
+        ) from None
 
 
 def check_all(nodes: Sequence[LocalNode]) -> None:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 import typer
 
@@ -16,16 +15,19 @@ def errors_told() -> Iterator[None]:
     """Errors that were foreseen have words for people; any other is a defect and shows its trace."""
     try:
         yield
-    except EblaError as error:
-        _tell(error)
-    except BaseExceptionGroup as group:
-        errors = list(leaves(group))
-        if not all(isinstance(error, EblaError) for error in errors):
+    except (EblaError, OSError, BaseExceptionGroup) as error:
+        words = [_words(each) for each in leaves(error)]
+        if None in words:
             raise
-        _tell(*errors)
+        for line in dict.fromkeys(words):
+            sys.stderr.write(f"ebla: {line}\n")
+        raise typer.Exit(1) from None
 
 
-def _tell(*errors: BaseException) -> NoReturn:
-    for error in errors:
-        sys.stderr.write(f"ebla: {error}\n")
-    raise typer.Exit(1) from None
+def _words(error: BaseException) -> str | None:
+    """Another user's folder, or a disk that is full or read-only, is the operator's to mend as well."""
+    if isinstance(error, EblaError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return None

@@ -41,6 +41,8 @@ class Started:
 def bring_up(nodes: Sequence[LocalNode]) -> Started:
     """Starts all and returns once each runs, sees the others and has its children; else ends all of them again."""
     started = Started(nodes)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # by default they would end this process and leave the nodes
+        signal.signal(number, signal.default_int_handler)
     try:
         for node in nodes:
             started.processes[node.name] = start(node)

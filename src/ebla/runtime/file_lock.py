@@ -65,6 +65,15 @@ def acquire(path: Path) -> FileLock:
     return FileLock(path, descriptor)
 
 
+def acquire_folder(path: Path) -> FileLock:
+    """Takes the lock on a folder itself, which leaves no file in it, or raises `LockHeld` at once."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not _locked(descriptor):
+        os.close(descriptor)
+        raise LockHeld(path, None)
+    return FileLock(path, descriptor)
+
+
 def held_by_another(path: Path) -> LockHeld | None:
     """Whether somebody holds the lock; a missing file is free. Leaves the file as it was."""
     try:

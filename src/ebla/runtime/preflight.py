@@ -9,6 +9,7 @@ from ebla.model.identity import Address
 from ebla.options import NodeOptions
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, FolderRefused, Identity
+from ebla.runtime.tls import TlsFolder
 
 LOCK_POLL_S = 0.05
 
@@ -26,6 +27,8 @@ def check_folder(options: NodeOptions) -> Identity | None:
             f"{folder.path} belongs to cluster {identity.cluster_name!r}, the options name {options.cluster_name!r}",
             advice="name the folder's cluster, or another folder",
         )
+    if identity is not None:
+        TlsFolder(folder.tls).check_owner_only()
     held = file_lock.held_by_another(folder.control_lock)
     if held is not None:
         raise FolderRefused(

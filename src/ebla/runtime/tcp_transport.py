@@ -402,7 +402,7 @@ class TcpTransport:
                     ssl_handshake_timeout=handshake_s,
                     ssl_shutdown_timeout=shutdown_s,
                 )
-        except OSError as error:  # TLS errors are among them
+        except (OSError, UnicodeError) as error:  # TLS errors are among the former, names that cannot be are the latter
             if isinstance(error, ssl.SSLError):
                 self._report("transport.tls_failed", {"peer": str(address), "cause": reason_of(error)})
             _forget_frames(error)

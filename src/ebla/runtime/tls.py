@@ -278,7 +278,7 @@ class TlsFolder:
         try:
             return path.read_bytes()
         except FileNotFoundError:
-            raise Corruption(f"{path} is missing", advice="docs/certificates.md tells how to make it anew") from None
+            raise Corruption(f"{path} is missing", advice="docs/certificates.md tells how to get it back") from None
 
     def _write(self, name: str, content: bytes) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -334,7 +334,11 @@ class NodeTls:
             context.load_verify_locations(cadata=self._folder.trusted_pem().decode("ascii"))
             context.load_cert_chain(self._folder.path / "node.pem", self._folder.path / "node.key")
         except (OSError, ValueError) as error:  # TLS errors are OSErrors
-            raise Corruption(f"certificates in {self._folder.path} cannot be used: {error}") from None
+            # Also what a renewal leaves that was interrupted between its two files.
+            raise Corruption(
+                f"certificates in {self._folder.path} cannot be used: {error}",
+                advice="if the authority's files are whole, `ebla renew` makes the node's own anew",
+            ) from None
         return context
 
 

@@ -1,5 +1,6 @@
 """What `ebla` refuses before it starts anything, and in which words. Nothing here starts a process."""
 
+import errno
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
-from ebla.cli.local_cluster import LocalNode, Shape, find_nodes, find_or_make_nodes, give_identities
+from ebla.cli.local_cluster import LocalNode, Shape, alone_in, find_nodes, find_or_make_nodes, give_identities
 from ebla.cli.up import Started
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder
@@ -93,6 +94,10 @@ def open_to_others(folder: DataFolder) -> None:
     folder.path.chmod(0o755)
 
 
+def key_for_all(folder: DataFolder) -> None:
+    (folder.tls / "node.key").chmod(0o644)
+
+
 def broken_identity(folder: DataFolder) -> None:
     folder.identity.write_text("{")
 
@@ -116,6 +121,7 @@ def no_space(folder: DataFolder) -> None:
     [
         (newer_format, "has format 7; this version of Ebla knows formats up to 1"),
         (open_to_others, "is open to other users (mode 755); it holds keys; chmod 700"),
+        (key_for_all, "node.key is readable by others; chmod 600"),
         (broken_identity, "identity cannot be read"),
         (running, "a node already runs in"),
         (typing_error, "key `limits.stop_s` is unknown; did you mean `limits.stop_ms`?"),
@@ -156,6 +162,43 @@ def test_a_cluster_of_another_size_and_a_folder_of_something_else_are_refused(
     assert "is not empty and has no options.toml" in refused(tmp_path / "photos")
     (tmp_path / "file").touch()
     assert "is no folder" in refused(tmp_path / "file")
+
+
+def test_two_at_once_in_one_folder_are_refused(made: list[LocalNode]) -> None:
+    data = made[0].folder.path.parent
+    with alone_in(data):
+        assert f"another `ebla up` is at work in {data}" in refused(data)
+    with pytest.raises(AssertionError, match="a node would have been started"):
+        CliRunner().invoke(app, ["up", "--no-follow", "--data", str(data)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("contact", "told"),
+    [
+        ("", "--contact '' names nobody"),
+        (":", "--contact ':' names nobody"),
+        ("127.0.0.1:²", "has no valid port"),
+        ("127.0.0.1:70000", "has no valid port"),
+        ("a..b", "a..b:7000: "),
+        ("/nowhere/control.sock", "/nowhere/control.sock: No such file or directory"),
+    ],
+)
+def test_contacts_that_cannot_be_are_told(made: list[LocalNode], contact: str, told: str) -> None:
+    data = made[0].folder.path.parent
+    result = CliRunner().invoke(app, ["status", "--data", str(data), "--contact", contact])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("ebla: ")
+    assert told in result.stderr
+
+
+def test_a_folder_of_another_user_is_told(made: list[LocalNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(file_lock, "held_by_another", forbidden)
+    result = CliRunner().invoke(app, ["status", "--data", str(made[0].folder.path.parent)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"ebla: {made[0].folder.control_lock}: Permission denied\n")
 
 
 def test_options_files_are_kept_and_identities_survive_a_second_preparation(made: list[LocalNode]) -> None:

@@ -88,11 +88,23 @@ def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
 def test_missing_and_broken_files_are_told(tmp_path: Path) -> None:
     folder = Cluster(tmp_path).folder(1)
     (folder.path / "node.pem").write_bytes(b"clay")
-    with pytest.raises(Corruption, match="cannot be used"):
+    with pytest.raises(Corruption, match="cannot be used") as broken:
         NodeTls(folder)
+    assert "ebla renew" in str(broken.value)
     (folder.path / "authority.pem").unlink()
     with pytest.raises(Corruption, match="is missing"):
         NodeTls(folder)
+
+
+def test_a_renewal_that_was_interrupted_is_told_and_done_again(tmp_path: Path) -> None:
+    folder = Cluster(tmp_path).folder(1)
+    before = (folder.path / "node.pem").read_bytes()
+    folder.renew(identity(1), SystemClock())
+    (folder.path / "node.pem").write_bytes(before)
+    with pytest.raises(Corruption, match="ebla renew"):
+        NodeTls(folder)
+    folder.renew(identity(1), SystemClock())
+    NodeTls(folder)
 
 
 def test_a_key_of_another_authority_is_refused(tmp_path: Path) -> None:
