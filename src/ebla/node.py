@@ -20,10 +20,10 @@ from ebla.group0.members import Member, Role
 from ebla.model.error_groups import leaves
 from ebla.model.errors import EblaError, Refused
 from ebla.model.identity import Address
-from ebla.observe.events import Severity
+from ebla.observe.events import Severity, Sink
 from ebla.observe.observer import Observer
-from ebla.observe.sinks import ForPeople
-from ebla.options import NodeOptions, OptionsError, load
+from ebla.observe.sinks import ForPeople, JsonLines
+from ebla.options import LogFormat, NodeOptions, OptionsError, load
 from ebla.ports.surroundings import Surroundings
 from ebla.replica.shard_process import ShardProcess, ShardSetup
 from ebla.runtime import file_lock
@@ -118,7 +118,7 @@ def _control(options: NodeOptions, chosen: argparse.Namespace) -> int:
         check_addresses(options)
         folder.last_stop.unlink(missing_ok=True)
         clock = SystemClock()
-        report = _reporter(clock, "control")
+        report = _reporter(clock, "control", options.log_format)
         supervisor = Supervisor(_shard_commands(options, chosen), _child_limits(options), clock, report)
         reason = _run(_run_control(options, identity, supervisor, report))
         _keep_reason(folder, reason or "asked to stop", report)
@@ -267,7 +267,7 @@ def _shard(options: NodeOptions, number: int) -> int:
     if identity is None:
         raise OptionsError(f"{folder.path} holds no node")
     with file_lock.acquire(folder.shard_lock(number)):
-        _run(_run_shard(options, identity, number, _reporter(SystemClock(), name)))
+        _run(_run_shard(options, identity, number, _reporter(SystemClock(), name, options.log_format)))
     return EXIT_OK
 
 
@@ -322,17 +322,22 @@ def _on_signal(number: signal.Signals, act: Callable[[], None]) -> None:
     asyncio.get_running_loop().add_signal_handler(number, act)
 
 
-def _reporter(clock: SystemClock, process: str) -> Report:
-    observer = Observer(clock, [ForPeople(sys.stderr, colour=sys.stderr.isatty())])
+def _reporter(clock: SystemClock, process: str, log_format: LogFormat) -> Report:
+    observer = Observer(clock, [_sink(log_format)])
 
     def report(event: str, details: Mapping[str, object]) -> None:
         severity = Severity.WARNING if event in WARNINGS else Severity.NOTE
-        try:
-            observer.emit(event, process, severity=severity, **details)
-        except OSError:
-            pass  # a log that cannot be written (a full disk, a closed terminal) is no reason to stop serving
+        observer.emit(event, process, severity=severity, **details)
 
     return report
+
+
+def _sink(log_format: LogFormat) -> Sink:
+    match log_format:
+        case LogFormat.PEOPLE:
+            return ForPeople(sys.stderr, colour=sys.stderr.isatty())
+        case LogFormat.JSON:
+            return JsonLines(sys.stderr)
 
 
 if __name__ == "__main__":

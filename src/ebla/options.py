@@ -5,6 +5,7 @@ A wrong option stops the start with one sentence that names the file, the key, w
 """
 
 import difflib
+import enum
 import ipaddress
 import json
 import tomllib
@@ -23,6 +24,11 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 
 class OptionsError(InvalidRequest):
     """The options file or a flag is wrong; nothing was started."""
+
+
+class LogFormat(enum.StrEnum):
+    PEOPLE = "people"
+    JSON = "json"
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -95,6 +101,9 @@ class NodeOptions(msgspec.Struct, frozen=True):
     ] = "dc1"
     rack: Annotated[str, Meta(pattern=NAME_PATTERN, description="within the datacenter: what fails together")] = "rack1"
     shards: Annotated[int, Meta(ge=1, le=256, description="data processes of this node; one per core is usual")] = 1
+    log_format: Annotated[
+        LogFormat, Meta(description='how the log is written: "people", aligned lines, or "json", an object a line')
+    ] = LogFormat.PEOPLE
     ports: Ports = Ports()
     limits: Limits = Limits()
 
@@ -268,6 +277,8 @@ def _allowed(kind: type[msgspec.Struct], name: str) -> str:
         return f"allowed is a whole number from {meta.ge} to {meta.le}"
     if wanted is str and meta.pattern:
         return "allowed are 1 to 63 letters, digits, `_`, `.` and `-`, starting with a letter or digit"
+    if isinstance(wanted, type) and issubclass(wanted, enum.StrEnum):
+        return f"allowed is one of {', '.join(repr(one.value) for one in wanted)}"
     if wanted is str:
         return "allowed is a text in quotes, not empty"
     return 'allowed is a list of addresses, such as ["127.0.0.1", "127.0.0.2"]'

@@ -1,12 +1,13 @@
 """The first steps of a node's process, before anything runs."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ebla import node
 from ebla.model.errors import Refused
-from ebla.options import load
+from ebla.options import LogFormat, load
 from ebla.runtime.data_folder import DataFolder
 from ebla.runtime.first_start import found_cluster
 from ebla.runtime.system_chance import SystemChance
@@ -32,3 +33,12 @@ def test_a_first_start_that_was_overtaken_takes_the_identity_it_finds(
     assert "far enough" in capsys.readouterr().err
     assert folder.read_identity() == made
     assert (folder.tls / "node.pem").read_bytes() == certificate
+
+
+def test_the_log_is_written_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    node._reporter(SystemClock(), "control", LogFormat.JSON)("node.tried", {"answer": 42})
+    node._reporter(SystemClock(), "control", LogFormat.PEOPLE)("node.tried", {"answer": 42})
+    for_machines, for_people = capsys.readouterr().err.splitlines()
+    line = json.loads(for_machines)
+    assert (line["event"], line["subject"], line["severity"], line["answer"]) == ("node.tried", "control", "note", 42)
+    assert for_people.endswith("answer=42")

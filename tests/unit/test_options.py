@@ -8,7 +8,7 @@ import pytest
 
 from ebla import options
 from ebla.model.identity import Address
-from ebla.options import Limits, NodeOptions, OptionsError
+from ebla.options import Limits, LogFormat, NodeOptions, OptionsError
 
 
 def written(folder: Path, text: str) -> Path:
@@ -49,6 +49,7 @@ def test_flags_win_over_the_file_and_take_texts_without_quotes(tmp_path: Path) -
         ({"limits": {"stop_ms": 1}}, ["`limits.stop_ms` is 1", "from 500 to 60000"]),
         ({"limits": 3}, ["`limits` is 3", "a table [limits]"]),
         ({"cluster_name": "a b"}, ["`cluster_name` is 'a b'", "letters, digits"]),
+        ({"log_format": "xml"}, ["`log_format` is 'xml'", "one of 'people', 'json'"]),
         ({"peers": "127.0.0.1"}, ["`peers` is '127.0.0.1'", "a list of addresses"]),
         ({"peers": ["127.0.0.1:7000"]}, ["`peers` holds '127.0.0.1:7000'", "without a port"]),
         ({"address": "0.0.0.0"}, ["`address` holds '0.0.0.0'", "one machine"]),
@@ -63,6 +64,13 @@ def test_a_wrong_option_is_named_with_its_file_and_what_is_allowed(table: dict[s
     assert message.startswith("the/file.toml: ")
     for part in parts:
         assert part in message
+
+
+def test_the_log_is_for_people_unless_json_is_asked_for() -> None:
+    assert options.parse({"data": "d"}, "here").log_format is LogFormat.PEOPLE
+    asked = options.parse({"data": "d", "log_format": "json"}, "here")
+    assert asked.log_format is LogFormat.JSON
+    assert 'log_format = "json"' in options.render(asked)
 
 
 def test_a_missing_required_key_and_unreadable_files_are_told(tmp_path: Path) -> None:
