@@ -28,10 +28,6 @@ class Cell(msgspec.Struct, frozen=True, array_like=True):
     ttl_s: int = 0
     at_s: int = 0
 
-    @property
-    def is_tombstone(self) -> bool:
-        return self.value is None
-
     def is_live(self, now_s: int) -> bool:
         return self.value is not None and (self.ttl_s == 0 or now_s < self.at_s)
 

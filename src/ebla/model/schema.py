@@ -161,6 +161,9 @@ def _layout(columns: tuple[Column, ...]) -> tuple[int, ...]:
 
 
 def check_schema(schema: TableSchema) -> None:
+    for name in (schema.keyspace, schema.name):
+        if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
+            raise InvalidRequest(f"{name!r} is no name of a keyspace or table: 1 to {NAME_CHARACTERS_MAX} characters")
     names = [column.name for column in schema.columns]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidRequest(f"column {twice!r} is declared twice in {schema.full_name}")

@@ -62,6 +62,14 @@ def test_impossible_shapes_are_refused(columns: tuple[Column, ...], word: str) -
         table(*columns)
 
 
+@pytest.mark.parametrize("name", ["", "n" * 49])
+def test_names_have_a_length(name: str) -> None:
+    for keyspace, own in ((name, "t"), ("ks", name)):
+        with pytest.raises(InvalidRequest, match="1 to 48 characters"):
+            new_schema((IDENTITY[0], keyspace, own), (KEY,))
+    assert new_schema((IDENTITY[0], "k" * 48, "t" * 48), (KEY,)).partition_key == (KEY,)
+
+
 def test_key_columns_neither_come_nor_go() -> None:
     schema = table(KEY, column("v"))
     with pytest.raises(InvalidRequest):
