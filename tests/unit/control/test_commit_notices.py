@@ -1,13 +1,13 @@
 """Commit notices wait a moment, give way to what covers them, and are never lost otherwise."""
 
 from ebla.control.commit_notices import EAGER_MS, CommitNotices
-from ebla.raft.messages import Append, Entry, EntryKind, Heartbeat, PeerId
+from ebla.raft.messages import Append, Entry, Heartbeat, PeerId
 
 ONE, TWO, THREE = PeerId(1), PeerId(2), PeerId(3)
 
 
 def append(prev: int, commit: int, entries: int = 0, *, to: PeerId = TWO, term: int = 4) -> Append:
-    new = tuple(Entry(prev + 1 + number, term, EntryKind.COMMAND, b"x") for number in range(entries))
+    new = tuple(Entry(prev + 1 + number, term, b"x") for number in range(entries))
     return Append(ONE, to, term, prev, term, commit, new)
 
 

@@ -6,7 +6,6 @@ import uuid
 from ebla.control.group0_machine import Group0Machine
 from ebla.group0.commands import (
     AcquireLock,
-    Answer,
     Body,
     CallId,
     ChangeMembers,
@@ -54,7 +53,7 @@ def test_whoever_waits_for_a_call_gets_its_answer_and_the_index() -> None:
         assert not reached.done()
         machine.apply(Entry(2, 1, put(1)))
         await reached
-        answer: Answer = await waiting
+        answer = await waiting
         assert answer == Done(machine.store.revision)
 
     asyncio.run(story())
