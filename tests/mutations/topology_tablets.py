@@ -210,6 +210,22 @@ MUTATIONS = (
         why="nodes that have not heard of a generation write to the one before",
     ),
     Mutation(
+        name="cdc-split-without-new-streams",
+        module="ebla.topology.apply_resize",
+        find="        if new.streams:\n",
+        replace="        if not new:\n",
+        check=PytestCheck("tests/unit/topology/test_apply_streams.py"),
+        why="after a split, changes of two tablets go to one stream, and readers of the other wait for ever",
+    ),
+    Mutation(
+        name="resize-all-tables-in-one-commit",
+        module="ebla.topology.apply_resize",
+        find="        if fitting and room < 0:\n",
+        replace="        if not fitting:\n",
+        check=PytestCheck("tests/unit/topology/test_commit_sizes.py"),
+        why="the commit is larger than group 0 takes, and the topology never leaves the resize",
+    ),
+    Mutation(
         name="resize-splits-at-target",
         module="ebla.topology.resize",
         find="split_above_percent: int = 200",

@@ -16,6 +16,7 @@ from ebla.model.identity import HostId, Replica, RequestId, ShardNumber, TableId
 from ebla.topology.apply import Refused, apply
 from ebla.topology.commands import (
     AbortRequest,
+    AlterTable,
     Command,
     CreateTable,
     DecideResize,
@@ -220,8 +221,8 @@ class TopologyMachine(RuleBasedStateMachine):
         for table, tablets in self.world.snapshot.tablets.items():
             self.world.try_(RecordRepair(table, ((tablet % tablets.tablet_count, self.world.now_ms),)))
 
-    @rule(create=st.booleans(), number=NUMBER)
-    def change_schema(self, create: bool, number: int) -> None:
+    @rule(create=st.booleans(), number=NUMBER, cdc=st.booleans())
+    def change_schema(self, create: bool, number: int, cdc: bool) -> None:
         snapshot = self.world.snapshot
         if not create and len(snapshot.tables) > 1:
             self.world.do(DropTable(sorted(snapshot.tables)[number % len(snapshot.tables)]))
@@ -229,7 +230,14 @@ class TopologyMachine(RuleBasedStateMachine):
             factor = snapshot.keyspaces["ks"].replication.total
             if sum(node.host not in self.world.dead for node in snapshot.nodes_in(NodeState.NORMAL)) >= factor:
                 name = f"t{self.world.new_id().int}"
-                self.world.create_table(2, factor, name=name)
+                self.world.create_table(2, factor, name=name, cdc=cdc)
+
+    @rule(number=NUMBER, cdc=st.booleans())
+    def capture_changes(self, number: int, cdc: bool) -> None:
+        tables = sorted(self.world.snapshot.tables)
+        if tables:
+            table = msgspec.structs.replace(self.world.snapshot.tables[tables[number % len(tables)]], cdc=cdc)
+            self.world.do(AlterTable(table, self.world.new_streams()))
 
     @rule(enabled=st.booleans())
     def switch_balancing(self, enabled: bool) -> None:

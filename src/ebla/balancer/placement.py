@@ -13,7 +13,7 @@ from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.identity import HostId, Replica, ShardNumber
 from ebla.topology.snapshot import Keyspace, Node, Snapshot, Table
 from ebla.topology.states import NodeRequestKind, NodeState, Strategy
-from ebla.topology.tablet_map import TABLET_COUNT_MAX, ReplicaSet
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, ReplicaSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def initial_tablet_count(keyspace: Keyspace, table: Table, nodes: Iterable[Node]
             for datacenter, factor in keyspace.replication.factors
             if factor
         )
-    return min(1 << max(wanted - 1, 0).bit_length(), TABLET_COUNT_MAX)
+    return min(1 << max(wanted - 1, 0).bit_length(), TABLETS_PER_COMMIT_MAX)
 
 
 def _check_room(nodes: list[Node], wanted: tuple[str, int], rules: PlacementRules) -> None:

@@ -13,7 +13,7 @@ import msgspec
 T = TypeVar("T", bound=msgspec.Struct)
 U = TypeVar("U", bound=msgspec.Struct)
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _split = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 

@@ -26,6 +26,7 @@ from ebla.topology.states import (
     TransitionState,
     UpgradeState,
 )
+from ebla.topology.tablet_map import MOVES_PER_COMMIT_MAX
 from ebla.topology.tokens_at_join import NUM_TOKENS_MAX
 
 PENDING_REQUESTS_MAX = 256
@@ -175,6 +176,13 @@ def _check_rf_change(draft: Draft, request: GlobalRequest) -> None:
     changed = sum(abs(new.get(name, 0) - old.get(name, 0)) for name in names)
     draft.require(changed == 1, "replication on tablets changes by one replica in one datacenter at a time")
     draft.require(sum(new.values()) > 0, "a keyspace needs a replica somewhere")
+    moving = sum(
+        tablets.tablet_count
+        for table, tablets in draft.base.tablets.items()
+        if draft.base.tables[table].keyspace == keyspace.name
+    )
+    fits = moving <= MOVES_PER_COMMIT_MAX
+    draft.require(fits, f"all {moving} tablets of the keyspace start to move at once, and {MOVES_PER_COMMIT_MAX} may")
     for name in sorted(new):
         there = sum(node.datacenter == name for node in draft.base.nodes_in(NodeState.NORMAL))
         draft.require(new[name] <= there, f"datacenter {name} has {there} nodes, too few for {new[name]} replicas")

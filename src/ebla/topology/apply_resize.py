@@ -1,9 +1,11 @@
 """Commands that resize tables: a decision, the replicas' readiness, and the new map."""
 
+from dataclasses import replace
 from typing import assert_never
 
 from ebla.model.identity import TableId
 from ebla.topology import keys
+from ebla.topology.apply_streams import with_new_set
 from ebla.topology.commands import (
     DecideResize,
     FinalizeResize,
@@ -12,11 +14,11 @@ from ebla.topology.commands import (
     StartResizeFinalization,
 )
 from ebla.topology.draft import Draft
-from ebla.topology.keys import Row, TabletMapRow, chunk_row
+from ebla.topology.keys import Row, chunk_row, map_row
 from ebla.topology.resize import decided, finalized, is_merge_ready
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import ResizeType, TransitionState, UpgradeState
-from ebla.topology.tablet_map import TABLET_COUNT_MAX, Resize, TabletMap
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, Resize, TabletMap
 
 
 def apply_resize(draft: Draft, command: ResizeCommand) -> None:
@@ -52,8 +54,8 @@ def _decide_resize(draft: Draft, command: DecideResize) -> None:
     draft.require(command.kind is not tablets.resize.kind, f"the decision is already {command.kind}")
     merge_of_one = command.kind is ResizeType.MERGE and tablets.tablet_count == 1
     draft.require(not merge_of_one, "a single tablet has nothing to merge with")
-    at_limit = command.kind is ResizeType.SPLIT and tablets.tablet_count >= TABLET_COUNT_MAX
-    draft.require(not at_limit, f"a table has at most {TABLET_COUNT_MAX} tablets")
+    at_limit = command.kind is ResizeType.SPLIT and tablets.tablet_count >= TABLETS_PER_COMMIT_MAX
+    draft.require(not at_limit, f"a table has at most {TABLETS_PER_COMMIT_MAX} tablets")
     _put_resize(draft, tablets, decided(tablets.resize, command.kind))
 
 
@@ -75,7 +77,7 @@ def _map_of(draft: Draft, table: TableId) -> TabletMap:
 
 
 def _put_resize(draft: Draft, tablets: TabletMap, resize: Resize) -> None:
-    draft.put_all({keys.map_key(tablets.table): TabletMapRow(tablets.tablet_count, resize)})
+    draft.put_all({keys.map_key(tablets.table): map_row(tablets.with_resize(resize))})
     draft.step()
 
 
@@ -91,14 +93,31 @@ def _finalize(draft: Draft, command: FinalizeResize) -> None:
     draft.require(here is TransitionState.TABLET_SPLIT_FINALIZATION, f"the topology is in {here}")
     draft.raise_fence(command.fence)
     draft.require_barrier(draft.base.state.transition_since, f"{here}")
+    ready = tables_to_finalize(draft.base)
+    now = _fitting_one_commit(draft.base, ready)
     rows: dict[str, Row | None] = {}
-    for table in tables_to_finalize(draft.base):
+    for table in now:
         old = draft.base.tablets[table]
         new = finalized(old)
-        rows[keys.map_key(table)] = TabletMapRow(new.tablet_count, new.resize)
+        if new.streams:
+            new = replace(new, streams=with_new_set(draft, new, command.streams))
+        rows[keys.map_key(table)] = map_row(new)
         for index, chunk in enumerate(new.chunks):
             rows[keys.chunk_key(table, index)] = chunk_row(chunk.replicas, chunk.repair_times_ms)
         for index in range(len(new.chunks), len(old.chunks)):
             rows[keys.chunk_key(table, index)] = None
     draft.put_all(rows)
-    draft.step(transition=None)
+    draft.step(transition=None if now == ready else here)
+
+
+def _fitting_one_commit(snapshot: Snapshot, ready: tuple[TableId, ...]) -> tuple[TableId, ...]:
+    """The first table, and those after it while all their new tablets are no more than one table may have."""
+    room = TABLETS_PER_COMMIT_MAX
+    fitting: list[TableId] = []
+    for table in ready:
+        old = snapshot.tablets[table]
+        room -= old.tablet_count * 2 if old.resize.kind is ResizeType.SPLIT else old.tablet_count // 2
+        if fitting and room < 0:
+            break
+        fitting.append(table)
+    return tuple(fitting)

@@ -1,10 +1,12 @@
 """Commands about keyspaces, tables and the sessions of bulk jobs."""
 
 import re
+from dataclasses import replace
 from typing import assert_never
 
 from ebla.model.identity import Replica
 from ebla.topology import keys
+from ebla.topology.apply_streams import drop_stream_sets, with_new_set
 from ebla.topology.commands import (
     AlterKeyspace,
     AlterTable,
@@ -12,15 +14,16 @@ from ebla.topology.commands import (
     CreateKeyspace,
     CreateTable,
     DropKeyspace,
+    DropStreamSets,
     DropTable,
     OpenBulkSession,
     SchemaCommand,
 )
 from ebla.topology.draft import Draft
-from ebla.topology.keys import Row, TabletMapRow, chunk_row
-from ebla.topology.snapshot import Keyspace, Replication, Table
+from ebla.topology.keys import Row, chunk_row, map_row
+from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import NodeState, SessionKind, Strategy
-from ebla.topology.tablet_map import CHUNK_TABLETS, TABLET_COUNT_MAX, Resize
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, tablet_map
 
 NAME = re.compile(r"\w{1,48}", re.ASCII)
 BULK_SESSIONS_MAX = 1024
@@ -37,7 +40,9 @@ def apply_schema(draft: Draft, command: SchemaCommand) -> None:
         case CreateTable():
             _create_table(draft, command)
         case AlterTable():
-            _alter_table(draft, command.table)
+            _alter_table(draft, command)
+        case DropStreamSets():
+            drop_stream_sets(draft, command)
         case DropTable():
             _drop_table(draft, command)
         case OpenBulkSession():
@@ -107,13 +112,16 @@ def _create_table(draft: Draft, command: CreateTable) -> None:
     sets = command.replica_sets
     if keyspace.on_tablets:
         count = len(sets)
-        even = 1 <= count <= TABLET_COUNT_MAX and count & (count - 1) == 0
-        draft.require(even, f"a table has a power of two of tablets, at most {TABLET_COUNT_MAX}, not {count}")
+        even = 1 <= count <= TABLETS_PER_COMMIT_MAX and count & (count - 1) == 0
+        draft.require(even, f"a table has a power of two of tablets, at most {TABLETS_PER_COMMIT_MAX}, not {count}")
         for replicas in dict.fromkeys(sets):
             check_replica_set(draft, keyspace.replication, replicas)
-        rows[keys.map_key(table.id)] = TabletMapRow(count, Resize())
-        for index, start in enumerate(range(0, count, CHUNK_TABLETS)):
-            rows[keys.chunk_key(table.id, index)] = chunk_row(sets[start : start + CHUNK_TABLETS], ())
+        tablets = tablet_map(table.id, sets)
+        if table.cdc:
+            tablets = replace(tablets, streams=with_new_set(draft, tablets, command.streams))
+        rows[keys.map_key(table.id)] = map_row(tablets)
+        for index, chunk in enumerate(tablets.chunks):
+            rows[keys.chunk_key(table.id, index)] = chunk_row(chunk.replicas, ())
     else:
         draft.require(not sets, f"keyspace {keyspace.name} is on vnodes: its tables have no tablets")
     draft.put_all(rows)
@@ -137,12 +145,19 @@ def check_replica_set(draft: Draft, replication: Replication, replicas: tuple[Re
     draft.require(per_datacenter == wanted, f"replicas per datacenter are {per_datacenter}, not {wanted}")
 
 
-def _alter_table(draft: Draft, table: Table) -> None:
+def _alter_table(draft: Draft, command: AlterTable) -> None:
+    table = command.table
     old = draft.base.tables.get(table.id)
     draft.require(old is not None, f"there is no table {table.id}")
     assert old is not None
     draft.require((old.keyspace, old.name) == (table.keyspace, table.name), "a table keeps its name")
-    draft.put_all({keys.table_key(table.id): table})
+    rows: dict[str, Row | None] = {keys.table_key(table.id): table}
+    tablets = draft.base.tablets.get(table.id)
+    # Turned off, capture leaves its streams to their readers, and they go on following the tablet count.
+    if tablets is not None and table.cdc and not tablets.streams:
+        streams = with_new_set(draft, tablets, command.streams)
+        rows[keys.map_key(table.id)] = map_row(replace(tablets, streams=streams))
+    draft.put_all(rows)
     draft.step()
 
 

@@ -32,7 +32,14 @@ from ebla.topology.states import (
     TransitionState,
     UpgradeState,
 )
-from ebla.topology.tablet_map import CHUNK_BITS, ReplicaSet, TabletMap, TabletTransition
+from ebla.topology.tablet_map import (
+    CHUNK_BITS,
+    MOVES_PER_COMMIT_MAX,
+    STEPS_PER_COMMIT_MAX,
+    ReplicaSet,
+    TabletMap,
+    TabletTransition,
+)
 from ebla.topology.tablet_stages import (
     FIRST_STAGE,
     STAGES,
@@ -153,6 +160,8 @@ def _distance(snapshot: Snapshot, wanted: Replication, replicas: ReplicaSet) -> 
 
 
 def _enter_moves(draft: Draft, moves: tuple[TabletMove, ...]) -> None:
+    few = len(moves) <= MOVES_PER_COMMIT_MAX
+    draft.require(few, f"{len(moves)} moves do not fit one commit, which takes {MOVES_PER_COMMIT_MAX}")
     rows: dict[str, Row | None] = {}
     for move in moves:
         key = keys.transition_key(move.table, move.tablet)
@@ -202,6 +211,8 @@ def _start_rf_change(draft: Draft, command: StartRfChange) -> None:
 
 def _advance_tablets(draft: Draft, command: AdvanceTablets) -> None:
     draft.require(bool(command.steps), "no steps")
+    few = len(command.steps) <= STEPS_PER_COMMIT_MAX
+    draft.require(few, f"{len(command.steps)} steps do not fit one commit, which takes {STEPS_PER_COMMIT_MAX}")
     assert draft.base.transition in TRANSITIONS_WITH_TABLETS_MOVING or not draft.base.any_tablet_transition
     draft.raise_fence(command.fence)
     given_up = given_up_hosts(draft.base)

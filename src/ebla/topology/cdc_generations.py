@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NewType
 
-import msgspec
-
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.token import Token, TokenRange
 from ebla.ports.chance import Chance
 from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart, CdcRange, Node, Snapshot
 from ebla.topology.states import NodeState
 from ebla.topology.static_sharding import first_token_in_range, static_shard
-from ebla.topology.tablet_map import TabletMap
+from ebla.topology.tablet_map import TOKEN_BIAS, TabletStreams, last_token, shift_of
 
 StreamId = NewType("StreamId", bytes)
 
@@ -37,7 +35,8 @@ STREAM_BYTES_ESTIMATE = 20
 
 LEEWAY_MS = 5_000
 """How far clocks of clients and nodes may be apart before a write is refused."""
-PART_BYTES_MAX = 2 << 20
+PART_BYTES_MAX = 256 << 10
+"""A value of group 0 has at most 512 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +216,6 @@ def obsolete_generations(
 # Streams of tablets
 
 
-class TabletStreams(msgspec.Struct, frozen=True, tag="tablet_streams", array_like=True):
-    """The streams of a table on tablets from a time on: one per tablet, by number."""
-
-    timestamp_ms: int
-    streams: tuple[bytes, ...]
-
-
 class StreamState(enum.IntEnum):
     """How a set differs from the one before it, with the numbers readers see."""
 
@@ -232,12 +224,18 @@ class StreamState(enum.IntEnum):
     OPENED = 2
 
 
-def tablet_streams(tablets: TabletMap, timestamp_ms: int, chance: Chance) -> TabletStreams:
-    streams = (
-        stream_id(StreamParts(tablets.last_token(number), chance.randrange(0, 1 << RANDOM_BITS), 0))
-        for number in range(tablets.tablet_count)
-    )
-    return TabletStreams(timestamp_ms, tuple(streams))
+def draw_mark(chance: Chance) -> int:
+    """For a new set of streams."""
+    return chance.randrange(0, 1 << RANDOM_BITS)
+
+
+def tablet_stream_ids(streams: TabletStreams) -> Iterator[StreamId]:
+    """By the number of their tablet."""
+    return (_tablet_stream_id(streams, number) for number in range(streams.tablet_count))
+
+
+def _tablet_stream_id(streams: TabletStreams, number: int) -> StreamId:
+    return stream_id(StreamParts(last_token(number, shift_of(streams.tablet_count)), streams.mark, 0))
 
 
 def stream_for_tablet_write(sets: Sequence[TabletStreams], token: int, write_us: int) -> StreamId:
@@ -247,24 +245,19 @@ def stream_for_tablet_write(sets: Sequence[TabletStreams], token: int, write_us:
     """
     assert sets
     after = bisect_right(sets, write_us, key=lambda each: each.timestamp_ms * 1000)
-    streams = sets[max(0, after - 1)].streams
-    position = bisect_left(streams, token, key=lambda each: stream_parts(StreamId(each)).token)
-    return StreamId(streams[position])
+    held = sets[max(0, after - 1)]
+    return _tablet_stream_id(held, (token + TOKEN_BIAS) >> shift_of(held.tablet_count))
 
 
 def stream_changes(before: TabletStreams, after: TabletStreams) -> Iterator[tuple[StreamState, StreamId]]:
-    """What readers who followed `before` must do: closed ones first."""
-    old, new = frozenset(before.streams), frozenset(after.streams)
-    for stream in before.streams:
-        if stream not in new:
-            yield StreamState.CLOSED, StreamId(stream)
-    for stream in after.streams:
-        if stream not in old:
-            yield StreamState.OPENED, StreamId(stream)
+    """What readers who followed `before` must do: no stream is in two sets, so all of them end and others begin."""
+    yield from ((StreamState.CLOSED, each) for each in tablet_stream_ids(before))
+    yield from ((StreamState.OPENED, each) for each in tablet_stream_ids(after))
 
 
-def obsolete_tablet_sets(sets: Sequence[TabletStreams], now_ms: int, ttl_ms: int) -> int:
-    """How many of the oldest sets have nothing left to read: superseded longer ago than records live. 0 keeps all."""
-    if not ttl_ms:
-        return 0
-    return sum(1 for _, successor in pairwise(sets) if successor.timestamp_ms <= now_ms - ttl_ms)
+def oldest_set_read(sets: Sequence[TabletStreams], now_ms: int, ttl_ms: int) -> TabletStreams:
+    """The oldest set (oldest first) with anything left to read: one superseded longer ago than records live has
+    nothing. A time to live of 0 keeps all."""
+    assert sets
+    ended = sum(1 for _, successor in pairwise(sets) if successor.timestamp_ms <= now_ms - ttl_ms) if ttl_ms else 0
+    return sets[ended]

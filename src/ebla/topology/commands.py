@@ -204,7 +204,8 @@ class TabletMove(msgspec.Struct, frozen=True, tag="tablet_move", array_like=True
 
 
 class StartMoves(msgspec.Struct, frozen=True, tag="start_moves", array_like=True):
-    """Tablets into transition; at rest this enters `tablet_migration` in the same step."""
+    """Tablets into transition, at most `MOVES_PER_COMMIT_MAX`; at rest this enters `tablet_migration` in the same
+    step."""
 
     moves: tuple[TabletMove, ...]
 
@@ -222,7 +223,7 @@ class TabletAdvance(msgspec.Struct, frozen=True, tag="tablet_advance", array_lik
 
 
 class AdvanceTablets(msgspec.Struct, frozen=True, tag="advance_tablets", array_like=True):
-    """One step of each of these tablets, in one version."""
+    """One step of each of these tablets, in one version; at most `STEPS_PER_COMMIT_MAX`."""
 
     steps: tuple[TabletAdvance, ...]
     fence: TopologyVersion = TopologyVersion(0)
@@ -259,10 +260,20 @@ class StartResizeFinalization(msgspec.Struct, frozen=True, tag="start_resize_fin
     """Only at rest, so that no migration meets a changing tablet count."""
 
 
+class NewStreams(msgspec.Struct, frozen=True, tag="new_streams", array_like=True):
+    """When a set of change streams begins to hold, and the mark drawn for it."""
+
+    timestamp_ms: int
+    mark: int
+
+
 class FinalizeResize(msgspec.Struct, frozen=True, tag="finalize_resize", array_like=True):
-    """After the barrier: every ready table gets its new map, and the topology is at rest."""
+    """After the barrier: ready tables get their new maps, as many as fit one commit; with the last of them the topology
+    is at rest."""
 
     fence: TopologyVersion = TopologyVersion(0)
+    streams: NewStreams | None = None
+    """For those of the tables whose changes are captured."""
 
 
 class CreateKeyspace(msgspec.Struct, frozen=True, tag="create_keyspace", array_like=True):
@@ -288,10 +299,21 @@ class CreateTable(msgspec.Struct, frozen=True, tag="create_table", array_like=Tr
 
     table: Table
     replica_sets: tuple[tuple[Replica, ...], ...] = ()
+    streams: NewStreams | None = None
+    """For a table on tablets whose changes are captured."""
 
 
 class AlterTable(msgspec.Struct, frozen=True, tag="alter_table", array_like=True):
     table: Table
+    streams: NewStreams | None = None
+    """Where the changes of a table on tablets are captured for the first time."""
+
+
+class DropStreamSets(msgspec.Struct, frozen=True, tag="drop_stream_sets", array_like=True):
+    """The sets of a table's change streams before this one have nothing left to read."""
+
+    table: TableId
+    oldest_kept_ms: int
 
 
 class DropTable(msgspec.Struct, frozen=True, tag="drop_table", array_like=True):
@@ -355,6 +377,7 @@ SchemaCommand = (
     | DropKeyspace
     | CreateTable
     | AlterTable
+    | DropStreamSets
     | DropTable
     | OpenBulkSession
     | CloseSessions

@@ -8,7 +8,7 @@ Everything is under one prefix, so one ordered feed carries a whole version:
     topology/session/<id>                       an open session; deleted = closing
     topology/cdc/<generation>/head | part/<n>   a vnode CDC generation and its data
     topology/keyspace/<name>, topology/table/<id>
-    topology/tablets/<table>/map                tablet count and resize
+    topology/tablets/<table>/map                tablet count, resize, change streams
     topology/tablets/<table>/chunk/<n>          replicas of 128 tablets
     topology/tablets/<table>/transition/<n>     one tablet's transition
 
@@ -39,7 +39,7 @@ from ebla.topology.snapshot import (
     Table,
     TopologyState,
 )
-from ebla.topology.tablet_map import Resize, TabletTransition
+from ebla.topology.tablet_map import Resize, TabletMap, TabletStreams, TabletTransition
 
 PREFIX: Final = "topology/"
 STATE: Final = "topology/state"
@@ -58,6 +58,7 @@ SHARD_MASK: Final = (1 << SHARD_BITS) - 1
 class TabletMapRow(msgspec.Struct, frozen=True, tag="tablet_map", array_like=True):
     tablet_count: int
     resize: Resize
+    streams: tuple[TabletStreams, ...] = ()
 
 
 class TabletChunkRow(msgspec.Struct, frozen=True, tag="tablet_chunk", array_like=True):
@@ -92,6 +93,10 @@ Row = (
 )
 Rows = Mapping[str, Row | None]
 """Keys to their new rows; None: the key goes."""
+
+
+def map_row(tablets: TabletMap) -> TabletMapRow:
+    return TabletMapRow(tablets.tablet_count, tablets.resize, tablets.streams)
 
 
 def chunk_row(replica_sets: tuple[tuple[Replica, ...], ...], repair_times_ms: tuple[int, ...]) -> TabletChunkRow:

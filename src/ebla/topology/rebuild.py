@@ -255,7 +255,7 @@ def _tablet_map(
     if head is None:
         if old is None:
             raise Corruption(f"tablets of table {table} came without their map")
-        head = TabletMapRow(old.tablet_count, old.resize)
+        head = keys.map_row(old)
     count = head.tablet_count
     expected = -(-count // CHUNK_TABLETS)
     same_size = old is not None and old.tablet_count == count
@@ -268,7 +268,8 @@ def _tablet_map(
     complete = tuple(chunk for chunk in chunks if chunk is not None)
     if len(complete) != expected:
         raise Corruption(f"tablets of table {table}: {expected - len(complete)} of {expected} chunks are missing")
-    built = TabletMap(table, count, _with_transitions(complete, rows.transitions), head.resize, shift_of(count))
+    moving = _with_transitions(complete, rows.transitions)
+    built = TabletMap(table, count, moving, head.resize, shift_of(count), head.streams)
     assert not rows.chunks or sum(len(chunk.replicas) for chunk in built.chunks) == count
     return built
 

@@ -6,11 +6,11 @@ average crosses the target itself: carried on, it would have to be undone.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ebla.topology.states import ResizeType
-from ebla.topology.tablet_map import TABLET_COUNT_MAX, Resize, TabletMap, tablet_map
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, Resize, TabletMap, tablet_map
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def wanted_resize(
     match tablets.resize.kind:
         case ResizeType.NONE:
             too_few = count < least_count or percent > rules.split_above_percent
-            if too_few and count < TABLET_COUNT_MAX:
+            if too_few and count < TABLETS_PER_COMMIT_MAX:
                 return ResizeType.SPLIT
             if percent < rules.merge_below_percent and count > 1 and count // 2 >= least_count:
                 return ResizeType.MERGE
@@ -73,7 +73,8 @@ def separate_siblings(tablets: TabletMap) -> Iterator[int]:
 
 
 def finalized(tablets: TabletMap) -> TabletMap:
-    """The map after the resize: once it is ready, behind a barrier, and with no tablet in transition."""
+    """The map after the resize: once it is ready, behind a barrier, and with no tablet in transition. Its change
+    streams are still those from before."""
     assert tablets.resize.ready
     assert not tablets.any_transition, "a change of the tablet count would pull the ground from under a migration"
     done = decided(tablets.resize, ResizeType.NONE)
@@ -81,14 +82,15 @@ def finalized(tablets: TabletMap) -> TabletMap:
     times = [tablets.repair_time_ms(number) for number in range(tablets.tablet_count)]
     match tablets.resize.kind:
         case ResizeType.SPLIT:
-            return tablet_map(tablets.table, _twice(sets), repair_times_ms=_twice(times), resize=done)
+            new = tablet_map(tablets.table, _twice(sets), repair_times_ms=_twice(times), resize=done)
         case ResizeType.MERGE:
             assert is_merge_ready(tablets), "siblings on different replicas cannot become one tablet"
             # The pair counts as repaired when both halves were: the later time would let tombstones of the other go.
             oldest = [min(pair) for pair in zip(times[::2], times[1::2], strict=True)]
-            return tablet_map(tablets.table, sets[::2], repair_times_ms=oldest, resize=done)
+            new = tablet_map(tablets.table, sets[::2], repair_times_ms=oldest, resize=done)
         case ResizeType.NONE:
             raise AssertionError("nothing was decided")
+    return replace(new, streams=tablets.streams)
 
 
 def _twice(values: list[T]) -> list[T]:

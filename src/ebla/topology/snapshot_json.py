@@ -4,7 +4,7 @@ import msgspec
 
 from ebla.model.errors import InvalidRequest
 from ebla.topology import keys
-from ebla.topology.keys import Row, TabletMapRow, chunk_row
+from ebla.topology.keys import Row, chunk_row, map_row
 from ebla.topology.rebuild import with_rows
 from ebla.topology.snapshot import Snapshot
 
@@ -28,7 +28,7 @@ def rows_of(snapshot: Snapshot) -> dict[str, Row]:
     rows.update({keys.generation_key(each.id): each for each in snapshot.cdc_generations.values()})
     rows.update({keys.part_key(*identity): part for identity, part in snapshot.cdc_parts.items()})
     for table, tablets in snapshot.tablets.items():
-        rows[keys.map_key(table)] = TabletMapRow(tablets.tablet_count, tablets.resize)
+        rows[keys.map_key(table)] = map_row(tablets)
         for index, chunk in enumerate(tablets.chunks):
             rows[keys.chunk_key(table, index)] = chunk_row(chunk.replicas, chunk.repair_times_ms)
         rows.update({keys.transition_key(table, number): each for number, each in tablets.transitions()})

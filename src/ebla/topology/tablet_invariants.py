@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ebla.model.identity import Replica, SessionId, TableId
 from ebla.topology.node_states import TRANSITIONS_WITH_TABLETS_MOVING
 from ebla.topology.sharder import has_replica
 from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
-from ebla.topology.tablet_map import ReplicaSet, TabletTransition
+from ebla.topology.tablet_map import ReplicaSet, TabletMap, TabletTransition
 from ebla.topology.tablet_stages import STAGES, leaving_replicas, pending_replicas
 
 
@@ -45,7 +46,7 @@ def strays(snapshot: Snapshot, held: Iterable[HeldTablet]) -> Iterator[Violation
 
 
 def tablet_violations(snapshot: Snapshot) -> Iterator[Violation]:
-    """INV-TABL-2 and INV-TABL-3, for every tablet."""
+    """INV-TABL-2, INV-TABL-3 and INV-TABL-4, for every tablet."""
     expected: dict[SessionId, tuple[TableId, int]] = {}
     for table in sorted(snapshot.tablets):
         tablets = snapshot.tablets[table]
@@ -59,6 +60,7 @@ def tablet_violations(snapshot: Snapshot) -> Iterator[Violation]:
                 if transition.session in expected:
                     yield Violation("INV-TABL-2", f"{name} shares its session with another tablet")
                 expected[transition.session] = (table, number)
+        yield from _stream_violations(snapshot, tablets)
     yield from _session_violations(snapshot, expected)
     if snapshot.any_tablet_transition and snapshot.transition not in TRANSITIONS_WITH_TABLETS_MOVING:
         yield Violation("INV-TABL-3", f"tablets are in transition while the topology is in {snapshot.transition}")
@@ -80,6 +82,22 @@ def _transition_violations(name: str, replicas: ReplicaSet, transition: TabletTr
         )
     if len({replica.host for replica in transition.new_replicas}) != len(transition.new_replicas):
         yield Violation("INV-TABL-3", f"{name} would have two replicas on one host")
+
+
+def _stream_violations(snapshot: Snapshot, tablets: TabletMap) -> Iterator[Violation]:
+    """INV-TABL-4: a table whose changes are captured has a stream for each of its tablets."""
+    name = f"table {tablets.table}"
+    table = snapshot.tables.get(tablets.table)
+    if not tablets.streams:
+        if table is not None and table.cdc:
+            yield Violation("INV-TABL-4", f"{name} captures changes and has no streams")
+        return
+    if tablets.streams[-1].tablet_count != tablets.tablet_count:
+        yield Violation("INV-TABL-4", f"{name} has streams for {tablets.streams[-1].tablet_count} tablets")
+    if any(later.timestamp_ms <= earlier.timestamp_ms for earlier, later in pairwise(tablets.streams)):
+        yield Violation("INV-TABL-4", f"{name} has sets of streams that do not follow each other")
+    if len({each.mark for each in tablets.streams}) != len(tablets.streams):
+        yield Violation("INV-TABL-4", f"{name} has streams that belong to two sets")
 
 
 def _session_violations(snapshot: Snapshot, expected: dict[SessionId, tuple[TableId, int]]) -> Iterator[Violation]:

@@ -21,6 +21,13 @@ CHUNK_BITS = 7
 CHUNK_TABLETS = 1 << CHUNK_BITS
 CHUNK_MASK = CHUNK_TABLETS - 1
 TABLET_COUNT_MAX = 1 << 20
+TABLETS_PER_COMMIT_MAX = 1 << 14
+"""A table is made and resized by one commit, which has to fit a command of group 0 (1 MiB): so many have 128 chunks,
+of 6 KiB in a cluster of 100 nodes. A table may have no more, though the map could hold them."""
+MOVES_PER_COMMIT_MAX = 1 << 12
+STEPS_PER_COMMIT_MAX = 1 << 7
+"""For the same reason: a move that starts is a small row, one that ends may rewrite a chunk."""
+STREAM_SETS_MAX = 1024
 
 assert -TOKEN_BIAS == TOKEN_MIN
 
@@ -46,6 +53,16 @@ class Resize(msgspec.Struct, frozen=True, tag="resize", array_like=True):
     number: int = 0
     ready: bool = False
     """Every replica has reported this number: the decision may be finalised."""
+
+
+class TabletStreams(msgspec.Struct, frozen=True, tag="tablet_streams", array_like=True):
+    """The change streams of a table from a time on: one for each tablet it had then. Their ids follow from the count
+    and the mark (`cdc_generations.py`), so a set is small whatever the count."""
+
+    timestamp_ms: int
+    tablet_count: int
+    mark: int
+    """Drawn for this set; no two sets of a table have the same, so that no stream of theirs is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +102,15 @@ class TabletMap:
     resize: Resize = field(default_factory=Resize)
     shift: int = 0
     """Bits of a token below its tablet number. Follows from the count; stored for speed."""
+    streams: tuple[TabletStreams, ...] = ()
+    """Oldest first, at most `STREAM_SETS_MAX`; empty while changes of the table were never captured."""
 
     def number_of(self, token: int) -> int:
         """Which tablet has this token."""
         return (token + TOKEN_BIAS) >> self.shift
 
     def last_token(self, number: int) -> int:
-        return ((number + 1) << self.shift) - 1 - TOKEN_BIAS
+        return last_token(number, self.shift)
 
     def after_token(self, number: int) -> int:
         """The token just before the tablet's first one; the first tablet begins after the least token."""
@@ -193,6 +212,11 @@ def _on(replicas: ReplicaSet, host: HostId) -> bool:
 
 def _by_number(item: tuple[int, TabletTransition]) -> int:
     return item[0]
+
+
+def last_token(number: int, shift: int) -> int:
+    """Of the tablet with this number, where numbers are the bits of a token above the `shift` lowest."""
+    return ((number + 1) << shift) - 1 - TOKEN_BIAS
 
 
 def shift_of(tablet_count: int) -> int:

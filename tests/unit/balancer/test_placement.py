@@ -14,7 +14,7 @@ from ebla.model.identity import HostId, ShardNumber, TableId
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Keyspace, Node, NodeRequest, Replication, Snapshot, Table
 from ebla.topology.states import NodeRequestKind, NodeState
-from ebla.topology.tablet_map import TABLET_COUNT_MAX, ReplicaSet
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, ReplicaSet
 
 NEW = Table(TableId(uuid.UUID(int=1)), "ks", "new")
 RULES = PlacementRules()
@@ -97,8 +97,8 @@ def test_how_many_tablets_a_table_starts_with(initial: int, least: int, expected
 
 
 def test_there_is_a_greatest_number_of_tablets() -> None:
-    keyspace = Keyspace("ks", network(dc1=1), on_tablets=True, initial_tablets=TABLET_COUNT_MAX + 1)
-    assert initial_tablet_count(keyspace, NEW, [node(1)], RULES) == TABLET_COUNT_MAX
+    keyspace = Keyspace("ks", network(dc1=1), on_tablets=True, initial_tablets=TABLETS_PER_COMMIT_MAX + 1)
+    assert initial_tablet_count(keyspace, NEW, [node(1)], RULES) == TABLETS_PER_COMMIT_MAX
 
 
 def test_too_few_nodes_are_refused_with_the_numbers() -> None:

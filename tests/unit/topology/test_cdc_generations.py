@@ -13,8 +13,8 @@ from ebla.topology.cdc_generations import (
     StreamId,
     StreamParts,
     StreamState,
-    TabletStreams,
     committed_generations,
+    draw_mark,
     generation_data,
     generation_for_write,
     generation_parts,
@@ -22,20 +22,20 @@ from ebla.topology.cdc_generations import (
     generation_timestamp_ms,
     is_optimal,
     obsolete_generations,
-    obsolete_tablet_sets,
+    oldest_set_read,
     ring_owners,
     stream_changes,
     stream_for_tablet_write,
     stream_for_token,
     stream_id,
     stream_parts,
-    tablet_streams,
+    tablet_stream_ids,
 )
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart
 from ebla.topology.states import NodeState, TransitionState
 from ebla.topology.static_sharding import static_shard
-from ebla.topology.tablet_map import tablet_map
+from ebla.topology.tablet_map import TabletStreams, tablet_map
 
 
 class SeededChance(random.Random):
@@ -187,36 +187,38 @@ def test_the_generation_in_use_and_those_readers_have_not_seen_are_never_obsolet
 
 def test_a_tablet_has_one_stream_named_by_its_last_token(chance: Chance) -> None:
     tablets = tablet_map(TABLE, [(replica(1),)] * 4)
-    streams = tablet_streams(tablets, 500, chance)
-    parts = [stream_parts(StreamId(each)) for each in streams.streams]
+    streams = TabletStreams(500, 4, draw_mark(chance))
+    parts = [stream_parts(each) for each in tablet_stream_ids(streams)]
     assert [each.token for each in parts] == [tablets.last_token(number) for number in range(4)]
     assert {each.index for each in parts} == {0}
+    assert {each.random for each in parts} == {streams.mark}
 
 
 def test_a_write_on_tablets_uses_the_set_of_its_timestamp(chance: Chance) -> None:
-    before = tablet_streams(tablet_map(TABLE, [(replica(1),)] * 2), 100, chance)
-    after = tablet_streams(tablet_map(TABLE, [(replica(1),)] * 4), 200, chance)
-    sets = [before, after]
-    assert stream_for_tablet_write(sets, -1, 199_999) == before.streams[0]
-    assert stream_for_tablet_write(sets, -1, 200_000) == after.streams[1]
-    assert stream_for_tablet_write(sets, 0, 200_000) == after.streams[2]
-    assert stream_for_tablet_write(sets, TOKEN_MAX, 300_000) == after.streams[3]
-    assert stream_for_tablet_write(sets, TOKEN_MIN + 1, 50) == before.streams[0]
+    sets = [TabletStreams(100, 2, draw_mark(chance)), TabletStreams(200, 4, draw_mark(chance))]
+    before, after = [list(tablet_stream_ids(each)) for each in sets]
+    assert stream_for_tablet_write(sets, -1, 199_999) == before[0]
+    assert stream_for_tablet_write(sets, -1, 200_000) == after[1]
+    assert stream_for_tablet_write(sets, 0, 200_000) == after[2]
+    assert stream_for_tablet_write(sets, TOKEN_MAX, 300_000) == after[3]
+    assert stream_for_tablet_write(sets, TOKEN_MIN + 1, 50) == before[0]
 
 
 def test_readers_are_told_which_streams_end_and_which_begin() -> None:
-    before = TabletStreams(1, (b"a", b"b"))
-    after = TabletStreams(2, (b"b", b"c", b"d"))
+    before, after = TabletStreams(1, 1, 5), TabletStreams(2, 2, 6)
+    (closed,) = tablet_stream_ids(before)
+    first, second = tablet_stream_ids(after)
+    assert len({closed, first, second}) == 3, "the last tablet ends where it did, and still has a new stream"
     assert list(stream_changes(before, after)) == [
-        (StreamState.CLOSED, b"a"),
-        (StreamState.OPENED, b"c"),
-        (StreamState.OPENED, b"d"),
+        (StreamState.CLOSED, closed),
+        (StreamState.OPENED, first),
+        (StreamState.OPENED, second),
     ]
 
 
 def test_old_sets_go_with_the_records_in_them() -> None:
-    sets = [TabletStreams(time, ()) for time in (0, 100, 200)]
-    assert obsolete_tablet_sets(sets, 1_000, 0) == 0
-    assert obsolete_tablet_sets(sets, 1_000, 900) == 1
-    assert obsolete_tablet_sets(sets, 1_000, 800) == 2
-    assert obsolete_tablet_sets(sets, 10_000, 1) == 2
+    sets = [TabletStreams(time, 1, time) for time in (0, 100, 200)]
+    assert oldest_set_read(sets, 1_000, 0) is sets[0]
+    assert oldest_set_read(sets, 1_000, 900) is sets[1]
+    assert oldest_set_read(sets, 1_000, 800) is sets[2]
+    assert oldest_set_read(sets, 10_000, 1) is sets[2]

@@ -17,7 +17,7 @@ from ebla.topology.rebuild import FeedEntry, advance, from_group0, from_settings
 from ebla.topology.snapshot import CdcRange, Node, Replication, Snapshot, TopologyState
 from ebla.topology.snapshot_json import from_json, rows_of, to_json
 from ebla.topology.states import NodeRequestKind, NodeState, ResizeType, TransitionState, UpgradeState
-from ebla.topology.tablet_map import Resize
+from ebla.topology.tablet_map import Resize, TabletStreams
 
 REVISION = Revision(HISTORY, 1)
 
@@ -189,4 +189,5 @@ def test_structs_inside_rows_do_not_grow() -> None:
     """What an older release does not know of them it would lose."""
     assert Replication.__struct_fields__ == ("strategy", "factors")
     assert Resize.__struct_fields__ == ("kind", "number", "ready")
+    assert TabletStreams.__struct_fields__ == ("timestamp_ms", "tablet_count", "mark")
     assert CdcRange.__struct_fields__ == ("range_end", "streams", "ignore_msb")

@@ -13,7 +13,7 @@ from ebla.topology.resize import (
     wanted_resize,
 )
 from ebla.topology.states import ResizeType, TabletStage, TransitionKind
-from ebla.topology.tablet_map import TABLET_COUNT_MAX, Resize, TabletMap, TabletTransition, tablet_map
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, Resize, TabletMap, TabletTransition, tablet_map
 
 RULES = ResizeRules(target_bytes=100)
 SETS = [(replica(1), replica(2)), (replica(2), replica(3)), (replica(3), replica(1)), (replica(1), replica(3))]
@@ -68,7 +68,7 @@ def test_there_is_a_least_and_a_greatest_count() -> None:
     single = tablet_map(TABLE, SETS[:1])
     assert wanted_resize(single, 1, RULES) is None
     assert wanted_resize(single, 1000, RULES) is SPLIT
-    full = replace(single, tablet_count=TABLET_COUNT_MAX)
+    full = replace(single, tablet_count=TABLETS_PER_COMMIT_MAX)
     assert wanted_resize(full, 1000, RULES) is None
 
 

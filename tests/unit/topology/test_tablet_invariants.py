@@ -6,10 +6,10 @@ from tests.unit.topology.small_cluster import TABLE, cluster, node, one_tablet, 
 
 from ebla.model.identity import TableId
 from ebla.topology.frozen_map import FrozenMap
-from ebla.topology.snapshot import Session, Snapshot
+from ebla.topology.snapshot import Session, Snapshot, Table
 from ebla.topology.states import SessionKind, TabletStage, TransitionKind, TransitionState
 from ebla.topology.tablet_invariants import HeldTablet, strays, tablet_violations
-from ebla.topology.tablet_map import TabletTransition
+from ebla.topology.tablet_map import TabletStreams, TabletTransition
 
 A, B, C, D = (replica(number) for number in range(1, 5))
 NODES = [node(number) for number in range(1, 5)]
@@ -93,3 +93,30 @@ def test_a_shard_has_rows_only_of_its_own_tablets() -> None:
     assert list(strays(moving(STREAMING, OPEN), held)) == []
     gone = HeldTablet(TABLE, 1, A)
     assert [each.label for each in strays(moving(None, track=None), [gone])] == ["INV-TABL-1"]
+
+
+FIRST, SECOND = TabletStreams(100, 1, 7), TabletStreams(200, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("streams", "text"),
+    [
+        ((), "has no streams"),
+        ((TabletStreams(100, 2, 7),), "for 2 tablets"),
+        ((SECOND, FIRST), "do not follow"),
+        ((FIRST, TabletStreams(200, 1, 7)), "belong to two sets"),
+    ],
+)
+def test_a_table_whose_changes_are_captured_has_a_stream_for_each_tablet(
+    streams: tuple[TabletStreams, ...], text: str
+) -> None:
+    """INV-TABL-4."""
+
+    def captured(streams: tuple[TabletStreams, ...]) -> Snapshot:
+        snapshot = cluster(*NODES, tablets=replace(one_tablet(A, B, C), streams=streams))
+        return replace(snapshot, tables=FrozenMap({TABLE: Table(TABLE, "ks", "t", cdc=True)}))
+
+    assert labels(captured((FIRST, SECOND))) == []
+    (found,) = tablet_violations(captured(streams))
+    assert found.label == "INV-TABL-4"
+    assert text in found.text

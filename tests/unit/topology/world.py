@@ -20,6 +20,7 @@ from ebla.model.identity import (
 from ebla.model.transaction import Condition, Missing, Put, Revision, Transaction, Unchanged
 from ebla.topology import next_step as steps
 from ebla.topology.apply import Refused, apply
+from ebla.topology.cdc_generations import RANDOM_BITS
 from ebla.topology.commands import (
     AbortRequest,
     AdvanceNode,
@@ -36,6 +37,7 @@ from ebla.topology.commands import (
     FinalizeResize,
     FinishGlobalRequest,
     LeaveMigrationTrack,
+    NewStreams,
     RejectNode,
     RollBackNode,
     StartCdcCommit,
@@ -222,7 +224,12 @@ class World:
         self.do(SubmitGlobalRequest(request))
         return request
 
-    def create_table(self, tablets: int, factor: int, keyspace: str = "ks", name: str = "t") -> TableId:
+    def new_streams(self) -> NewStreams:
+        return NewStreams(self.now_ms, self.new_id().int % (1 << RANDOM_BITS))
+
+    def create_table(
+        self, tablets: int, factor: int, keyspace: str = "ks", name: str = "t", *, cdc: bool = False
+    ) -> TableId:
         if keyspace not in self.snapshot.keyspaces:
             replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
             self.do(CreateKeyspace(Keyspace(keyspace, replication, on_tablets=True)))
@@ -231,8 +238,8 @@ class World:
             tuple(Replica(nodes[(tablet + i) % len(nodes)].host, ShardNumber((tablet + i) % 2)) for i in range(factor))
             for tablet in range(tablets)
         )
-        table = Table(TableId(self.new_id()), keyspace, name)
-        self.do(CreateTable(table, sets))
+        table = Table(TableId(self.new_id()), keyspace, name, cdc=cdc)
+        self.do(CreateTable(table, sets, self.new_streams() if cdc else None))
         return table.id
 
     def outcome(self, request: RequestId) -> RequestOutcome:
@@ -297,7 +304,7 @@ class Coordinator:
             case steps.BeginResize():
                 world.do(StartResizeFinalization())
             case steps.FinishResize():
-                world.do(FinalizeResize(fence=world.snapshot.version))
+                world.do(FinalizeResize(world.snapshot.version, world.new_streams()))
             case steps.Rest() | steps.BuildState() | steps.AskBalancer():
                 pass
             case _:

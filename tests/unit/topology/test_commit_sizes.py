@@ -1,0 +1,174 @@
+"""The largest commit of each kind fits a command of group 0, in a cluster of 100 nodes at RF 3."""
+
+import random
+import uuid
+
+import msgspec
+import pytest
+
+from ebla.control.group0_calls import Group0Limits
+from ebla.model.identity import HistoryId, HostId, Replica, RequestId, SessionId, ShardNumber, TableId
+from ebla.model.transaction import Revision, Transaction
+from ebla.topology import keys
+from ebla.topology.apply import Refused, apply
+from ebla.topology.cdc_generations import PART_BYTES_MAX, generation_parts
+from ebla.topology.commands import (
+    AdvanceTablets,
+    Command,
+    CreateTable,
+    FinalizeResize,
+    StartMoves,
+    SubmitGlobalRequest,
+    TabletAdvance,
+    TabletMove,
+)
+from ebla.topology.draft import Applied
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.snapshot import (
+    CdcRange,
+    GlobalRequest,
+    Keyspace,
+    Node,
+    Replication,
+    Snapshot,
+    Table,
+    TopologyState,
+)
+from ebla.topology.states import (
+    GlobalRequestKind,
+    NodeState,
+    ResizeType,
+    Strategy,
+    TabletStage,
+    TransitionKind,
+    TransitionState,
+    UpgradeState,
+)
+from ebla.topology.tablet_map import (
+    MOVES_PER_COMMIT_MAX,
+    STEPS_PER_COMMIT_MAX,
+    TABLETS_PER_COMMIT_MAX,
+    ReplicaSet,
+    Resize,
+    TabletMap,
+    TabletTransition,
+    tablet_map,
+)
+
+LIMITS = Group0Limits()
+CHANCE = random.Random(1)
+HOSTS = [HostId(uuid.UUID(int=CHANCE.getrandbits(128))) for _ in range(100)]
+TABLES = [TableId(uuid.UUID(int=CHANCE.getrandbits(128))) for _ in range(3)]
+REVISIONS = FrozenMap({keys.STATE: Revision(HistoryId(HOSTS[0]), 1)})
+
+
+def some_replicas(count: int = 3) -> ReplicaSet:
+    return tuple(Replica(host, ShardNumber(CHANCE.randrange(64))) for host in CHANCE.sample(HOSTS, count))
+
+
+def big_cluster(*maps: TabletMap, transition: TransitionState | None = None) -> Snapshot:
+    nodes = [
+        Node(each, "dc1", "r1", 64, 12, "1.0", "10.0.0.1", 1, NodeState.NORMAL, (each.int >> 65,)) for each in HOSTS
+    ]
+    return Snapshot(
+        state=TopologyState(upgrade=UpgradeState.DONE, transition=transition),
+        nodes=FrozenMap({node.host: node for node in nodes}),
+        keyspaces=FrozenMap({"ks": Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), True)}),
+        tables=FrozenMap({each.table: Table(each.table, "ks", f"t{number}") for number, each in enumerate(maps)}),
+        tablets=FrozenMap({each.table: each for each in maps}),
+        revisions=REVISIONS,
+    )
+
+
+def random_map(table: TableId, count: int, resize: Resize | None = None) -> TabletMap:
+    return tablet_map(table, [some_replicas() for _ in range(count)], repair_times_ms=[1 << 40] * count, resize=resize)
+
+
+def committed(snapshot: Snapshot, command: Command) -> Applied:
+    result = apply(snapshot, command)
+    assert isinstance(result, Applied), result
+    return result
+
+
+def assert_fits(transaction: Transaction) -> None:
+    size = len(msgspec.msgpack.encode(transaction))
+    assert size <= LIMITS.command_bytes_max * 15 // 16, "room for what a command has around it"
+
+
+def test_the_largest_table() -> None:
+    sets = tuple(some_replicas() for _ in range(TABLETS_PER_COMMIT_MAX))
+    assert_fits(committed(big_cluster(), CreateTable(Table(TABLES[0], "ks", "t"), sets)).transaction)
+    refused = apply(big_cluster(), CreateTable(Table(TABLES[0], "ks", "t"), sets * 2))
+    assert isinstance(refused, Refused)
+    assert "at most 16384" in refused.reason
+
+
+def test_resizes_are_finalised_table_by_table_as_they_fit() -> None:
+    ready = Resize(ResizeType.SPLIT, 1, ready=True)
+    maps = [random_map(table, TABLETS_PER_COMMIT_MAX // 4, ready) for table in sorted(TABLES)]
+    snapshot = big_cluster(*maps, transition=TransitionState.TABLET_SPLIT_FINALIZATION)
+    first = committed(snapshot, FinalizeResize(snapshot.version))
+    assert_fits(first.transaction)
+    counts = [first.snapshot.tablets[each.table].tablet_count // each.tablet_count for each in maps]
+    assert counts == [2, 2, 1]
+    assert first.snapshot.transition is TransitionState.TABLET_SPLIT_FINALIZATION, "the third waits for the next commit"
+    second = committed(first.snapshot, FinalizeResize())
+    assert second.snapshot.tablets[maps[2].table].tablet_count == TABLETS_PER_COMMIT_MAX // 2
+    assert second.snapshot.transition is None
+    largest = random_map(TABLES[0], TABLETS_PER_COMMIT_MAX // 2, ready)
+    alone = big_cluster(largest, transition=TransitionState.TABLET_SPLIT_FINALIZATION)
+    assert_fits(committed(alone, FinalizeResize(alone.version)).transaction)
+
+
+def moves(tablets: TabletMap, count: int) -> tuple[TabletMove, ...]:
+    made = []
+    for number in range(count):
+        old = tablets.replicas(number)
+        free = next(each for each in HOSTS if each not in {replica.host for replica in old})
+        made.append(
+            TabletMove(tablets.table, number, TransitionKind.MIGRATION, (*old[1:], Replica(free, old[0].shard)))
+        )
+    return tuple(made)
+
+
+def test_the_most_moves_that_start_at_once() -> None:
+    tablets = random_map(TABLES[0], 2 * MOVES_PER_COMMIT_MAX)
+    assert_fits(committed(big_cluster(tablets), StartMoves(moves(tablets, MOVES_PER_COMMIT_MAX))).transaction)
+    refused = apply(big_cluster(tablets), StartMoves(moves(tablets, MOVES_PER_COMMIT_MAX + 1)))
+    assert isinstance(refused, Refused)
+    assert "do not fit one commit" in refused.reason
+
+
+def test_the_most_moves_that_end_at_once_each_in_a_chunk_of_its_own() -> None:
+    tablets = random_map(TABLES[0], TABLETS_PER_COMMIT_MAX)
+    numbers = [128 * index for index in range(STEPS_PER_COMMIT_MAX)]
+    for number in numbers:
+        new = (*tablets.replicas(number)[1:], some_replicas(1)[0])
+        ending = TabletTransition(TransitionKind.MIGRATION, TabletStage.END_MIGRATION, new)
+        tablets = tablets.with_transition(number, ending)
+    snapshot = big_cluster(tablets, transition=TransitionState.TABLET_MIGRATION)
+    session = SessionId(HOSTS[0])
+    steps = tuple(TabletAdvance(TABLES[0], number, TabletStage.END_MIGRATION, session) for number in numbers)
+    assert_fits(committed(snapshot, AdvanceTablets(steps, snapshot.version)).transaction)
+    refused = apply(snapshot, AdvanceTablets((*steps, steps[0]), snapshot.version))
+    assert isinstance(refused, Refused)
+    assert "129 steps do not fit" in refused.reason
+
+
+@pytest.mark.parametrize(("count", "fits"), [(MOVES_PER_COMMIT_MAX, True), (2 * MOVES_PER_COMMIT_MAX, False)])
+def test_a_change_of_replication_too_large_for_one_commit_is_refused_when_asked_for(count: int, fits: bool) -> None:
+    snapshot = big_cluster(random_map(TABLES[0], count))
+    request = GlobalRequest(
+        RequestId(HOSTS[0]), GlobalRequestKind.KEYSPACE_RF_CHANGE, HOSTS[0], 1, "ks", new_factors=(("dc1", 4),)
+    )
+    result = apply(snapshot, SubmitGlobalRequest(request))
+    assert isinstance(result, Applied) is fits
+    assert fits or "start to move at once" in getattr(result, "reason", "")
+
+
+def test_a_part_of_a_generation_fits_a_value() -> None:
+    shards = 256
+    ranges = [CdcRange(end, tuple(bytes([end % 256]) * 16 for _ in range(shards)), 12) for end in range(300)]
+    parts = generation_parts(ranges)
+    assert len(parts) > 1
+    assert max(len(keys.encode(part)) for part in parts) <= PART_BYTES_MAX <= LIMITS.value_bytes_max
