@@ -35,7 +35,7 @@ MUTATIONS = (
     Mutation(
         name="store-gc-without-c",
         module="ebla.storage.stack_changes",
-        find="            held = bool(stack.gc_holds)\n",
+        find="            held = bool(stack.gc_holds) or stack.fold_keeps_all\n",
         replace="            held = False\n            stack.gc_holds.clear()\n",
         check=MODEL,
         why="a layer on its way brings back what was deleted here",

@@ -57,6 +57,9 @@ class Stack:
         self.replay_from = entry.replay_from
         self.dropped = False
         self.folding: LayerId | None = None
+        self.fold_keeps_all = False
+        """The last fold was thrown away for what it dropped. Old timestamps may keep coming: the next one drops
+        nothing, so that the stack does not grow for ever."""
         self.changing = asyncio.Lock()
         """One change of the stack at a time."""
         self.pins = 0

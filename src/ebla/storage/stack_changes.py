@@ -231,7 +231,7 @@ async def begin_fold(
         async with parts.layers.hold(stack.place_of(stack.live)) as live:
             layers = stack.stacked(live)
             inputs = tuple(one.id for one in stack.entry.bases) if whole else choose_inputs(layers, limits)
-            held = bool(stack.gc_holds)
+            held = bool(stack.gc_holds) or stack.fold_keeps_all
             rule = plan_rule(layers, inputs, stack.schema, terms, held=held)
         if not inputs:
             return None
@@ -266,6 +266,7 @@ async def finish_fold(parts: StoreParts, stack: Stack, job: FoldJob, result: Fol
         await _settle_seal(parts, stack)
         async with parts.layers.hold(stack.place_of(stack.live)) as live:
             end = judge_result(stack.stacked(live), job, result, held=bool(stack.gc_holds))
+            stack.fold_keeps_all = end in (FoldEnd.OLDER_CELLS, FoldEnd.HELD)
             if end is FoldEnd.SWAPPED:
                 stack.refused_upto_us = result.dropped_greatest_us
         if end is not FoldEnd.SWAPPED:

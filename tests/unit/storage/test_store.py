@@ -30,6 +30,7 @@ from ebla.storage.manifest import layers_folder, read_manifest
 from ebla.storage.memory import MemoryEngine
 from ebla.storage.merge import facts_of, in_spans
 from ebla.storage.row_codec import encode_head
+from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
 from ebla.storage.store import Store
 from ebla.storage.store_recovery import log_folder
@@ -291,6 +292,24 @@ def test_a_fold_is_looked_at_again_before_it_is_swapped_in(held: bool) -> None:
     assert end is (FoldEnd.HELD if held else FoldEnd.OLDER_CELLS)
     assert value is not None
     assert value == value_of(tombstone(7, 10))
+
+
+def test_after_a_fold_that_was_thrown_away_comes_one_that_drops_nothing() -> None:
+    """Else writes with old timestamps would keep a stack from ever being folded."""
+
+    async def fold(store: Store, stack: Stack, late: int) -> FoldEnd:
+        job = await store.begin_fold(stack, TERMS, whole=True)
+        assert job is not None
+        result = await fold_in_memory(_engine(store), job)
+        await store.write(stack, [plain(1, late, 5)])
+        return await store.finish_fold(job, result)
+
+    async def main(store: Store) -> list[FoldEnd]:
+        stack = await small_stack(store, small_table(TombstoneGc.IMMEDIATE))
+        await store.write(stack, [(key_of(1, 1), value_of(tombstone(7, 10)))])
+        return [await fold(store, stack, late) for late in range(3)]
+
+    assert Rig().life(main) == [FoldEnd.OLDER_CELLS, FoldEnd.SWAPPED, FoldEnd.OLDER_CELLS]
 
 
 def test_a_write_that_a_swap_would_uncover_is_refused_while_it_lasts() -> None:

@@ -107,10 +107,15 @@ class Ledger:
         newest = {cell: place.newest_answered() for cell, place in self._places.items()}
         return {cell: one.timestamp_us for cell, one in newest.items() if one is not None}
 
-    def still_answered(self, cell: Cell, timestamp_us: int) -> bool:
-        """Whether that version has not been forgotten with a tombstone that was dropped since."""
-        found = self._places[cell].tried.get(timestamp_us)
-        return found is not None and found.answered
+    def check_copy(self, cell: Cell, seen: Seen | None, newest_us: int, now_s: int) -> str | None:
+        """What is wrong with a copy that was begun when `newest_us` was the newest answer. What was answered since may
+        be in it or not."""
+        found = self._places[cell].tried.get(newest_us)
+        if found is None or (found.deletes and found.at_s + self.grace_s <= now_s):
+            return None
+        if seen is None or seen.timestamp_us < newest_us:
+            return f"{cell}: a checkpoint has {seen}, and {found} was answered before it began"
+        return None
 
     def cells(self, replica: Incarnation) -> list[Cell]:
         return [cell for cell in self._places if cell[0] == replica]
@@ -119,14 +124,18 @@ class Ledger:
         """What is wrong with this, if anything. `durable`: it was read after a start, so it must stay."""
         place = self._places.setdefault(cell, _Place())
         newest = place.newest_answered()
+        may_be_dropped = newest is not None and newest.deletes and newest.at_s + self.grace_s <= now_s
         if seen is None:
-            if newest is None or (newest.deletes and newest.at_s + self.grace_s <= now_s):
+            if newest is None or may_be_dropped:
                 return None
             return f"{cell}: the answered version {newest} is lost"
         found = place.tried.get(seen.timestamp_us)
         if found is None or found.deletes != seen.deletes:
             return f"{cell}: {seen} was never written"
         if newest is not None and newest.timestamp_us > seen.timestamp_us:
+            if seen.deletes and may_be_dropped:
+                # An older tombstone that came later has to wait longer: the cell is deleted by either.
+                return None
             word = "revived (INV-LAYER-GC)" if newest.deletes else "old"
             return f"{cell}: {seen} is {word}, {newest} was answered"
         if durable:

@@ -9,8 +9,7 @@ from ebla.sim.faults import devices, distress, processes
 from ebla.sim.faults.fault import Fault
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.workloads.store_rows import GRACE_S
-from ebla.sim.workloads.store_shard import ShardLoad, store_shard
+from ebla.sim.workloads.store_shard import GRACE_S, ShardLoad, store_shard
 from ebla.sim.world import MAY_END, World
 from ebla.storage.manifest import ManifestFailed
 

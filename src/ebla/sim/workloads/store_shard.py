@@ -22,6 +22,7 @@ from ebla.sim.workloads.store_rows import (
     head_of,
     key_of,
     partition_token,
+    small_table,
     value_of,
 )
 from ebla.storage.commit_log import CommitLogLimits
@@ -41,9 +42,12 @@ FOLDER = "/data/shard-0"
 STAGING = "/data/staging"
 COLUMN = CELLS[0]
 RANGES = WHOLE_RING.split(2)
-PARTITIONS = 6
-ROWS = 2
-LAG_S_MAX = 14
+PARTITIONS = 60
+ROWS = 4
+GRACE_S = 2
+"""Short enough that tombstones are dropped while a cell is left alone, and that older cells then still come."""
+LAG_S_MAX = 9
+SCHEMA = small_table(grace_s=GRACE_S)
 WRITERS = 3
 
 LIMITS = StoreLimits(
@@ -76,12 +80,12 @@ async def store_shard(around: Surroundings, load: ShardLoad) -> None:
         await shard.begin()
         for _ in range(WRITERS):
             tasks.create_task(shard.keep_doing(shard.write, 0.02))
-        tasks.create_task(shard.keep_doing(shard.look, 0.1))
+        tasks.create_task(shard.keep_doing(shard.look, 0.2))
         tasks.create_task(shard.keep_doing(shard.seal, 0.5))
         tasks.create_task(shard.keep_doing(shard.fold, 0.3))
         tasks.create_task(shard.keep_doing(shard.adopt, 2.5))
         tasks.create_task(shard.keep_doing(shard.copy, 1.0))
-        tasks.create_task(shard.keep_doing(shard.leave_and_come_back, 4.0))
+        tasks.create_task(shard.keep_doing(shard.leave_and_come_back, 8.0))
 
 
 class _Shard:
@@ -92,7 +96,6 @@ class _Shard:
         self._ledger = load.ledger
         self._store = store
         self._engine = engine
-        self._serial = 0
 
     @property
     def now_s(self) -> int:
@@ -104,7 +107,7 @@ class _Shard:
         for stack in self._store.stacks.values():
             self._store.release_gc(stack)
             await self._check(stack, durable=True)
-        await self._store.set_schema(SMALL)
+        await self._store.set_schema(SCHEMA)
         for token_range in RANGES:
             await self._create(token_range.end)
 
@@ -190,8 +193,7 @@ class _Shard:
 
     async def adopt(self, stack: Stack) -> None:
         """A layer with old rows is staged, which takes a while, and becomes part of the stack."""
-        self._serial += 1
-        folder = f"{STAGING}/{self._serial}"
+        folder = f"{STAGING}/{self._chance.bytes(8).hex()}"
         await self._store.hold_gc(stack, folder)
         try:
             drawn = await self._stage(stack, folder)
@@ -236,8 +238,7 @@ class _Shard:
 
     async def copy(self, stack: Stack) -> None:
         """A checkpoint has everything that was answered before it began."""
-        self._serial += 1
-        folder = f"{STAGING}/copy-{self._serial}"
+        folder = f"{STAGING}/copy-{self._chance.bytes(8).hex()}"
         newest = self._ledger.newest_answered_us()
         try:
             manifest = await self._store.checkpoint(stack, folder)
@@ -258,9 +259,7 @@ class _Shard:
                 found = [[layer.get(key) for layer in layers] for key in (key_of(*cell[1:]), head_of(cell[1]))]
                 row, head = (_merged([value for value in values if value is not None]) for values in found)
                 seen = seen_of(cell, row, head)
-                is_older = seen is not None and seen.timestamp_us < newest[cell]
-                if is_older and self._ledger.still_answered(cell, newest[cell]):
-                    self._found(f"{cell}: a checkpoint has {seen}, and {newest[cell]} was answered before it began")
+                self._found(self._ledger.check_copy(cell, seen, newest[cell], self.now_s))
 
     async def leave_and_come_back(self, stack: Stack) -> None:
         self._ledger.dropping(stack.incarnation)
