@@ -6,6 +6,7 @@ A test draws them again and compares, so a change of a table without its diagram
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -187,14 +188,19 @@ def pages() -> dict[str, str]:
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ebla.topology.draw", description="Draw the state diagrams.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/diagrams"))
     folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages().items():
-        (folder / name).write_text(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in pages().items():
+            (folder / name).write_text(text)
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

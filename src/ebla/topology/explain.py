@@ -2,12 +2,11 @@
 
     python -m ebla.topology.explain SNAPSHOT.json [--table KS.T --token N] [--down HOST …] [--now-ms N]
 
-The file is what `snapshot_json.to_json` writes (the REST route of the topology gives the same).
+The file is what `snapshot_json.to_json` writes; `docs/diagrams/example-snapshot.json` is one.
 """
 
 import argparse
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,8 +36,11 @@ def explain_next(snapshot: Snapshot, liveness: Liveness) -> Iterator[str]:
     left = sum(1 for _ in snapshot.nodes_in(NodeState.LEFT))
     if left:
         yield f"  and {left} that left"
-    for violation in violations(snapshot):
-        yield f"BROKEN {violation}"
+    broken = violations(snapshot)
+    if broken:
+        yield from (f"BROKEN {violation}" for violation in broken)
+        yield "next: cannot be told of a snapshot that is broken"
+        return
     moving = snapshot.node_in_transition()
     row = node_row(moving.state if moving else None, snapshot.transition)
     if row is not None:
@@ -150,6 +152,14 @@ def _table_of(snapshot: Snapshot, full_name: str) -> TableId:
     return table.id
 
 
+def _member(snapshot: Snapshot, text: str) -> HostId:
+    found = next((node.host for node in snapshot.members() if str(node.host) == text.lower()), None)
+    if found is None:
+        known = ", ".join(str(node.host) for node in snapshot.members()) or "none"
+        raise InvalidRequest(f"there is no member {text}", advice=f"known: {known}")
+    return found
+
+
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ebla.topology.explain", description=__doc__.splitlines()[0])
     parser.add_argument("snapshot", type=Path, help="a snapshot as JSON")
@@ -169,7 +179,7 @@ def run(arguments: list[str]) -> Iterator[str]:
         if not TOKEN_MIN <= options.token <= TOKEN_MAX:
             raise InvalidRequest(f"a token is from {TOKEN_MIN} to {TOKEN_MAX}")
         return explain_token(snapshot, _table_of(snapshot, options.table), options.token)
-    down = {HostId(uuid.UUID(each)) for each in options.down}
+    down = {_member(snapshot, each) for each in options.down}
     alive = frozenset(node.host for node in snapshot.members() if node.host not in down)
     return explain_next(snapshot, Liveness(alive, options.now_ms))
 
@@ -178,7 +188,7 @@ def main() -> int:
     try:
         for line in run(sys.argv[1:]):
             sys.stdout.write(f"{line}\n")
-    except (EblaError, OSError, ValueError) as error:
+    except (EblaError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

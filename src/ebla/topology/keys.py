@@ -164,15 +164,28 @@ def decode(key: str, value: bytes) -> Row:
 
 def tablets_part(key: str) -> tuple[TableId, str, int]:
     """Table, which of its rows (`map`, `chunk`, `transition`) and the number of it, from a key under `TABLETS`."""
-    table, kind, *number = key.removeprefix(TABLETS).split("/")
-    return TableId(uuid.UUID(table)), kind, int(number[0]) if number else 0
+    try:
+        table, kind, *number = key.removeprefix(TABLETS).split("/")
+        return TableId(uuid.UUID(table)), kind, int(number[0]) if number else 0
+    except ValueError as error:
+        raise _no_key(key) from error
 
 
 def cdc_part(key: str) -> tuple[GenerationId, int | None]:
     """Generation and part number (None: the head), from a key under `CDC`."""
-    generation, kind, *number = key.removeprefix(CDC).split("/")
-    return uuid.UUID(generation), None if kind == "head" else int(number[0])
+    try:
+        generation, kind, *number = key.removeprefix(CDC).split("/")
+        return uuid.UUID(generation), None if kind == "head" else int(number[0])
+    except (ValueError, IndexError) as error:
+        raise _no_key(key) from error
 
 
 def id_part(key: str) -> uuid.UUID:
-    return uuid.UUID(key.rsplit("/", 1)[1])
+    try:
+        return uuid.UUID(key.rsplit("/", 1)[1])
+    except ValueError as error:
+        raise _no_key(key) from error
+
+
+def _no_key(key: str) -> Corruption:
+    return Corruption(f"{key} is no key of the topology")

@@ -3,6 +3,7 @@
 import msgspec
 
 from ebla.model.errors import InvalidRequest
+from ebla.model.identity import HostId
 from ebla.topology import keys
 from ebla.topology.keys import Row, chunk_row, map_row
 from ebla.topology.rebuild import with_rows
@@ -46,4 +47,41 @@ def from_json(text: bytes) -> Snapshot:
         raise InvalidRequest(f"this is no snapshot of a topology: {error}") from error
     if file.format != FORMAT:
         raise InvalidRequest(f"the snapshot has format {file.format}, and this release reads {FORMAT}")
-    return with_rows(Snapshot(), dict(file.rows))
+    snapshot = with_rows(Snapshot(), dict(file.rows))
+    _check_references(snapshot)
+    return snapshot
+
+
+def _check_references(snapshot: Snapshot) -> None:
+    """A file may be cut by hand; what a row names must be there before anything is worked out from it."""
+    hosts = [
+        *(("a request", request.host) for request in snapshot.node_requests.values()),
+        *(("a tablet", each) for each in _tablet_hosts(snapshot)),
+    ]
+    missing = [f"{what} names node {host}" for what, host in hosts if host not in snapshot.nodes]
+    missing += [
+        f"node {node.host} names request {node.request}"
+        for node in snapshot.nodes.values()
+        if node.request is not None and node.request not in snapshot.node_requests
+    ]
+    missing += [
+        f"the queue names request {each}"
+        for each in snapshot.state.global_requests
+        if each not in snapshot.global_requests
+    ]
+    missing += [
+        f"table {table.full_name} names keyspace {table.keyspace}"
+        for table in snapshot.tables.values()
+        if table.keyspace not in snapshot.keyspaces
+    ]
+    missing += [f"tablets are those of table {table}" for table in snapshot.tablets if table not in snapshot.tables]
+    if missing:
+        raise InvalidRequest(f"{missing[0]}, which is not in the file")
+
+
+def _tablet_hosts(snapshot: Snapshot) -> dict[HostId, None]:
+    found: dict[HostId, None] = {}
+    for tablets in snapshot.tablets.values():
+        found.update(dict.fromkeys(host for chunk in tablets.chunks for host in chunk.hosts))
+        found.update(dict.fromkeys(each.host for _, moving in tablets.transitions() for each in moving.new_replicas))
+    return found

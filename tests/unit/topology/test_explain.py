@@ -1,12 +1,14 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.topology.world import World, cluster, host
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Replica, ShardNumber, TableId
-from ebla.topology import draw, explain
+from ebla.topology import draw, explain, keys
 from ebla.topology.commands import CreateKeyspace, CreateTable, StartMoves, TabletMove
 from ebla.topology.explain import run
 from ebla.topology.snapshot import Keyspace, Replication, Table
@@ -91,6 +93,8 @@ def test_who_serves_a_token_of_a_vnode(tmp_path: Path) -> None:
         (["--table", "ks.t"], "go together"),
         (["--table", "ks.none", "--token", "5"], "known: ks.t"),
         (["--table", "ks.t", "--token", str(1 << 64)], "a token is from"),
+        (["--down", "the-other-one"], f"no member the-other-one; known: {host(1)}"),
+        (["--down", str(host(9))], "no member"),
     ],
 )
 def test_wrong_questions(tmp_path: Path, arguments: list[str], reason: str) -> None:
@@ -120,5 +124,57 @@ def test_the_commands_answer_with_an_exit_code(
 
 def test_diagrams_are_written_where_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["draw", str(tmp_path / "new")])
-    draw.main()
+    assert draw.main() == 0
     assert {path.name for path in (tmp_path / "new").iterdir()} == set(draw.pages())
+
+
+def test_diagrams_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sys, "argv", ["draw", str(tmp_path / "file" / "folder")])
+    assert draw.main() == 1
+    assert "folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gone", "reason"),
+    [
+        (keys.node_key(host(2)), "names node"),
+        (keys.KEYSPACE, "names keyspace ks"),
+        (keys.TABLE, "tablets are those of table"),
+        (keys.REQUEST, "names request"),
+    ],
+)
+def test_a_file_that_lacks_what_its_rows_name(gone: str, reason: str) -> None:
+    world, coordinator = cluster(3)
+    world.create_table(4, 3)
+    world.ask(NodeRequestKind.REBUILD, 2)
+    coordinator.step()
+    whole = msgspec.json.decode(to_json(world.snapshot))
+    rows = {key: row for key, row in whole["rows"].items() if not key.startswith(gone)}
+    with pytest.raises(InvalidRequest, match=f"{reason}.*which is not in the file"):
+        from_json(msgspec.json.encode({"format": 1, "rows": rows}))
+
+
+def test_a_broken_snapshot_is_named_and_nothing_is_made_of_it(tmp_path: Path) -> None:
+    world, _ = cluster(2)
+    state = msgspec.structs.replace(world.snapshot.state, transition=TransitionState.JOIN_GROUP0)
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(to_json(replace(world.snapshot, state=state)))
+    lines = list(run([str(path)]))
+    assert lines[-2:] == [
+        "BROKEN INV-NODE-3: a node None while the topology is in join_group0",
+        "next: cannot be told of a snapshot that is broken",
+    ]
+
+
+def test_the_example_beside_the_diagrams() -> None:
+    example = str(Path(__file__).resolve().parents[3] / "docs" / "diagrams" / "example-snapshot.json")
+    lines = list(run([example]))
+    assert "topology tablet_draining" in lines[0]
+    assert any(line.startswith("next: move tablets: tablets must leave") for line in lines)
+    assert any(
+        "in stage streaming" in line
+        for line in run([example, "--table", "shop.orders", "--token", "-9000000000000000000"])
+    )

@@ -53,6 +53,12 @@ def test_keys_of_others_are_passed_over_and_unknown_ones_are_damage() -> None:
         advance(Snapshot(), [FeedEntry("topology/what/1", encode(TopologyState()), REVISION)])
 
 
+@pytest.mark.parametrize("key", ["node/?", "tablets/?/map", "tablets/1", "cdc/?/head", f"cdc/{uuid.UUID(int=1)}/part"])
+def test_a_key_that_names_nothing_is_damage(key: str) -> None:
+    with pytest.raises(Corruption, match="no key of the topology"):
+        advance(Snapshot(), [FeedEntry(keys.PREFIX + key, encode(TopologyState()), REVISION)])
+
+
 def test_a_row_of_the_wrong_kind_is_damage() -> None:
     with pytest.raises(Corruption, match="stands where Node belongs"):
         advance(Snapshot(), [FeedEntry(keys.node_key(host(1)), encode(TopologyState()), REVISION)])
