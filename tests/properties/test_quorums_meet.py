@@ -22,6 +22,7 @@ from tests.properties.quorum_model import (
     sent_to_the_unprepared,
     written_after_erase,
 )
+from tests.unit.topology.small_cluster import with_transition
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HostId, Replica, ShardNumber, TableId
@@ -110,7 +111,7 @@ def tablet_views(change: Change) -> dict[str, View]:
 def tablet_view(replicas: tuple[Replica, ...], transition: TabletTransition | None) -> View:
     tablets = tablet_map(TABLE, [replicas])
     if transition is not None:
-        tablets = tablets.with_transition(0, transition)
+        tablets = with_transition(tablets, 0, transition)
     nodes = FrozenMap({host_id(number): node(number) for number in range(7)})
     sets = ReplicaSets(Snapshot(nodes=nodes, tablets=FrozenMap({TABLE: tablets})))
     known = [Replica(host, ShardNumber(shard)) for host, shard in product(nodes, range(4))]

@@ -228,7 +228,7 @@ class TopologyMachine(RuleBasedStateMachine):
             self.world.do(DropTable(sorted(snapshot.tables)[number % len(snapshot.tables)]))
         elif create and len(snapshot.tables) < 3:
             factor = snapshot.keyspaces["ks"].replication.total
-            if sum(node.host not in self.world.dead for node in snapshot.nodes_in(NodeState.NORMAL)) >= factor:
+            if len(self.world.placeable()) >= factor:
                 name = f"t{self.world.new_id().int}"
                 self.world.create_table(2, factor, name=name, cdc=cdc)
 

@@ -183,6 +183,11 @@ def _build_coordinator_state(draft: Draft, command: BuildCoordinatorState) -> No
     draft.require(
         not unsettled, f"{unsettled[0].host if unsettled else ''} is on the move; let it end before the upgrade"
     )
+    # INV-NODE-1: group 0 may remember, from before a recovery, what the settings have forgotten.
+    known = draft.base.nodes
+    back = [node.host for node in command.nodes if node.host in known and known[node.host].state is NodeState.LEFT]
+    back = [node.host for node in command.nodes if node.host in back and node.state is not NodeState.LEFT]
+    draft.require(not back, f"{back[0] if back else ''} left this cluster and cannot come back")
     on_tablets = [keyspace.name for keyspace in command.keyspaces if keyspace.on_tablets]
     draft.require(not on_tablets, f"keyspace {on_tablets[0] if on_tablets else ''} is on tablets, which need group 0")
     tokens = [token for node in command.nodes for token in node.tokens]

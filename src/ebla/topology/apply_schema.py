@@ -129,7 +129,7 @@ def _create_table(draft: Draft, command: CreateTable) -> None:
 
 
 def check_replica_set(draft: Draft, replication: Replication, replicas: tuple[Replica, ...]) -> None:
-    """A new replica set: on distinct normal nodes that stay, on shards they have, as many per datacenter as asked."""
+    """A new replica set: on distinct nodes that are there, on shards they have, as many per datacenter as asked."""
     per_datacenter: dict[str, int] = {}
     for replica in replicas:
         node = draft.base.nodes.get(replica.host)
@@ -137,6 +137,7 @@ def check_replica_set(draft: Draft, replication: Replication, replicas: tuple[Re
         assert node is not None
         settled = node.state in (NodeState.NORMAL, NodeState.REBUILDING)
         draft.require(settled, f"{node.host} is {node.state} and takes no tablets")
+        draft.require(node.host not in draft.base.state.ignored_nodes, f"{node.host} is ignored and takes no tablets")
         draft.require(0 <= replica.shard < node.shard_count, f"{node.host} has no shard {replica.shard}")
         per_datacenter[node.datacenter] = per_datacenter.get(node.datacenter, 0) + 1
     distinct = len({replica.host for replica in replicas}) == len(replicas)

@@ -25,6 +25,7 @@ from ebla.topology.requests import (
     draining_hosts,
     pending_requests,
 )
+from ebla.topology.sessions import overdue_jobs
 from ebla.topology.snapshot import GenerationId, GlobalRequest, Node, NodeRequest, Snapshot
 from ebla.topology.states import (
     GlobalRequestKind,
@@ -302,11 +303,8 @@ SideStep = CloseBulkSessions | PublishGeneration | DropAbandoned
 
 def side_steps(snapshot: Snapshot, liveness: Liveness) -> Iterator[SideStep]:
     """What the leader does beside the topology's own steps; it neither waits for them nor holds them up."""
-    over = tuple(
-        session
-        for session in sorted(snapshot.sessions)
-        if snapshot.sessions[session].kind is SessionKind.BULK_JOB and _is_over(snapshot, session, liveness.now_ms)
-    )
+    overdue = overdue_jobs(snapshot, liveness.now_ms)
+    over = tuple(each for each in sorted(snapshot.sessions) if each in overdue or _lost_its_table(snapshot, each))
     if over:
         yield CloseBulkSessions(over, "their time is up, or their table is gone")
     committed = [each for each in snapshot.cdc_generations.values() if each.timestamp_ms is not None]
@@ -332,7 +330,6 @@ def _abandoned(snapshot: Snapshot) -> tuple[GenerationId, ...]:
     )
 
 
-def _is_over(snapshot: Snapshot, session: SessionId, now_ms: int) -> bool:
+def _lost_its_table(snapshot: Snapshot, session: SessionId) -> bool:
     row = snapshot.sessions[session]
-    assert row.deadline_ms is not None
-    return now_ms >= row.deadline_ms or row.table not in snapshot.tables
+    return row.kind is SessionKind.BULK_JOB and row.table not in snapshot.tables

@@ -6,7 +6,7 @@ lives in memory only: maps of rows, and tablet maps that share structure between
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -269,6 +269,3 @@ class Snapshot:
     @property
     def any_tablet_transition(self) -> bool:
         return any(tablets.any_transition for tablets in self.tablets.values())
-
-    def with_state(self, state: TopologyState) -> "Snapshot":
-        return replace(self, state=state)

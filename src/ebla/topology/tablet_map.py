@@ -170,16 +170,6 @@ class TabletMap:
     def any_transition(self) -> bool:
         return any(chunk.transitions for chunk in self.chunks)
 
-    def with_transition(self, number: int, transition: TabletTransition) -> "TabletMap":
-        def put(chunk: TabletChunk) -> TabletChunk:
-            merged = {**chunk.transitions, number: transition}
-            return replace(chunk, transitions=FrozenMap(sorted(merged.items(), key=_by_number)))
-
-        return self._with_chunk(number, put)
-
-    def without_transition(self, number: int) -> "TabletMap":
-        return self._with_chunk(number, lambda chunk: replace(chunk, transitions=chunk.transitions.without(number)))
-
     def with_replicas(self, number: int, replicas: ReplicaSet) -> "TabletMap":
         offset = number & CHUNK_MASK
 
@@ -208,10 +198,6 @@ class TabletMap:
 
 def _on(replicas: ReplicaSet, host: HostId) -> bool:
     return any(replica.host == host for replica in replicas)
-
-
-def _by_number(item: tuple[int, TabletTransition]) -> int:
-    return item[0]
 
 
 def last_token(number: int, shift: int) -> int:

@@ -138,7 +138,7 @@ def test_nodes_that_go_or_are_given_up_take_no_new_tablets() -> None:
     ]
     snapshot = empty_cluster(*nodes, replication=network(dc1=1))
     snapshot = replace(snapshot, node_requests=FrozenMap({leaving.id: leaving, rebuilding.id: rebuilding}))
-    snapshot = snapshot.with_state(msgspec.structs.replace(snapshot.state, ignored_nodes=(host(4),)))
+    snapshot = replace(snapshot, state=msgspec.structs.replace(snapshot.state, ignored_nodes=(host(4),)))
     assert [each.host.int for each in placeable_nodes(snapshot)] == [1, 3]
 
 

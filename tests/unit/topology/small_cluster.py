@@ -5,7 +5,9 @@ import uuid
 import msgspec
 
 from ebla.model.identity import HostId, Replica, RequestId, SessionId, ShardNumber, TableId
+from ebla.topology import keys
 from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.rebuild import with_rows
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table, TopologyState
 from ebla.topology.states import NodeState, Strategy, TransitionState
 from ebla.topology.tablet_map import TabletMap, TabletTransition, tablet_map
@@ -63,4 +65,11 @@ def cluster(
 
 def one_tablet(*replicas: Replica, transition: TabletTransition | None = None) -> TabletMap:
     tablets = tablet_map(TABLE, [replicas])
-    return tablets if transition is None else tablets.with_transition(0, transition)
+    return tablets if transition is None else with_transition(tablets, 0, transition)
+
+
+def with_transition(tablets: TabletMap, number: int, transition: TabletTransition | None) -> TabletMap:
+    """As the feed would change it; None: the transition ends."""
+    snapshot = Snapshot(tablets=FrozenMap({tablets.table: tablets}))
+    rows = {keys.transition_key(tablets.table, number): transition}
+    return with_rows(snapshot, rows).tablets[tablets.table]

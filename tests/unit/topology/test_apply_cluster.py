@@ -1,9 +1,12 @@
 """Fence, features, ignored nodes, CDC generations, the upgrade."""
 
+from dataclasses import replace
+
 import msgspec
 from tests.unit.topology.world import FEATURES, World, cluster, host
 
 from ebla.model.identity import RequestId, TopologyVersion
+from ebla.topology.apply import Refused, apply
 from ebla.topology.commands import (
     BuildCoordinatorState,
     DropCdcGenerations,
@@ -175,6 +178,11 @@ def test_the_upgrade_takes_over_what_the_settings_said() -> None:
     assert "two nodes own one token" in world.refused(clash)
     moving = msgspec.structs.replace(command, nodes=(world.node(4, state=NodeState.BOOTSTRAPPING),))
     assert "on the move" in world.refused(moving)
+    left = world.node(2, state=NodeState.LEFT)
+    remembered = replace(world.snapshot, nodes=world.snapshot.nodes.put(left.host, left))
+    back = apply(remembered, command)
+    assert isinstance(back, Refused)
+    assert "cannot come back" in back.reason
     world.do(command)
     assert world.snapshot.state.upgrade is UpgradeState.DONE
     assert [node.host for node in world.snapshot.members()] == [host(1), host(2)]

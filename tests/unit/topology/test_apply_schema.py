@@ -17,6 +17,7 @@ from ebla.topology.commands import (
     DropKeyspace,
     DropTable,
     OpenBulkSession,
+    SetIgnoredNodes,
     StartMoves,
     TabletMove,
 )
@@ -113,6 +114,14 @@ def test_no_new_tablet_on_a_node_that_goes() -> None:
     table = Table(TableId(world.new_id()), "ks", "t")
     assert "decommissioning and takes no tablets" in world.refused(CreateTable(table, ((at(1), at(2)),)))
     world.do(CreateTable(table, ((at(1), at(3)),)))
+
+
+def test_no_new_tablet_on_a_node_that_was_given_up() -> None:
+    world, _ = cluster(3)
+    world.do(CreateKeyspace(keyspace()))
+    world.do(SetIgnoredNodes((host(2),)))
+    table = Table(TableId(world.new_id()), "ks", "t")
+    assert "is ignored and takes no tablets" in world.refused(CreateTable(table, ((at(1), at(2)),)))
 
 
 def test_the_life_of_a_table() -> None:

@@ -5,6 +5,7 @@ import uuid
 
 import msgspec
 import pytest
+from tests.unit.topology.small_cluster import with_transition
 
 from ebla.control.group0_calls import Group0Limits
 from ebla.model.identity import HistoryId, HostId, Replica, RequestId, SessionId, ShardNumber, TableId
@@ -145,7 +146,7 @@ def test_the_most_moves_that_end_at_once_each_in_a_chunk_of_its_own() -> None:
     for number in numbers:
         new = (*tablets.replicas(number)[1:], some_replicas(1)[0])
         ending = TabletTransition(TransitionKind.MIGRATION, TabletStage.END_MIGRATION, new)
-        tablets = tablets.with_transition(number, ending)
+        tablets = with_transition(tablets, number, ending)
     snapshot = big_cluster(tablets, transition=TransitionState.TABLET_MIGRATION)
     session = SessionId(HOSTS[0])
     steps = tuple(TabletAdvance(TABLES[0], number, TabletStage.END_MIGRATION, session) for number in numbers)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from tests.unit.topology.small_cluster import with_transition
 from tests.unit.topology.world import World, cluster, host
 
 from ebla.model.identity import Replica, RequestId, SessionId, ShardNumber, TopologyVersion
@@ -163,7 +164,7 @@ def test_the_promises_of_a_leave() -> None:
     elsewhere = next(n for n, each in enumerate(tablets.replica_sets()) if host(2) not in [r.host for r in each])
     new = (tablets.replicas(elsewhere)[0], Replica(host(2), ShardNumber(0)))
     coming = TabletTransition(TransitionKind.MIGRATION, TabletStage.USE_NEW, new)
-    placed = replace(world.snapshot, tablets=FrozenMap({table: tablets.with_transition(elsewhere, coming)}))
+    placed = replace(world.snapshot, tablets=FrozenMap({table: with_transition(tablets, elsewhere, coming)}))
     assert labels(placed) == ["INV-NODE-13"]
     coordinator.until(TransitionState.LEFT_TOKEN_RING)
     assert labels(with_node(world.snapshot, 2, tokens=(5,))) == ["INV-NODE-16"]
@@ -178,7 +179,7 @@ def moving(stage: TabletStage, world: World) -> Snapshot:
     snapshot = world.snapshot
     (table,) = snapshot.tablets
     new = (Replica(host(1), ShardNumber(0)), Replica(host(3), ShardNumber(0)))
-    tablets = snapshot.tablets[table].with_transition(0, TabletTransition(TransitionKind.MIGRATION, stage, new))
+    tablets = with_transition(snapshot.tablets[table], 0, TabletTransition(TransitionKind.MIGRATION, stage, new))
     return replace(snapshot, tablets=snapshot.tablets.put(table, tablets))
 
 

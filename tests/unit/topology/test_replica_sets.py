@@ -1,4 +1,5 @@
 import uuid
+from dataclasses import replace
 
 import pytest
 from tests.unit.topology.small_cluster import TABLE, cluster, host, network, node, one_tablet, replica, simple
@@ -228,7 +229,7 @@ def test_a_version_with_the_same_nodes_takes_over_what_was_worked_out() -> None:
     first = ring_of(changing=NodeState.NORMAL, transition=None)
     before = ReplicaSets(first)
     before.of(TABLE)
-    same = ReplicaSets(first.with_state(first.state), before)
+    same = ReplicaSets(replace(first), before)
     assert same.rings is before.rings
     changed = ring_of(changing=NodeState.DECOMMISSIONING, transition=T.WRITE_BOTH_READ_OLD)
     other = ReplicaSets(changed, before)

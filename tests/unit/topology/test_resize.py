@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.topology.small_cluster import TABLE, replica
+from tests.unit.topology.small_cluster import TABLE, replica, with_transition
 
 from ebla.topology.resize import (
     ResizeRules,
@@ -95,7 +95,7 @@ def test_a_merge_is_ready_when_siblings_share_their_replicas() -> None:
     assert is_merge_ready(together)
     assert not is_merge_ready(together.with_resize(Resize(SPLIT, 3)))
     moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (replica(4), replica(2)))
-    assert not is_merge_ready(together.with_transition(2, moving))
+    assert not is_merge_ready(with_transition(together, 2, moving))
 
 
 def test_a_split_gives_both_halves_what_the_whole_had() -> None:
@@ -121,7 +121,7 @@ def test_a_resize_is_not_finalised_too_early() -> None:
     moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (replica(4), replica(2)))
     for early in (
         deciding(SPLIT),
-        deciding(SPLIT, ready=True).with_transition(0, moving),
+        with_transition(deciding(SPLIT, ready=True), 0, moving),
         deciding(MERGE, ready=True),
         deciding(NONE, ready=True),
     ):

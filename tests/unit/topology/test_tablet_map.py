@@ -3,6 +3,7 @@ import uuid
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.topology.small_cluster import with_transition
 
 from ebla.model.identity import HostId, Replica, ShardNumber, TableId
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN
@@ -53,7 +54,7 @@ def test_a_count_is_a_power_of_two_within_its_bound(count: int) -> None:
 def test_a_change_copies_one_chunk_and_shares_the_others() -> None:
     old = spread(4 * CHUNK_TABLETS)
     for new in (
-        old.with_transition(CHUNK_TABLETS + 3, MOVE),
+        with_transition(old, CHUNK_TABLETS + 3, MOVE),
         old.with_replicas(CHUNK_TABLETS + 3, (replica(9),)),
         old.with_repair_time(CHUNK_TABLETS + 3, 77),
     ):
@@ -66,17 +67,17 @@ def test_a_change_copies_one_chunk_and_shares_the_others() -> None:
 def test_transitions_are_walked_by_number_and_go() -> None:
     tablets = spread(512)
     for number in (300, 5, 4, 511):
-        tablets = tablets.with_transition(number, MOVE)
+        tablets = with_transition(tablets, number, MOVE)
     assert [number for number, _ in tablets.transitions()] == [4, 5, 300, 511]
     assert tablets.any_transition
     for number in (300, 5, 4, 511):
-        tablets = tablets.without_transition(number)
+        tablets = with_transition(tablets, number, None)
     assert not tablets.any_transition
     assert tablets == spread(512)
 
 
 def test_a_tablet_put_together() -> None:
-    tablets = spread(4).with_transition(1, MOVE).with_repair_time(1, 9)
+    tablets = with_transition(spread(4), 1, MOVE).with_repair_time(1, 9)
     tablet = tablets.tablet(1)
     assert (tablet.number, tablet.replicas, tablet.repair_time_ms, tablet.transition) == (
         1,
@@ -90,7 +91,7 @@ def test_a_tablet_put_together() -> None:
 
 
 def test_tablets_of_a_host_include_those_that_are_coming() -> None:
-    tablets = spread(512).with_transition(200, MOVE)
+    tablets = with_transition(spread(512), 200, MOVE)
     host = replica(7).host
     assert list(tablets.tablets_on(host)) == [200]
     expected = [number for number in range(512) if any(each.host.int == 3 for each in tablets.replicas(number))]

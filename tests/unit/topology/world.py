@@ -224,6 +224,11 @@ class World:
         self.do(SubmitGlobalRequest(request))
         return request
 
+    def placeable(self) -> list[Node]:
+        """Who takes new tablets."""
+        gone = (*self.dead, *self.snapshot.state.ignored_nodes)
+        return [node for node in self.snapshot.nodes_in(NodeState.NORMAL) if node.host not in gone]
+
     def new_streams(self) -> NewStreams:
         return NewStreams(self.now_ms, self.new_id().int % (1 << RANDOM_BITS))
 
@@ -233,7 +238,7 @@ class World:
         if keyspace not in self.snapshot.keyspaces:
             replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
             self.do(CreateKeyspace(Keyspace(keyspace, replication, on_tablets=True)))
-        nodes = [node for node in self.snapshot.nodes_in(NodeState.NORMAL) if node.host not in self.dead]
+        nodes = self.placeable()
         sets = tuple(
             tuple(Replica(nodes[(tablet + i) % len(nodes)].host, ShardNumber((tablet + i) % 2)) for i in range(factor))
             for tablet in range(tablets)
