@@ -4,6 +4,7 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 CALLS = "tests/unit/wire/test_calls.py"
 TLS = "tests/unit/runtime/test_tls.py"
+TRANSPORT = "tests/unit/runtime/test_tcp_transport.py"
 
 MUTATIONS = (
     Mutation(
@@ -93,6 +94,30 @@ MUTATIONS = (
         replace="            if length == 0:",
         check=PytestCheck("tests/unit/runtime/test_tcp_transport.py::test_the_first_frame_must_be_small"),
         why="four bytes of a stranger make a node hold gigabytes",
+    ),
+    Mutation(
+        name="transport-strangers-send-much",
+        module="ebla.runtime.tcp_transport",
+        find="if self._frames_received == 0 and not self._is_stranger:",
+        replace="if self._frames_received == 0:",
+        check=PytestCheck(f"{TRANSPORT}::test_a_peer_without_a_certificate_never_sends_much_at_once"),
+        why="sixteen megabytes of anybody, on each of thousands of connections",
+    ),
+    Mutation(
+        name="transport-one-address-takes-all-room",
+        module="ebla.runtime.tcp_transport",
+        find="if of_host >= self._limits.handshakes_per_host_max else None",
+        replace="if False else None",
+        check=PytestCheck(f"{TRANSPORT}::test_one_address_leaves_room_for_others"),
+        why="one machine that says nothing keeps every other node out",
+    ),
+    Mutation(
+        name="join-door-without-closing-time",
+        module="ebla.runtime.join_door",
+        find="asyncio.get_running_loop().call_later(self._stay_ms / 1000, link.close, cause)",
+        replace="_ = cause",
+        check=PytestCheck("tests/unit/runtime/test_join_door.py"),
+        why="a few who greet and say nothing keep every newcomer out",
     ),
     Mutation(
         name="transport-join-door-open-to-all",

@@ -25,7 +25,7 @@ def test_nobody_stays_at_the_door(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(10),
             TcpTransport(Cluster(tmp_path).tls(1), TransportLimits(), Reports()) as transport,
             TcpTransport(NewcomerTls(None), TransportLimits(), Reports()) as newcomer,
             asyncio.TaskGroup() as tasks,
