@@ -6,7 +6,6 @@ SEGMENTS = PytestCheck("tests/unit/journal/test_segments.py")
 DAMAGE = PytestCheck("tests/unit/journal/test_damage.py", "tests/unit/journal/test_records.py")
 REPLACE = PytestCheck("tests/unit/journal/test_replace.py")
 RAFT_LOG = PytestCheck("tests/unit/control/test_raft_log.py")
-GROUP = PytestCheck("tests/unit/journal/test_group_commit.py")
 REAL_DISK = PytestCheck("tests/unit/runtime/test_file_disk.py")
 
 MUTATIONS = (
@@ -153,14 +152,6 @@ MUTATIONS = (
         replace="if False:",
         check=SEGMENTS,
         why="a lost manifest wipes the log",
-    ),
-    Mutation(
-        name="journal-group-commit-wrong-sequence",
-        module="ebla.journal.group_commit",
-        find="            sequence += len(commit.records)\n",
-        replace="            sequence += 1\n",
-        check=GROUP,
-        why="a writer believes its record to be flushed that is not",
     ),
     Mutation(
         name="replace-without-sync",

@@ -1,6 +1,5 @@
 """The log and the Raft log against plain lists, over crashes at any moment."""
 
-import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from tests.unit.journal.on_disks import Machine
 
 from ebla.control.raft_log import RaftLog
-from ebla.journal.group_commit import CommitLimits, GroupCommit
 from ebla.journal.recovery import LogLimits
 from ebla.journal.segments import SegmentedLog
 from ebla.model.errors import DiskFull
@@ -112,41 +110,6 @@ def test_the_log_is_a_list_that_crashes_do_not_shorten(seed: int, lives: list[Li
         if life.with_power:
             machine.lose_power()
     machine.run(partial(live, machine, model, Life([], None, with_power=False, fills_disk=False)))
-
-
-@settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 10**6), writers=st.integers(1, 12), ends_after_ms=st.integers(0, 150))
-def test_group_commit_keeps_what_it_answered(seed: int, writers: int, ends_after_ms: int) -> None:
-    machine = Machine(seed)
-    answered: dict[int, list[bytes]] = {}
-
-    async def write(group: GroupCommit, writer: int) -> None:
-        for number in range(100):
-            records = [b"%d.%d.%d" % (writer, number, part) * 20 for part in range(1 + number % 3)]
-            last = await group.commit(records)
-            answered[last - len(records) + 1] = records
-
-    async def main(disk: LifeDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
-        group = GroupCommit(log, CommitLimits(batch_bytes=2000))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(group.run())
-            for writer in range(writers):
-                tasks.create_task(write(group, writer))
-
-    machine.run_until(ends_after_ms / 1000, main)
-    machine.lose_power()
-
-    async def read(disk: LifeDisk) -> list[bytes]:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
-        return [record async for batch in log.read(1) for record in batch.records]
-
-    found = machine.run(read)
-    for first, records in answered.items():
-        assert found[first - 1 : first - 1 + len(records)] == records
-
-
-# The Raft log: any sequence of writes that a core could ask for.
 
 
 @dataclass

@@ -1,0 +1,131 @@
+"""Folds in a process of their own, on real RocksDB: swapped in, given up, killed."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.unit.storage.store_rig import limits, plain, small_stack
+
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.fold_process import NICENESS, FoldFailed, fold_in_process
+from ebla.runtime.system_chance import SystemChance
+from ebla.storage.commit_log import SyncMode
+from ebla.storage.fold_plan import FoldEnd, FoldJob
+from ebla.storage.rocks import RocksEngine
+from ebla.storage.sidecar import open_sidecar
+from ebla.storage.stack import Stack
+from ebla.storage.store import Store
+from ebla.storage.store_recovery import open_store
+from ebla.storage.tombstone_gc import GcTerms
+
+TERMS = GcTerms(now_s=1_000, replication_factor=3, repaired=())
+
+
+@asynccontextmanager
+async def real_store(folder: Path) -> AsyncIterator[tuple[Store, FileDisk]]:
+    disk = FileDisk()
+    engine = RocksEngine(disk)
+    store = await open_store(disk, SystemChance(), str(folder), engine, limits(SyncMode.PERIODIC))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(store.run())
+        yield store, disk
+        await store.close()
+        running.cancel()
+    disk.close()
+
+
+async def three_bases(store: Store) -> tuple[Stack, FoldJob]:
+    """Overlapping layers, so that a fold has something to decide."""
+    stack = await small_stack(store)
+    for timestamp in (1, 2, 3):
+        rows = [plain(partition, 0, timestamp, timestamp) for partition in range(timestamp, 40)]
+        await store.write(stack, sorted(rows))
+        await store.seal(stack)
+    job = await store.begin_fold(stack, TERMS, whole=True)
+    assert job is not None
+    return stack, job
+
+
+async def content(store: Store, stack: Stack) -> object:
+    return await store.scan(stack, b"", None, 1_000)
+
+
+def test_a_fold_in_its_own_process_is_swapped_in(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with real_store(tmp_path / "shard-0") as (store, disk):
+            stack, job = await three_bases(store)
+            before = await content(store, stack)
+            result = await fold_in_process(job, 60)
+            assert await store.finish_fold(job, result) is FoldEnd.SWAPPED
+            assert await content(store, stack) == before
+            assert result.facts.rows == 39
+            assert await open_sidecar(disk, job.output_folder) is not None
+
+    asyncio.run(story())
+
+
+def test_a_fold_runs_at_low_priority_and_one_that_is_killed_changes_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with real_store(tmp_path / "shard-0") as (store, _disk):
+            stack, job = await three_bases(store)
+            before = await content(store, stack)
+            async with asyncio.TaskGroup() as tasks:
+                folding = tasks.create_task(_failing(job))
+                child = await _child()
+                await _until(lambda: child.nice() == os.nice(0) + NICENESS)
+                child.kill()
+            assert "died" in folding.result().message
+            await store.abandon_fold(job)
+            assert await content(store, stack) == before
+            assert not psutil.Process().children()
+
+    asyncio.run(story())
+
+
+def test_a_late_fold_is_killed_and_reaped(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with real_store(tmp_path / "shard-0") as (store, _disk):
+            _stack, job = await three_bases(store)
+            with pytest.raises(FoldFailed, match="longer than"):
+                await fold_in_process(job, 0.01)
+            assert not psutil.Process().children()
+            await store.abandon_fold(job)
+
+    asyncio.run(story())
+
+
+def test_a_fold_that_cannot_read_its_inputs_says_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with real_store(tmp_path / "shard-0") as (store, disk):
+            stack, job = await three_bases(store)
+            before = await content(store, stack)
+            disk.remove_folder(job.inputs[0].folder)
+            with pytest.raises(FoldFailed):
+                await fold_in_process(job, 60)
+            await store.abandon_fold(job)
+            assert await content(store, stack) == before
+
+    asyncio.run(story())
+
+
+async def _failing(job: FoldJob) -> FoldFailed:
+    with pytest.raises(FoldFailed) as caught:
+        await fold_in_process(job, 60)
+    return caught.value
+
+
+async def _child() -> psutil.Process:
+    await _until(lambda: bool(psutil.Process().children()))
+    (child,) = psutil.Process().children()
+    assert isinstance(child, psutil.Process)
+    return child
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110  # another process cannot set an event of ours
+            await asyncio.sleep(0)
