@@ -122,4 +122,20 @@ MUTATIONS = (
         check=FORMATION,
         why="a founder that died in the middle founds another history over the first",
     ),
+    Mutation(
+        name="group0-commit-notice-given-up",
+        module="ebla.control.commit_notices",
+        find="                leaving.append(before)\n",
+        replace="                pass\n",
+        check=PytestCheck("tests/unit/control/test_commit_notices.py"),
+        why="what is committed is told only by the next heartbeat",
+    ),
+    Mutation(
+        name="group0-snapshot-cut-is-damage",
+        module="ebla.group0.snapshot",
+        find="        self._rest = data[offset:]\n",
+        replace="",
+        check=STORE_TESTS,
+        why="a state with a few large values cannot be read back, and the node never starts again",
+    ),
 )
