@@ -158,7 +158,7 @@ def main() -> int:
         print(json.dumps(measure(options.child)))
         return 0
     best: dict[int, dict[str, float]] = {SMALL: {}, LARGE: {}}
-    for _ in range(1 if options.quick else 3):
+    for _ in range(1 if options.quick else 5):
         for size, figures in best.items():
             for name, value in in_child(size).items():
                 figures[name] = min(value, figures.get(name, value))
