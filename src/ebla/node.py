@@ -335,7 +335,8 @@ def _reporter(clock: SystemClock, process: str, log_format: LogFormat) -> Report
 def _sink(log_format: LogFormat) -> Sink:
     match log_format:
         case LogFormat.PEOPLE:
-            return ForPeople(sys.stderr, colour=sys.stderr.isatty())
+            at_terminal = sys.stderr.isatty()
+            return ForPeople(sys.stderr, colour=at_terminal, dated=not at_terminal)
         case LogFormat.JSON:
             return JsonLines(sys.stderr)
 

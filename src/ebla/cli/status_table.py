@@ -48,9 +48,9 @@ def essence(view: ClusterView) -> tuple[object, ...]:
 
 
 def processes(node: NodeView) -> str:
-    if node.trouble:
-        return node.trouble
-    return " ".join(_process(process) for process in node.processes) or MISSING
+    """And what is the matter with the node, if anything is."""
+    shown = [*(_process(process) for process in node.processes), node.trouble]
+    return " ".join(part for part in shown if part) or MISSING
 
 
 def group0(node: NodeView) -> str:

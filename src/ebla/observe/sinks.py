@@ -36,14 +36,15 @@ class JsonLines:
 
 
 class ForPeople:
-    """One aligned line an event, in colour where asked for (a terminal)."""
+    """One aligned line an event, in colour where asked for (a terminal), with its date in a log that lasts for days."""
 
-    def __init__(self, stream: TextIO, *, colour: bool) -> None:
+    def __init__(self, stream: TextIO, *, colour: bool, dated: bool = False) -> None:
         self._stream = stream
         self._colour = colour
+        self._time_from = 0 if dated else 11
 
     def __call__(self, event: Event) -> None:
-        time = timestamp(event.wall_us)[11:-1]
+        time = timestamp(event.wall_us)[self._time_from : -1]
         line = f"{event.name:<{NAME_COLUMNS}} {one_line(event.subject):<{SUBJECT_COLUMNS}} {field_text(event)}".rstrip()
         if self._colour:
             line = f"{_FAINT}{time}{_PLAIN} {_COLOURS[event.severity]}{line}{_PLAIN}"

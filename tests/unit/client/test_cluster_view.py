@@ -89,6 +89,7 @@ def test_a_node_that_is_in_no_cluster_yet_says_what_it_waits_for() -> None:
     view = view_of([without_group0(asked(1, peer(2))), asked(2, peer(1))])
     assert not view.all_up
     assert "no answer yet from 127.0.0.2:7000" in as_lines(view)[0]
+    assert " control:" in as_lines(view)[0], "its processes run all the same"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ def test_lines_for_people_are_aligned() -> None:
     assert second == "22:13:20.000007 E lease.granted                node-2"
 
 
+def test_a_log_that_lasts_has_dates() -> None:
+    out = io.StringIO()
+    ForPeople(out, colour=False, dated=True)(event())
+    assert out.getvalue().startswith("2023-11-14T22:13:20.000007   lease.granted ")
+
+
 def test_colour_only_where_asked_for() -> None:
     plain, coloured = io.StringIO(), io.StringIO()
     ForPeople(plain, colour=False)(event(Severity.WARNING))
