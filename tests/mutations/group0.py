@@ -84,7 +84,7 @@ MUTATIONS = (
     Mutation(
         name="group0-retry-applied-twice",
         module="ebla.group0.answers",
-        find="        if call.serial in memory.answers:\n            return memory.answers[call.serial]\n",
+        find="    if call.serial in memory.answers:\n        return memory.answers[call.serial]\n",
         replace="",
         check=GROUP0,
         why="a command offered again after a leader change overwrites what came in between",

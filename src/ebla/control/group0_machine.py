@@ -17,12 +17,13 @@ from ebla.group0.store import Store
 from ebla.raft.membership import MembershipChange
 from ebla.raft.messages import Entry
 
-CallKey = tuple[uuid.UUID, int, int]
+CallKey = tuple[int, int, int]
+"""Client, incarnation, serial. The client's id as a number, whose hash needs no Python code."""
 Watcher = Callable[[Step], None]
 
 
 def key_of(call: CallId) -> CallKey:
-    return (call.client, call.incarnation, call.serial)
+    return (call.client.int, call.incarnation, call.serial)
 
 
 class Group0Machine:
@@ -41,9 +42,12 @@ class Group0Machine:
         else:
             command = decode_command(entry.data)
             applied = self.store.apply(entry.index, command)
-            self._settle(key_of(command.call), applied.answer)
-            self._publish(applied.step)
-        self._reached(entry.index)
+            if self._answers:
+                self._settle(key_of(command.call), applied.answer)
+            if self._watchers:
+                self._publish(applied.step)
+        if self._by_index:
+            self._reached(entry.index)
 
     def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
         """Whether the Raft membership shall follow: not where the lock was revoked or the change is not legal."""
@@ -73,7 +77,7 @@ class Group0Machine:
         step = None if before.index == 0 else store.follow(before)
         for key in list(self._answers):
             client, incarnation, serial = key
-            memory = store.answers.clients.get(client)
+            memory = store.answers.clients.get(uuid.UUID(int=client))
             if memory is not None and memory.incarnation == incarnation and serial in memory.answers:
                 self._settle(key, memory.answers[serial])
         if step is None:

@@ -30,36 +30,23 @@ class AnswerMemory:
     def recall(self, call: CallId) -> Answer | None:
         """What to answer instead of applying, or None where the call is new."""
         memory = self.clients.get(call.client)
-        if memory is None or call.incarnation > memory.incarnation:
-            return None
-        if call.incarnation < memory.incarnation:
-            return Forgotten(f"incarnation {call.incarnation} was followed by {memory.incarnation}")
-        if call.serial in memory.answers:
-            return memory.answers[call.serial]
-        if call.serial <= memory.forgotten_through:
-            return Forgotten(f"answers up to call {memory.forgotten_through} are no longer kept")
-        return None
+        return None if memory is None else _recalled(memory, call)
 
     def remember(self, call: CallId, answer: Answer, index: int) -> None:
         memory = self.clients.get(call.client)
         if memory is None or call.incarnation > memory.incarnation:
             memory = ClientMemory(call.incarnation, 0, index, {})
             self.clients[call.client] = memory
-        memory.answers[call.serial] = answer
+            self._bound_clients()
+        answers = memory.answers
+        answers[call.serial] = answer
         memory.last_index = index
-        self._forget(memory, call.answered_through)
-        self._bound_clients()
-
-    def _forget(self, memory: ClientMemory, answered_through: int) -> None:
-        """Drops what the client has acknowledged, and the oldest ones above the bound. Answers stand in the order
-        they were given, not in that of their serials, so the lowest serial is looked for."""
-        if answered_through > memory.forgotten_through:
-            for serial in [kept for kept in memory.answers if kept <= answered_through]:
-                del memory.answers[serial]
-            memory.forgotten_through = answered_through
-        while len(memory.answers) > ANSWERS_PER_CLIENT_MAX:
-            oldest = min(memory.answers)
-            del memory.answers[oldest]
+        if call.answered_through > memory.forgotten_through:
+            _forget_answered(memory, call.answered_through)
+        # Answers stand in the order they were given, not in that of their serials, so the lowest is looked for.
+        while len(answers) > ANSWERS_PER_CLIENT_MAX:
+            oldest = min(answers)
+            del answers[oldest]
             memory.forgotten_through = max(memory.forgotten_through, oldest)
 
     def _bound_clients(self) -> None:
@@ -68,3 +55,27 @@ class AnswerMemory:
         if len(self.clients) > CLIENTS_MAX:
             quietest = min(self.clients, key=lambda client: (self.clients[client].last_index, client.int))
             del self.clients[quietest]
+
+
+def _recalled(memory: ClientMemory, call: CallId) -> Answer | None:
+    if call.incarnation > memory.incarnation:
+        return None
+    if call.incarnation < memory.incarnation:
+        return Forgotten(f"incarnation {call.incarnation} was followed by {memory.incarnation}")
+    if call.serial in memory.answers:
+        return memory.answers[call.serial]
+    if call.serial <= memory.forgotten_through:
+        return Forgotten(f"answers up to call {memory.forgotten_through} are no longer kept")
+    return None
+
+
+def _forget_answered(memory: ClientMemory, answered_through: int) -> None:
+    """Mostly one or a few more than the last time; a long way is gone over what is kept instead."""
+    answers = memory.answers
+    if answered_through - memory.forgotten_through <= len(answers):
+        for serial in range(memory.forgotten_through + 1, answered_through + 1):
+            answers.pop(serial, None)
+    else:
+        for serial in [kept for kept in answers if kept <= answered_through]:
+            del answers[serial]
+    memory.forgotten_through = answered_through

@@ -6,7 +6,6 @@ of the prefix, so a feed has no gap: either each change, or a state that contain
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,21 +20,19 @@ class KeyChange(msgspec.Struct, frozen=True, gc=False):
     key: str
     value: bytes | None
 
-    @property
-    def size_bytes(self) -> int:
-        return len(self.key) + len(self.value or b"")
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """All that one log entry (or one installed snapshot) changed."""
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """All that one log entry (or one installed snapshot) changed. A struct only because one is made per entry."""
 
     index: int
     changes: tuple[KeyChange, ...]
 
     @property
     def size_bytes(self) -> int:
-        return sum(change.size_bytes for change in self.changes)
+        size = 0
+        for change in self.changes:
+            size += len(change.key) + (0 if change.value is None else len(change.value))
+        return size
 
 
 class RecentSteps:

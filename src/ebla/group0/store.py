@@ -5,7 +5,6 @@ same log holds the same store. It changes the store in place: entries are applie
 what leaves (values, steps, answers) is immutable.
 """
 
-from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
@@ -40,8 +39,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     revision: Revision
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True, gc=False):
     """What applying one entry did. `members_changed` tells the shell whether the Raft membership shall follow: a
     refused membership entry must reach the core as an empty change, on every node alike."""
 
@@ -124,11 +122,16 @@ class Store:
                 assert_never(never)
 
     def _apply_transaction(self, transaction: Transaction) -> Applied:
-        refusal: Answer | None = self._revoked(transaction.lock)
-        refusal = refusal or self._first_failed(transaction.conditions) or _reserved(transaction.changes)
+        refusal: Answer | None = None
+        if transaction.lock is not None:
+            refusal = self._revoked(transaction.lock)
+        if refusal is None and transaction.conditions:
+            refusal = self._first_failed(transaction.conditions)
+        refusal = refusal or _reserved(transaction.changes)
         if refusal is not None:
             return Applied(refusal, Step(self.index, ()))
-        changes = tuple(change for wanted in transaction.changes if (change := self._change(wanted)) is not None)
+        changed = [self._change(wanted) for wanted in transaction.changes]
+        changes = tuple([change for change in changed if change is not None])
         return Applied(Done(self.revision), Step(self.index, changes))
 
     def _apply_members(self, change: ChangeMembers) -> Applied:
