@@ -533,6 +533,7 @@ class RaftServer(Generic[Content]):
             # leader's newer snapshot took its place meanwhile.
             self._setup.report("raft.snapshot_failed", {"index": meta.index, "cause": str(error)})
         else:
+            self._setup.report("raft.snapshot_taken", {"index": meta.index})
             self.post(SnapshotTaken(meta))
             self.post(Compact(max(meta.index - self._setup.kept_entries, 0)))
         finally:
