@@ -6,7 +6,6 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 BENCHES := $(subst _,-,$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
 MAKEFLAGS += --no-print-directory
-export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help up test check pure sim cluster mutations sim-long bench clean
