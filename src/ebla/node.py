@@ -184,7 +184,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
         AuthorityDesk(TlsFolder(folder.tls), identity.cluster, clock, desk)
         doors = WithJoinDoor(transport, options.control_address, desk.accept)
         control = ControlProcess(
-            Surroundings(clock, SystemChance(), FileDisk(syncs_by_kernel=True), doors),
+            Surroundings(clock, SystemChance(), FileDisk(), doors),
             ControlSetup(
                 introduction=introduction,
                 address=options.control_address,

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TypeVar
 
 from ebla.model.errors import DiskFull
-from ebla.runtime.kernel_sync import Ended, KernelSyncs, open_kernel_syncs
 
 T = TypeVar("T")
 
@@ -39,6 +38,7 @@ def _full_disk_told(path: str) -> Iterator[None]:
         raise
 
 
+Ended = Callable[[BaseException | None], None]
 _Sync = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]", Callable[[], None], Ended]
 
 
@@ -49,31 +49,10 @@ class SyncThreads:
     part of what a fast device needs for the sync itself.
     """
 
-    def __init__(self, count: int, *, by_kernel: bool = False) -> None:
+    def __init__(self, count: int) -> None:
         self._count = count
-        self._by_kernel = by_kernel
-        """Where the system offers it, files are synced without a thread."""
-        self._kernel: KernelSyncs | None = None
         self._waiting: queue.SimpleQueue[_Sync | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-
-    async def sync(self, descriptor: int, ended: Ended) -> None:
-        """As `run`."""
-        kernel = self._kernel_syncs() if self._by_kernel else None
-        if kernel is not None and kernel.has_room:
-            await kernel.sync(descriptor, ended)
-        else:
-            await self.run(partial(_sync_content, descriptor), ended)
-
-    def _kernel_syncs(self) -> KernelSyncs | None:
-        """Those of the running loop: their event is one of its own."""
-        loop = asyncio.get_running_loop()
-        if self._kernel is None or self._kernel.loop is not loop:
-            if self._kernel is not None:
-                self._kernel.close()
-            self._kernel = open_kernel_syncs(loop)
-            self._by_kernel = self._kernel is not None
-        return self._kernel
 
     async def run(self, work: Callable[[], None], ended: Ended) -> None:
         """`ended` is called in the thread, also if nobody waits any more."""
@@ -86,9 +65,6 @@ class SyncThreads:
 
     def close(self) -> None:
         """Waits for every sync that was asked for."""
-        if self._kernel is not None:
-            self._kernel.close()
-            self._kernel = None
         for _ in self._threads:
             self._waiting.put(None)
         for thread in self._threads:
@@ -196,7 +172,7 @@ class FileOnDisk:
     async def sync(self) -> None:
         descriptor = self._enter_to_change()
         with _full_disk_told(self._path):
-            await self._syncs.sync(descriptor, self._note_sync_ended)
+            await self._syncs.run(partial(_sync_content, descriptor), self._note_sync_ended)
 
     def close(self) -> None:
         with self._guard:
@@ -208,7 +184,7 @@ class FileOnDisk:
             os.close(self._descriptor)
 
     def _note_sync_ended(self, failure: BaseException | None) -> None:
-        # When it ends, not behind the await: the caller may be cancelled while it is still under way, and a failure
+        # In the thread, not behind the await: the caller may be cancelled while the thread still syncs, and a failure
         # must poison the file all the same. The kernel reports lost pages once and then calls them clean, so the first
         # failure stays.
         self._sync_failure = self._sync_failure or failure
@@ -239,8 +215,8 @@ class FileOnDisk:
 class FileDisk:
     """Syncs and other blocking work have a pool each, so that a long copy does not delay a commit."""
 
-    def __init__(self, *, sync_threads: int = 2, work_threads: int = 2, syncs_by_kernel: bool = False) -> None:
-        self._syncs = SyncThreads(sync_threads, by_kernel=syncs_by_kernel)
+    def __init__(self, *, sync_threads: int = 2, work_threads: int = 2) -> None:
+        self._syncs = SyncThreads(sync_threads)
         self._work_pool = ThreadPoolExecutor(work_threads, thread_name_prefix="disk-work")
 
     def open(self, path: str) -> FileOnDisk:
