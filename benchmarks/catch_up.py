@@ -34,6 +34,8 @@ from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_MEMBERS
 VALUE_BYTES = 1_000
 KEYS_PER_TRANSACTION = 400
 LOADERS = 4
+SNAPSHOT_BYTES = 64 * 1024 * 1024
+"""Of log, after which a node takes a snapshot: the default of a node's group 0."""
 SINK_PORT = 7099
 END = b"end"
 ONE_VALUE = random.Random(7).randbytes(VALUE_BYTES)
@@ -84,30 +86,27 @@ def _longest_stall_ms(path: Path, began: float, ended: float) -> float:
 
 
 async def _fill(cluster: EblaCluster, keys: int) -> None:
-    """Writes every key, and goes on with the first ones until the leader has taken a snapshot of all."""
+    """Writes every key, and the first ones again until a snapshot is due: what is measured is a state, not a log."""
     leader = await cluster.find_leader()
-    written = 0
+    transaction_bytes = KEYS_PER_TRANSACTION * (VALUE_BYTES + len(_key(0)))
+    per_snapshot = SNAPSHOT_BYTES // transaction_bytes + 1
+    snapshots = -(-keys // (per_snapshot * KEYS_PER_TRANSACTION))
+    starts = iter(range(0, snapshots * per_snapshot * KEYS_PER_TRANSACTION, KEYS_PER_TRANSACTION))
 
     async with Clients([leader], LOADERS) as callers, asyncio.TaskGroup() as tasks:
 
         async def load(caller: Caller) -> None:
-            nonlocal written
-            while written < keys or _snapshots_taken(leader) == taken_before:
-                numbers = [number % keys for number in range(written, written + KEYS_PER_TRANSACTION)]
-                written += KEYS_PER_TRANSACTION
-                if written >= keys > written - KEYS_PER_TRANSACTION:
-                    note_taken()
+            for start in starts:
+                numbers = [number % keys for number in range(start, start + KEYS_PER_TRANSACTION)]
                 changes = tuple(Put(_key(number), ONE_VALUE) for number in numbers)
                 await caller.call(GROUP0_EXECUTE, ExecuteRequest(Transaction((), changes)), 30_000)
 
-        taken_before = _snapshots_taken(leader)
-
-        def note_taken() -> None:
-            nonlocal taken_before
-            taken_before = _snapshots_taken(leader)
-
         for caller in callers:
             tasks.create_task(load(caller))
+    gives_up_at = time.monotonic() + START_S
+    while _snapshots_taken(leader) < snapshots:
+        assert time.monotonic() < gives_up_at, "the leader took no snapshot"
+        await asyncio.sleep(0.05)
 
 
 def _snapshots_taken(node: NodeProcess) -> int:

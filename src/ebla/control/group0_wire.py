@@ -16,7 +16,7 @@ from ebla.wire.peers import Peers
 from ebla.wire.verbs import RAFT, SNAPSHOT_CHUNK
 
 CHUNK_DEADLINE_MS = 10_000
-CHUNKS_UNDER_WAY_MAX = 4
+CHUNKS_UNDER_WAY_MAX = 12
 
 
 class Group0Wire:

@@ -42,7 +42,7 @@ from ebla.wire.report import Report
 
 APPENDS_PER_SENDING_MAX = 8
 """Messages of one turn for one peer leave together, but not so many appends that no frame could hold them."""
-CHUNKS_EARLY_MAX = 8
+CHUNKS_EARLY_MAX = 16
 APPLY_BYTES_MAX = 1024 * 1024
 """Applied in one turn. A peer that catches up has much to apply, and the loop has others to serve."""
 WRITE_BYTES_MAX = 16 * 1024 * 1024

@@ -8,9 +8,10 @@ loop, and a damaged one is noticed before its end is reached. The last piece is 
 those before it: a file that ends early is told from one that is complete.
 """
 
+import itertools
 import struct
 import zlib
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from functools import partial
 
 from ebla.model.errors import Corruption, Refused
@@ -18,6 +19,9 @@ from ebla.ports.disk import Disk, File
 
 FILE_FORMAT = 1
 PIECE_BYTES = 1 << 20
+PIECES_AT_ONCE = 8
+PIECES_MADE_AT_ONCE = 4
+"""Fewer: the content may be made while it is written, and that on the loop."""
 TEMPORARY_SUFFIX = ".new"
 
 _MAGIC = b"EBLAFILE"
@@ -57,13 +61,14 @@ async def read_checked_pieces(disk: Disk, path: str) -> AsyncGenerator[bytes, No
         await disk.run(partial(_check_header, file))
         offset = _HEADER.size
         number = 0
-        while True:
-            piece = await disk.run(partial(_read_piece, file, offset, number))
-            if not piece:
-                break
-            yield piece
-            offset += _PIECE.size + len(piece)
-            number += 1
+        ended = False
+        while not ended:
+            for piece in await disk.run(partial(_read_pieces, file, offset, number)):
+                ended = not piece
+                if piece:
+                    yield piece
+                    offset += _PIECE.size + len(piece)
+                    number += 1
         if file.size() != offset + _PIECE.size:
             raise _damaged(path, offset + _PIECE.size, "bytes follow the end of the content")
     finally:
@@ -84,9 +89,10 @@ async def _write_pieces(disk: Disk, file: File, content: bytes | Iterable[bytes]
     start = _HEADER.pack(_MAGIC, FILE_FORMAT, 0)[:_HEADER_CHECKED_BYTES]
     file.append(start + struct.pack("<I", zlib.crc32(start)))
     number = 0
-    for piece in _cut(content):
-        await disk.run(partial(_append_piece, file, number, piece))
-        number += 1
+    pieces = _cut(content)
+    while several := list(itertools.islice(pieces, PIECES_MADE_AT_ONCE)):
+        await disk.run(partial(_append_pieces, file, number, several))
+        number += len(several)
     _append_piece(file, number, b"")
 
 
@@ -94,6 +100,11 @@ def _cut(content: bytes | Iterable[bytes]) -> Iterator[bytes]:
     for chunk in (content,) if isinstance(content, bytes) else content:
         for start in range(0, len(chunk), PIECE_BYTES):
             yield chunk[start : start + PIECE_BYTES]
+
+
+def _append_pieces(file: File, number: int, pieces: Sequence[bytes]) -> None:
+    for place, piece in enumerate(pieces):
+        _append_piece(file, number + place, piece)
 
 
 def _append_piece(file: File, number: int, piece: bytes) -> None:
@@ -113,6 +124,16 @@ def _check_header(file: File) -> None:
             f"{file.path} has format {file_format}, this program knows formats up to {FILE_FORMAT}",
             advice="run the version that wrote it, or a newer one",
         )
+
+
+def _read_pieces(file: File, offset: int, number: int) -> list[bytes]:
+    """A few at once: on a busy machine the way to a thread and back takes longer than to read one. Up to the end, which
+    is an empty one."""
+    pieces: list[bytes] = []
+    while len(pieces) < PIECES_AT_ONCE and (not pieces or pieces[-1]):
+        pieces.append(_read_piece(file, offset, number + len(pieces)))
+        offset += _PIECE.size + len(pieces[-1])
+    return pieces
 
 
 def _read_piece(file: File, offset: int, number: int) -> bytes:
