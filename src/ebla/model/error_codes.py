@@ -25,6 +25,7 @@ class CqlCode(enum.IntEnum):
     READ_FAILURE = 0x1300
     WRITE_FAILURE = 0x1500
     INVALID = 0x2200
+    ALREADY_EXISTS = 0x2400
 
 
 class Codes(msgspec.Struct, frozen=True):
@@ -35,7 +36,13 @@ class Codes(msgspec.Struct, frozen=True):
     rest: int
 
 
-NOT_EXECUTED: Final = (CqlCode.UNAVAILABLE, CqlCode.OVERLOADED, CqlCode.IS_BOOTSTRAPPING, CqlCode.INVALID)
+NOT_EXECUTED: Final = (
+    CqlCode.UNAVAILABLE,
+    CqlCode.OVERLOADED,
+    CqlCode.IS_BOOTSTRAPPING,
+    CqlCode.INVALID,
+    CqlCode.ALREADY_EXISTS,
+)
 """What drivers take to mean that nothing happened."""
 
 _INVALID: Final = Codes(CqlCode.INVALID, CqlCode.INVALID, 400)
@@ -51,6 +58,7 @@ CODES: Final[dict[type[EblaError], Codes]] = {
     errors.InvalidRequest: _INVALID,
     errors.TooLarge: Codes(CqlCode.INVALID, CqlCode.INVALID, 413),
     errors.Refused: Codes(CqlCode.INVALID, CqlCode.INVALID, 409),
+    errors.AlreadyExists: Codes(CqlCode.ALREADY_EXISTS, CqlCode.ALREADY_EXISTS, 409),
     # Drivers answer this one by trying another node, whose view may be newer.
     errors.Stale: Codes(CqlCode.IS_BOOTSTRAPPING, CqlCode.IS_BOOTSTRAPPING, 409),
     errors.Overloaded: _OVERLOADED,
@@ -59,6 +67,8 @@ CODES: Final[dict[type[EblaError], Codes]] = {
     errors.ConnectionLost: _TIMEOUT,
     errors.DeadlineExceeded: _TIMEOUT,
     errors.Cancelled: Codes(CqlCode.READ_TIMEOUT, CqlCode.WRITE_TIMEOUT, _WITHDRAWN_STATUS),
+    errors.WriteFailed: Codes(CqlCode.WRITE_FAILURE, CqlCode.WRITE_FAILURE, 500),
+    errors.ReadFailed: Codes(CqlCode.READ_FAILURE, CqlCode.READ_FAILURE, 500),
     errors.Corruption: Codes(CqlCode.READ_FAILURE, CqlCode.WRITE_FAILURE, 500),
     errors.DiskFull: Codes(CqlCode.READ_FAILURE, CqlCode.WRITE_FAILURE, 507),
     errors.InternalError: _SERVER_ERROR,

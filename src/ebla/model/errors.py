@@ -55,6 +55,19 @@ class Refused(EblaError):
     fault = Fault.CALLER
 
 
+class AlreadyExists(Refused):
+    """A keyspace or table of this name is there already. `table` is empty where it is about a keyspace."""
+
+    def __init__(self, message: str, *, advice: str = "", keyspace: str = "", table: str = "") -> None:
+        super().__init__(message, advice=advice)
+        self.keyspace = keyspace
+        self.table = table
+
+
+class NotFound(InvalidRequest):
+    """No keyspace, table or column of this name."""
+
+
 class Stale(Refused):
     """The caller acts on an outdated view (version, session, lock, lease) and must refresh it."""
 
@@ -69,6 +82,15 @@ class Unavailable(EblaError):
     """Too few nodes are there to even try."""
 
     fault = Fault.PEER
+
+
+class TooFewReplicas(Unavailable):
+    """Fewer replicas are up than the consistency level asks for; nothing was sent."""
+
+    def __init__(self, message: str, *, advice: str = "", required: int = 0, alive: int = 0) -> None:
+        super().__init__(message, advice=advice)
+        self.required = required
+        self.alive = alive
 
 
 class Unreachable(EblaError):
@@ -89,6 +111,56 @@ class DeadlineExceeded(EblaError):
 
     outcome = Outcome.UNKNOWN
     fault = Fault.PEER
+
+
+class WriteTimeout(DeadlineExceeded):
+    """Too few replicas acknowledged a write in time. Those that did keep it, and the others may yet get it."""
+
+    def __init__(self, message: str, *, advice: str = "", required: int = 0, received: int = 0) -> None:
+        super().__init__(message, advice=advice)
+        self.required = required
+        self.received = received
+
+
+class ReadTimeout(DeadlineExceeded):
+    """Too few replicas answered a read in time."""
+
+    def __init__(
+        self, message: str, *, advice: str = "", required: int = 0, received: int = 0, has_data: bool = False
+    ) -> None:
+        super().__init__(message, advice=advice)
+        self.required = required
+        self.received = received
+        self.has_data = has_data
+
+
+class WriteFailed(EblaError):
+    """So many replicas refused a write that the level cannot be reached any more. Others may have taken it."""
+
+    outcome = Outcome.UNKNOWN
+    fault = Fault.US
+
+    def __init__(
+        self, message: str, *, advice: str = "", required: int = 0, received: int = 0, failed: int = 0
+    ) -> None:
+        super().__init__(message, advice=advice)
+        self.required = required
+        self.received = received
+        self.failed = failed
+
+
+class ReadFailed(EblaError):
+    """So many replicas could not serve a read that the level cannot be reached."""
+
+    fault = Fault.US
+
+    def __init__(
+        self, message: str, *, advice: str = "", required: int = 0, received: int = 0, failed: int = 0
+    ) -> None:
+        super().__init__(message, advice=advice)
+        self.required = required
+        self.received = received
+        self.failed = failed
 
 
 class Cancelled(EblaError):

@@ -5,6 +5,7 @@ the text: a caller must never believe "not applied" of something that may have h
 """
 
 from ebla.model.errors import (
+    AlreadyExists,
     Cancelled,
     ConnectionLost,
     Corruption,
@@ -13,13 +14,19 @@ from ebla.model.errors import (
     EblaError,
     InternalError,
     InvalidRequest,
+    NotFound,
     Outcome,
     Overloaded,
+    ReadFailed,
+    ReadTimeout,
     Refused,
     Stale,
+    TooFewReplicas,
     TooLarge,
     Unavailable,
     Unreachable,
+    WriteFailed,
+    WriteTimeout,
 )
 from ebla.wire.frames import Failure
 
@@ -44,6 +51,13 @@ ERROR_TAGS: dict[str, type[EblaError]] = {
     "corruption": Corruption,
     "disk_full": DiskFull,
     "internal": InternalError,
+    "already_exists": AlreadyExists,
+    "not_found": NotFound,
+    "too_few_replicas": TooFewReplicas,
+    "write_timeout": WriteTimeout,
+    "read_timeout": ReadTimeout,
+    "write_failed": WriteFailed,
+    "read_failed": ReadFailed,
 }
 """Tags are never reused, as verbs' numbers are not."""
 

@@ -11,6 +11,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ebla.model.identity import ClusterId, HostId
+from ebla.storage.fold_plan import FoldJob, FoldResult
+from ebla.wire.feed_messages import (
+    ChildReport,
+    FeedAnswer,
+    FeedRequest,
+    NodeBarrierAnswer,
+    NodeBarrierRequest,
+    ReadBarrierAnswer,
+    ReadBarrierRequest,
+)
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import (
     ChangeMemberRequest,
@@ -35,6 +45,17 @@ from ebla.wire.group0_messages import (
     WatchAnswer,
     WatchRequest,
 )
+from ebla.wire.row_messages import (
+    ReadRowsAnswer,
+    ReadRowsRequest,
+    RouteReadAnswer,
+    RouteReadRequest,
+    RouteWriteRequest,
+    StreamRowsRequest,
+    WriteRowsAnswer,
+    WriteRowsRequest,
+)
+from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A", bound=msgspec.Struct)
@@ -200,6 +221,17 @@ GROUP0_LOCK = Verb(17, "group0_lock", Lane.CONTROL, LockRequest, LockAnswer)
 GROUP0_MEMBERS = Verb(18, "group0_members", Lane.CONTROL, MembersRequest, Group0Report)
 GROUP0_CHANGE_MEMBER = Verb(19, "group0_change_member", Lane.CONTROL, ChangeMemberRequest, ExecuteAnswer)
 GROUP0_TRANSFER = Verb(20, "group0_transfer", Lane.CONTROL, TransferRequest, Done)
+FEED = Verb(21, "feed", Lane.CONTROL, FeedRequest, FeedAnswer)
+CHILD_REPORT = Verb(22, "child_report", Lane.CONTROL, ChildReport, Done)
+READ_BARRIER = Verb(23, "read_barrier", Lane.CONTROL, ReadBarrierRequest, ReadBarrierAnswer)
+NODE_BARRIER = Verb(24, "node_barrier", Lane.CONTROL, NodeBarrierRequest, NodeBarrierAnswer)
+SCHEMA = Verb(25, "schema", Lane.CONTROL, SchemaRequest, SchemaAnswer)
+WRITE_ROWS = Verb(26, "write_rows", Lane.DATA, WriteRowsRequest, WriteRowsAnswer)
+READ_ROWS = Verb(27, "read_rows", Lane.DATA, ReadRowsRequest, ReadRowsAnswer)
+STREAM_ROWS = Verb(28, "stream_rows", Lane.DATA, StreamRowsRequest, Done)
+ROUTE_WRITE = Verb(29, "route_write", Lane.DATA, RouteWriteRequest, Done)
+ROUTE_READ = Verb(30, "route_read", Lane.DATA, RouteReadRequest, RouteReadAnswer)
+FOLD = Verb(31, "fold", Lane.DATA, FoldJob, FoldResult)
 
 VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     IDENTITY,
@@ -222,4 +254,15 @@ VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     GROUP0_MEMBERS,
     GROUP0_CHANGE_MEMBER,
     GROUP0_TRANSFER,
+    FEED,
+    CHILD_REPORT,
+    READ_BARRIER,
+    NODE_BARRIER,
+    SCHEMA,
+    WRITE_ROWS,
+    READ_ROWS,
+    STREAM_ROWS,
+    ROUTE_WRITE,
+    ROUTE_READ,
+    FOLD,
 )

@@ -1,0 +1,113 @@
+"""Rows on the wire: what a router asks of replicas, and what a client asks of a router.
+
+Keys and values travel in stored form. A replica verb names the version of the topology it was routed by, and is fenced
+by it on arrival, just before and again after the effect.
+"""
+
+import msgspec
+
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.identity import SessionId, TableId, TopologyVersion
+
+Item = tuple[bytes, bytes]
+Span = tuple[bytes, bytes | None]
+"""From a key up to and without another; None: to the end."""
+
+
+class RowWrite(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Items of one partition, for one replica."""
+
+    version: TopologyVersion
+    table: TableId
+    items: tuple[Item, ...]
+
+
+class WriteRowsRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Writes of many requests that go to one replica shard together; each stands for itself."""
+
+    writes: tuple[RowWrite, ...]
+
+
+class WriteFailure(msgspec.Struct, frozen=True, array_like=True):
+    """One write of a batch that is not acknowledged. Error and outcome as in a `Failure` frame."""
+
+    index: int
+    error: str
+    outcome: str
+    message: str
+    advice: str = ""
+
+
+class WriteRowsAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """All writes that are not named here are acknowledged."""
+
+    failures: tuple[WriteFailure, ...] = ()
+
+
+class ReadRowsRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The stored items of these spans, ascending and apart from each other; for a reversed read they are read from the
+    last key to the first."""
+
+    version: TopologyVersion
+    table: TableId
+    spans: tuple[Span, ...]
+    rows_max: int
+    """Rows that are live at `now_s`; the page ends with the one that makes the number full."""
+    now_s: int
+    gc_before_s: int = 0
+    """Tombstones and expired cells from before that are no part of a digest."""
+    is_reversed: bool = False
+    digest_only: bool = False
+    partition_rows_max: int = 0
+    """Live rows of each partition; 0: all."""
+    bytes_max: int = 1 << 20
+
+
+class ReadRowsAnswer(msgspec.Struct, frozen=True, array_like=True):
+    items: tuple[Item, ...]
+    """Merged rows and heads in the order of the read, tombstones among them; empty where only the digest was wanted."""
+    digest: bytes
+    is_whole: bool
+    """The spans are read to their end; otherwise nothing is said of keys beyond `last_key`."""
+    last_key: bytes = b""
+    live_rows: int = 0
+
+
+class StreamRowsRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Items of one table merged into this shard's replicas for an operation, under a guard of its session."""
+
+    session: SessionId
+    table: TableId
+    items: tuple[Item, ...]
+
+
+class RoutedWrite(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Items of one partition."""
+
+    table: TableId
+    items: tuple[Item, ...]
+
+
+class RouteWriteRequest(msgspec.Struct, frozen=True, array_like=True):
+    writes: tuple[RoutedWrite, ...]
+    level: ConsistencyLevel
+
+
+class RouteReadRequest(msgspec.Struct, frozen=True, array_like=True):
+    table: TableId
+    spans: tuple[Span, ...]
+    level: ConsistencyLevel
+    rows_max: int
+    is_reversed: bool = False
+    partition_rows_max: int = 0
+    position: bytes = b""
+    """Where the page before ended; empty: at the beginning."""
+    now_s: int = 0
+    """0: the router's own clock."""
+
+
+class RouteReadAnswer(msgspec.Struct, frozen=True, array_like=True):
+    items: tuple[Item, ...]
+    """Live rows at `now_s`, and heads that have static cells, merged, in the order of the read."""
+    position: bytes
+    """For the next page; empty: there is none."""

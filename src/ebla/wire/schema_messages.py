@@ -1,0 +1,67 @@
+"""Changes of the schema as a client asks for them. Control works out the rest: ids, placement, conditions."""
+
+import msgspec
+
+from ebla.model.identity import HostId, TableId, TopologyVersion
+from ebla.model.schema import Column, TableOptions
+from ebla.topology.snapshot import Keyspace
+
+
+class CreateKeyspaceWish(msgspec.Struct, frozen=True, array_like=True, tag="create_keyspace"):
+    keyspace: Keyspace
+    if_not_exists: bool = False
+
+
+class AlterKeyspaceWish(msgspec.Struct, frozen=True, array_like=True, tag="alter_keyspace"):
+    keyspace: Keyspace
+
+
+class DropKeyspaceWish(msgspec.Struct, frozen=True, array_like=True, tag="drop_keyspace"):
+    """With its tables."""
+
+    name: str
+    if_exists: bool = False
+
+
+class CreateTableWish(msgspec.Struct, frozen=True, array_like=True, tag="create_table"):
+    keyspace: str
+    name: str
+    columns: tuple[Column, ...]
+    options: TableOptions = TableOptions()
+    if_not_exists: bool = False
+    min_tablet_count: int = 0
+
+
+class AlterTableWish(msgspec.Struct, frozen=True, array_like=True, tag="alter_table"):
+    keyspace: str
+    name: str
+    added: tuple[Column, ...] = ()
+    dropped: tuple[str, ...] = ()
+    options: TableOptions | None = None
+    """In place of those there are."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Key columns, old and new name."""
+
+
+class DropTableWish(msgspec.Struct, frozen=True, array_like=True, tag="drop_table"):
+    keyspace: str
+    name: str
+    if_exists: bool = False
+
+
+SchemaWish = (
+    CreateKeyspaceWish | AlterKeyspaceWish | DropKeyspaceWish | CreateTableWish | AlterTableWish | DropTableWish
+)
+
+
+class SchemaRequest(msgspec.Struct, frozen=True, array_like=True):
+    wish: SchemaWish
+
+
+class SchemaAnswer(msgspec.Struct, frozen=True, array_like=True):
+    changed: bool
+    """False: what was wished for was so already, and `if_not_exists` or `if_exists` said that this is fine."""
+    version: TopologyVersion
+    table: TableId | None = None
+    not_told: tuple[HostId, ...] = ()
+    """Nodes that went down while the change was under way; they will have it when they are back."""
