@@ -1,0 +1,1 @@
+"""CQL: the language and the native protocol, served by the shards."""

@@ -1,0 +1,120 @@
+"""What a request asks for and what it gets, between the protocol and the execution."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.cql_types import CqlType
+
+
+class Unset(enum.Enum):
+    """A bound value that was not given: the column keeps what it has."""
+
+    UNSET = "unset"
+
+
+UNSET = Unset.UNSET
+BoundValue = bytes | None | Unset
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What comes with a QUERY, EXECUTE or BATCH besides the statement."""
+
+    level: ConsistencyLevel = ConsistencyLevel.ONE
+    values: Sequence[BoundValue] = ()
+    names: Sequence[str] | None = None
+    """Of the values, where they are named."""
+    page_size: int | None = None
+    paging_state: bytes | None = None
+    timestamp_us: int | None = None
+    skip_metadata: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    keyspace: str
+    table: str
+    name: str
+    type: CqlType
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    columns: tuple[ColumnSpec, ...]
+    rows: Sequence[Sequence[bytes | None]]
+    paging_state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class KeyspaceSet:
+    keyspace: str
+
+
+class ChangeKind(enum.StrEnum):
+    CREATED = "CREATED"
+    UPDATED = "UPDATED"
+    DROPPED = "DROPPED"
+
+
+class ChangeTarget(enum.StrEnum):
+    KEYSPACE = "KEYSPACE"
+    TABLE = "TABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChanged:
+    kind: ChangeKind
+    target: ChangeTarget
+    keyspace: str
+    table: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`payload` is the custom payload of the response (tablet routing)."""
+
+    result: Rows | Void | KeyspaceSet | SchemaChanged
+    warnings: tuple[str, ...] = ()
+    payload: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    id: bytes
+    """Of 16 bytes, from keyspace and text: the same on every node."""
+    variables: tuple[ColumnSpec, ...]
+    key_positions: tuple[int, ...]
+    """Which variables are the partition key's columns, in its order; empty where not all of them are bound."""
+    columns: tuple[ColumnSpec, ...]
+    """Of the rows; empty where there are none."""
+    keyspace: str = ""
+    table: str = ""
+
+
+@dataclass(slots=True)
+class Session:
+    """One connection, as execution sees it."""
+
+    peer: str
+    keyspace: str | None = None
+    user: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of STARTUP: driver name and version, negotiated extensions."""
+    tablet_routing: bool = False
+    """The driver understands where a tablet is from the answer's payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """A statement of a BATCH message: its text, or the id of a prepared one."""
+
+    query: str | bytes
+    values: Sequence[BoundValue] = ()
+    names: Sequence[str] | None = None
