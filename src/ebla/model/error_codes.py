@@ -17,6 +17,8 @@ class CqlCode(enum.IntEnum):
     """Error codes of the CQL native protocol, version 4."""
 
     SERVER_ERROR = 0x0000
+    PROTOCOL_ERROR = 0x000A
+    BAD_CREDENTIALS = 0x0100
     UNAVAILABLE = 0x1000
     OVERLOADED = 0x1001
     IS_BOOTSTRAPPING = 0x1002
@@ -24,8 +26,12 @@ class CqlCode(enum.IntEnum):
     READ_TIMEOUT = 0x1200
     READ_FAILURE = 0x1300
     WRITE_FAILURE = 0x1500
+    SYNTAX_ERROR = 0x2000
+    UNAUTHORIZED = 0x2100
     INVALID = 0x2200
+    CONFIG_ERROR = 0x2300
     ALREADY_EXISTS = 0x2400
+    UNPREPARED = 0x2500
 
 
 class Codes(msgspec.Struct, frozen=True):
@@ -42,6 +48,12 @@ NOT_EXECUTED: Final = (
     CqlCode.IS_BOOTSTRAPPING,
     CqlCode.INVALID,
     CqlCode.ALREADY_EXISTS,
+    CqlCode.SYNTAX_ERROR,
+    CqlCode.CONFIG_ERROR,
+    CqlCode.UNPREPARED,
+    CqlCode.PROTOCOL_ERROR,
+    CqlCode.BAD_CREDENTIALS,
+    CqlCode.UNAUTHORIZED,
 )
 """What drivers take to mean that nothing happened."""
 
@@ -56,6 +68,11 @@ _WITHDRAWN_STATUS: Final = 499
 CODES: Final[dict[type[EblaError], Codes]] = {
     EblaError: _SERVER_ERROR,
     errors.InvalidRequest: _INVALID,
+    errors.BadSyntax: Codes(CqlCode.SYNTAX_ERROR, CqlCode.SYNTAX_ERROR, 400),
+    errors.BadConfiguration: Codes(CqlCode.CONFIG_ERROR, CqlCode.CONFIG_ERROR, 400),
+    errors.Unprepared: Codes(CqlCode.UNPREPARED, CqlCode.UNPREPARED, 404),
+    errors.BadProtocol: Codes(CqlCode.PROTOCOL_ERROR, CqlCode.PROTOCOL_ERROR, 400),
+    errors.BadCredentials: Codes(CqlCode.BAD_CREDENTIALS, CqlCode.BAD_CREDENTIALS, 401),
     errors.NotFound: Codes(CqlCode.INVALID, CqlCode.INVALID, 404),
     errors.TooLarge: Codes(CqlCode.INVALID, CqlCode.INVALID, 413),
     errors.Refused: Codes(CqlCode.INVALID, CqlCode.INVALID, 409),

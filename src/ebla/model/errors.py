@@ -45,6 +45,30 @@ class InvalidRequest(EblaError):
     fault = Fault.CALLER
 
 
+class BadSyntax(InvalidRequest):
+    """The text of a statement cannot be read; the message begins with the line and column."""
+
+
+class BadConfiguration(InvalidRequest):
+    """Options of a keyspace or table that make no sense."""
+
+
+class Unprepared(InvalidRequest):
+    """No statement is prepared here under this id; the client prepares it again."""
+
+    def __init__(self, message: str, *, advice: str = "", statement_id: bytes = b"") -> None:
+        super().__init__(message, advice=advice)
+        self.statement_id = statement_id
+
+
+class BadProtocol(InvalidRequest):
+    """What a client sent is no message that has a place here."""
+
+
+class BadCredentials(InvalidRequest):
+    """Who the client says to be is not who it can prove to be."""
+
+
 class TooLarge(InvalidRequest):
     """A value, command or frame is over its limit."""
 

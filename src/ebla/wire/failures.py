@@ -6,6 +6,10 @@ the text: a caller must never believe "not applied" of something that may have h
 
 from ebla.model.errors import (
     AlreadyExists,
+    BadConfiguration,
+    BadCredentials,
+    BadProtocol,
+    BadSyntax,
     Cancelled,
     ConnectionLost,
     Corruption,
@@ -24,6 +28,7 @@ from ebla.model.errors import (
     TooFewReplicas,
     TooLarge,
     Unavailable,
+    Unprepared,
     Unreachable,
     WriteFailed,
     WriteTimeout,
@@ -58,6 +63,11 @@ ERROR_TAGS: dict[str, type[EblaError]] = {
     "read_timeout": ReadTimeout,
     "write_failed": WriteFailed,
     "read_failed": ReadFailed,
+    "bad_syntax": BadSyntax,
+    "bad_configuration": BadConfiguration,
+    "unprepared": Unprepared,
+    "bad_protocol": BadProtocol,
+    "bad_credentials": BadCredentials,
 }
 """Tags are never reused, as verbs' numbers are not."""
 

@@ -1,0 +1,127 @@
+"""Text to tokens, by one regular expression: it runs once for every statement that is not prepared."""
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ebla.model.errors import BadSyntax
+
+
+class Kind(enum.IntEnum):
+    NAME = 1
+    """An identifier or keyword, as written."""
+    QUOTED_NAME = 2
+    STRING = 3
+    INTEGER = 4
+    DECIMAL = 5
+    DURATION = 6
+    UUID = 7
+    BLOB = 8
+    MARKER = 9
+    """`?`, or `:name` with the name as text."""
+    SIGN = 10
+    """Punctuation and operators."""
+    END = 11
+
+
+class Token(NamedTuple):
+    kind: Kind
+    text: str
+    """Quotes removed, doubled ones made single."""
+    start: int
+    upper: str
+    """A name in upper case, for keywords; empty for a quoted one, which is never a keyword."""
+
+
+_HEX = "[0-9a-fA-F]"
+_UNIT = "(?:[yY]|[mM][oO]|[wW]|[dD]|[hH]|[mM][sS]|[mM]|[sS]|[uU][sS]|µ[sS]|[nN][sS])"
+_PATTERN = re.compile(
+    rf"""
+      (?P<space>(?:\s+|--[^\n]*|//[^\n]*|/\*.*?\*/)+)
+    | (?P<uuid>{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}(?!\w))
+    | (?P<blob>0[xX]{_HEX}*(?!\w))
+    | (?P<duration>(?:\d+{_UNIT})+(?!\w)
+        | P(?=[\dT])(?:\d+W|(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)(?!\w)
+        | P\d{{4}}-\d{{2}}-\d{{2}}T\d{{2}}:\d{{2}}:\d{{2}}(?!\w))
+    | (?P<decimal>\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
+    | (?P<integer>\d+(?!\w))
+    | (?P<name>[A-Za-z]\w*)
+    | "(?P<quoted>(?:[^"]|"")*)"
+    | '(?P<string>(?:[^']|'')*)'
+    | \$\$(?P<dollar>.*?)\$\$
+    | (?P<marker>\?|:(?:[A-Za-z]\w*|"(?:[^"]|"")+"))
+    | (?P<sign><=|>=|!=|[-+*/%=<>(){{}}\[\],.;:])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+_KINDS = {
+    "uuid": Kind.UUID,
+    "blob": Kind.BLOB,
+    "duration": Kind.DURATION,
+    "decimal": Kind.DECIMAL,
+    "integer": Kind.INTEGER,
+    "sign": Kind.SIGN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """As people count: lines from 1, columns from 0."""
+
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"line {self.line}:{self.column}"
+
+
+def position_of(text: str, start: int) -> Position:
+    before = text[:start]
+    return Position(before.count("\n") + 1, start - (before.rfind("\n") + 1))
+
+
+def tokens_of(text: str) -> list[Token]:
+    """All tokens, the last one being the end. Raises `BadSyntax` at the first character that begins none."""
+    found: list[Token] = []
+    position, size = 0, len(text)
+    match_at = _PATTERN.match
+    while position < size:
+        match = match_at(text, position)
+        if match is None:
+            raise BadSyntax(f"{position_of(text, position)} no viable alternative at character '{text[position]}'")
+        group = match.lastgroup
+        assert group is not None
+        if group == "name":
+            name = match.group()
+            found.append(Token(Kind.NAME, name, position, name.upper()))
+        elif group != "space":
+            found.append(_token(group, match, position))
+        position = match.end()
+    found.append(Token(Kind.END, "<EOF>", size, ""))
+    return found
+
+
+def _token(group: str, match: re.Match[str], start: int) -> Token:
+    text = match.group(group)
+    match group:
+        case "quoted":
+            return Token(Kind.QUOTED_NAME, text.replace('""', '"'), start, "")
+        case "string":
+            return Token(Kind.STRING, text.replace("''", "'"), start, "")
+        case "dollar":
+            return Token(Kind.STRING, text, start, "")
+        case "marker":
+            return Token(Kind.MARKER, _marker_name(text), start, "")
+        case "blob":
+            return Token(Kind.BLOB, text[2:], start, "")
+        case _:
+            return Token(_KINDS[group], text, start, "")
+
+
+def _marker_name(text: str) -> str:
+    if text == "?":
+        return text
+    name = text[1:]
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
