@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-import ebla.node
+import ebla.node.process
+from ebla.node.__main__ import main as run_process
 from ebla.runtime.event_loop import new_event_loop
 
 PERIOD_MS = 5
@@ -57,8 +58,8 @@ def main() -> int:
         loop.call_soon(StallWatch(loop, out).begin)
         return loop
 
-    setattr(ebla.node, "new_event_loop", watched_loop)  # noqa: B010  # not a name that the module gives out
-    return ebla.node.main(sys.argv[2:])
+    setattr(ebla.node.process, "new_event_loop", watched_loop)  # noqa: B010  # not a name that the module gives out
+    return run_process(sys.argv[2:])
 
 
 if __name__ == "__main__":

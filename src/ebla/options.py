@@ -31,6 +31,13 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
+class CommitLogMode(enum.StrEnum):
+    """When a write is acknowledged: once the commit log is synced, or before, with a few milliseconds at risk."""
+
+    SYNC = "sync"
+    PERIODIC = "periodic"
+
+
 class Ports(msgspec.Struct, frozen=True):
     """The same on every node: drivers and operators tell nodes apart by address."""
 
@@ -78,8 +85,30 @@ class Limits(msgspec.Struct, frozen=True):
     lock_wait_ms: Annotated[
         int, Meta(ge=0, le=600_000, description="how long a start waits for a predecessor's children to be gone")
     ] = 10_000
+    write_timeout_ms: Annotated[int, Meta(ge=10, le=600_000, description="how long a write waits for its replicas")] = (
+        2_000
+    )
+    read_timeout_ms: Annotated[
+        int, Meta(ge=10, le=600_000, description="how long a page of a read waits for its replicas")
+    ] = 5_000
+    commit_log_period_ms: Annotated[
+        int, Meta(ge=1, le=10_000, description="with commit_log = periodic: what a crash of the machine may take")
+    ] = 10
+    shard_cache_bytes_max: Annotated[
+        int, Meta(ge=4 << 20, le=1 << 40, description="memory of each shard for blocks that were read")
+    ] = 64 << 20
+    shard_unflushed_bytes_max: Annotated[
+        int, Meta(ge=16 << 20, le=1 << 40, description="memory of each shard for rows that are not flushed yet")
+    ] = 256 << 20
+    folds_max: Annotated[
+        int, Meta(ge=1, le=64, description="folds of layers at the same time, of all shards together")
+    ] = 2
+    fold_ms: Annotated[
+        int, Meta(ge=1_000, le=86_400_000, description="a fold that takes longer is given up and tried again")
+    ] = 3_600_000
     free_disk_bytes_min: Annotated[
-        int, Meta(ge=0, le=1 << 50, description="a node with less free space than this does not start")
+        int,
+        Meta(ge=0, le=1 << 50, description="with less free space a node does not start, and takes no more writes"),
     ] = 256 << 20
     open_files_min: Annotated[
         int, Meta(ge=64, le=1 << 24, description="a node that may open fewer files than this does not start")
@@ -101,6 +130,10 @@ class NodeOptions(msgspec.Struct, frozen=True):
     ] = "dc1"
     rack: Annotated[str, Meta(pattern=NAME_PATTERN, description="within the datacenter: what fails together")] = "rack1"
     shards: Annotated[int, Meta(ge=1, le=256, description="data processes of this node; one per core is usual")] = 1
+    commit_log: Annotated[
+        CommitLogMode,
+        Meta(description='a write is answered when its log is on disk, "sync", or a moment before that, "periodic"'),
+    ] = CommitLogMode.SYNC
     log_format: Annotated[
         LogFormat, Meta(description='how the log is written: "people", aligned lines, or "json", an object a line')
     ] = LogFormat.PEOPLE

@@ -17,7 +17,7 @@ from tests.cluster.conftest import QUICK, eventually, random_base_address
 
 from ebla.cli.asking import ask_all
 from ebla.cli.local_cluster import LocalNode, find_nodes
-from ebla.node import main as run_process
+from ebla.node.__main__ import main as run_process
 
 SETTINGS = [flag for setting in QUICK for flag in ("--set", setting)]
 
@@ -63,7 +63,7 @@ def test_a_cluster_comes_up_shows_itself_goes_down_and_keeps_its_identities(term
         ("node1", "up", 2), ("node2", "up", 2), ("node3", "up", 2)
     ]  # fmt: skip
     assert [[process["name"] for process in node["processes"]] for node in first["nodes"]] == [
-        ["control", "shard-0"]
+        ["control", "shard-0", "shard-1", "bulk"]
     ] * 3
     assert all(node["round_trip_us"] > 0 and node["uptime_ms"] > 0 for node in first["nodes"])
     hosts = [node["host"] for node in first["nodes"]]

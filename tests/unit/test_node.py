@@ -8,8 +8,10 @@ from typing import NoReturn
 
 import pytest
 
-from ebla import node
 from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
+from ebla.node import __main__ as entry
+from ebla.node import control_role
+from ebla.node.process import reporter
 from ebla.options import LogFormat
 from ebla.runtime import file_lock
 from ebla.runtime.system_clock import SystemClock
@@ -20,9 +22,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalNode:
     def run(work: object) -> NoReturn:
         raise AssertionError("the node would run")
 
-    monkeypatch.setattr(node, "_run", run)
-    monkeypatch.setattr(node, "_run_control", lambda *_: None)
-    monkeypatch.setattr(node, "raise_open_files", lambda _: None)
+    monkeypatch.setattr(control_role, "run_process", run)
+    monkeypatch.setattr(control_role, "_run_control", lambda *_: None)
+    monkeypatch.setattr(entry, "raise_open_files", lambda _: 1_024)
     base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
     nodes = find_or_make_nodes(tmp_path, Shape(1, 1, base, "ebla", ("limits.lock_wait_ms=0",)))
     give_identities(nodes)
@@ -30,7 +32,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalNode:
 
 
 def start(made: LocalNode, *arguments: str) -> int:
-    return node.main(["control", "--options", str(made.options_path), *arguments])
+    return entry.main(["control", "--options", str(made.options_path), *arguments])
 
 
 def test_a_healthy_folder_would_run(made: LocalNode) -> None:
@@ -87,7 +89,7 @@ def test_a_first_start_that_was_overtaken_takes_the_identity_it_finds(
     """Two starts at once in a fresh folder: both saw no identity, and one made it while the other waited."""
     before = made.folder.read_identity()
     certificate = (made.folder.tls / "node.pem").read_bytes()
-    monkeypatch.setattr(node, "check_folder", lambda _options: None)
+    monkeypatch.setattr(control_role, "check_folder", lambda _options: None)
     with pytest.raises(AssertionError, match="the node would run"):
         start(made)
     assert made.folder.read_identity() == before
@@ -95,8 +97,8 @@ def test_a_first_start_that_was_overtaken_takes_the_identity_it_finds(
 
 
 def test_the_log_is_written_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    node._reporter(SystemClock(), "control", LogFormat.JSON)("node.tried", {"answer": 42})
-    node._reporter(SystemClock(), "control", LogFormat.PEOPLE)("node.tried", {"answer": 42})
+    reporter(SystemClock(), "control", LogFormat.JSON)("node.tried", {"answer": 42})
+    reporter(SystemClock(), "control", LogFormat.PEOPLE)("node.tried", {"answer": 42})
     for_machines, for_people = capsys.readouterr().err.splitlines()
     line = json.loads(for_machines)
     assert (line["event"], line["subject"], line["severity"], line["answer"]) == ("node.tried", "control", "note", 42)

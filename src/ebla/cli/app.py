@@ -82,7 +82,9 @@ def up_command(
     nodes: Annotated[
         int | None, typer.Option("--nodes", metavar="N", help="How many nodes; 3 for a new cluster.")
     ] = None,
-    shards: Annotated[int, typer.Option("--shards", metavar="M", help="Data processes of each new node.")] = 1,
+    shards: Annotated[
+        int, typer.Option("--shards", metavar="M", help="Data processes of each new node.")
+    ] = local_cluster.SHARDS_DEFAULT,
     data: Data = DATA_DEFAULT,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Show the cluster until Ctrl-C.")] = True,
     base_address: Annotated[

@@ -28,6 +28,7 @@ from ebla.runtime.system_clock import SystemClock
 
 NODES_DEFAULT = 3
 NODES_MAX = 250
+SHARDS_DEFAULT = 2
 LOG_BYTES_MAX = 16 << 20
 LOG_TAIL_LINES = 12
 

@@ -14,6 +14,7 @@ from ebla.model.errors import Corruption, DiskFull, Refused
 from ebla.model.identity import ClusterId, HostId
 
 FORMAT_NEWEST = 1
+SHARDS_MAX = 256
 SOCKET_PATH_BYTES_MAX = 100
 """The kernel takes 107; the rest is room for the names of temporary sockets."""
 
@@ -42,11 +43,25 @@ class DataFolder:
         self.run = path / "run"
         self.control_socket = self.run / "control.sock"
         self.control_lock = self.run / "control.lock"
+        self.bulk_socket = self.run / "bulk.sock"
+        self.bulk_lock = self.run / "bulk.lock"
         self.log = self.run / "node.log"
         self.last_stop = self.run / "last-stop"
 
+    def shard(self, number: int) -> Path:
+        """What the shard stores: its log, its manifest, its layers."""
+        return self.path / f"shard-{number}"
+
     def shard_lock(self, number: int) -> Path:
         return self.run / f"shard-{number}.lock"
+
+    def shard_socket(self, number: int) -> Path:
+        """Its door for the other processes of the node."""
+        return self.run / f"shard-{number}.sock"
+
+    def child_locks(self) -> list[Path]:
+        """Of every process that control has started here, in this life or an earlier one."""
+        return sorted(path for path in self.run.glob("*.lock") if path != self.control_lock)
 
     def read_identity(self) -> Identity | None:
         """None for a folder in which no node has started yet."""
@@ -81,9 +96,10 @@ class DataFolder:
         if identity is None:
             self._check_empty()
         self._check_space(free_bytes_min)
-        if len(os.fsencode(self.control_socket)) > SOCKET_PATH_BYTES_MAX:
+        longest = self.shard_socket(SHARDS_MAX - 1)
+        if len(os.fsencode(longest)) > SOCKET_PATH_BYTES_MAX:
             raise FolderRefused(
-                f"the path {self.control_socket} is too long for a Unix socket",
+                f"the path {longest} is too long for a Unix socket",
                 advice=f"choose a data folder whose path leaves it at most {SOCKET_PATH_BYTES_MAX} bytes",
             )
         return identity

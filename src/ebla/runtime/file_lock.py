@@ -90,9 +90,9 @@ def held_by_another(path: Path) -> LockHeld | None:
     return None
 
 
-def held_in(folder: Path, pattern: str = "*.lock") -> LockHeld | None:
+def held_in(folder: Path) -> LockHeld | None:
     """The first held lock among the files of a folder. A lock of this process itself counts as held."""
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(folder.glob("*.lock")):
         held = held_by_another(path)
         if held is not None:
             return held

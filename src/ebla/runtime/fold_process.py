@@ -39,6 +39,15 @@ class FoldOutcome(msgspec.Struct, frozen=True, array_like=True):
     failure: str = ""
 
 
+class FoldProcesses:
+    """`bulk.fold_desk.Folding`. A process for each fold and not a thread: a fold holds the interpreter for long
+    stretches, which would keep the process that answers from answering, and one that dies of its input or of memory
+    takes nobody along. Starting it costs a few tenths of a second, against folds of seconds to minutes."""
+
+    async def fold(self, job: FoldJob, deadline_s: float) -> FoldResult:
+        return await fold_in_process(job, deadline_s)
+
+
 async def fold_in_process(job: FoldJob, deadline_s: float) -> FoldResult:
     """Raises `FoldFailed`. A child that is late, or whose caller is cancelled, is killed and reaped first."""
     process = await asyncio.create_subprocess_exec(

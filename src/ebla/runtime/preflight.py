@@ -42,13 +42,18 @@ def wait_for_predecessors(folder: DataFolder, wait_ms: int) -> None:
     """A child of a control that died may outlive it by a moment, and it still writes. Nothing starts before the locks
     of all of them were seen free; no other control can start children meanwhile, as this one holds its own lock."""
     deadline = time.monotonic() + wait_ms / 1000
-    while (held := file_lock.held_in(folder.run, "shard-*.lock")) is not None:
+    while (held := _held_by_child(folder)) is not None:
         if time.monotonic() >= deadline:
             raise Refused(
                 f"a process of an earlier run of this node is still alive after {wait_ms} ms: {held.message}",
                 advice=f"end it (kill -9 {held.holder}) and start the node again",
             )
         time.sleep(LOCK_POLL_S)
+
+
+def _held_by_child(folder: DataFolder) -> file_lock.LockHeld | None:
+    held = (file_lock.held_by_another(path) for path in folder.child_locks())
+    return next((one for one in held if one is not None), None)
 
 
 def check_addresses(options: NodeOptions) -> None:

@@ -4,6 +4,19 @@ import resource
 
 from ebla.model.errors import Refused
 
+FILES_PER_LAYER = 24
+"""A layer that is written to holds six files of its own and one for each of its tables; sixteen of those make a live
+layer that is due to be sealed."""
+FILES_FOR_LAYERS = 0.75
+"""The rest is for connections, the commit log, folds and checkpoints."""
+LAYERS_OPEN_MAX = 4096
+
+
+def layers_open_max(open_files: int) -> int:
+    """How many layers a shard may have open. The limit on files is each process's own, so that the shards of a node do
+    not share it; what they share is memory, which bounds the layers of one as well."""
+    return max(1, min(LAYERS_OPEN_MAX, int(open_files * FILES_FOR_LAYERS) // FILES_PER_LAYER))
+
 
 def raise_open_files(needed_min: int) -> int:
     """Raises the limit on open files to the hard one and returns it."""

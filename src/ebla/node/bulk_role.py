@@ -1,0 +1,56 @@
+"""The bulk process: folds in processes of their own, all of it at low priority."""
+
+import os
+import signal
+
+from ebla.bulk.bulk_process import BulkProcess, BulkSetup
+from ebla.bulk.fold_desk import DeskLimits
+from ebla.model.identity import Address
+from ebla.node.process import EXIT_OK, identity_of, on_signal, reload_tls, reporter, run_process, run_until_stopped
+from ebla.options import NodeOptions
+from ebla.ports.surroundings import Surroundings
+from ebla.runtime import file_lock
+from ebla.runtime.data_folder import DataFolder, Identity
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.fold_process import FoldProcesses
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.wire.frames import Introduction
+from ebla.wire.limits import WireLimits
+from ebla.wire.report import Report
+
+NAME = "bulk"
+NICENESS = 5
+"""Serving comes first. Its folds go lower still, or they would keep it from telling control that it lives."""
+
+
+def run_bulk(options: NodeOptions) -> int:
+    os.nice(NICENESS)
+    identity = identity_of(options)
+    with file_lock.acquire(DataFolder(options.folder).bulk_lock):
+        run_process(_run(options, identity, reporter(SystemClock(), NAME, options.log_format)))
+    return EXIT_OK
+
+
+async def _run(options: NodeOptions, identity: Identity, report: Report) -> None:
+    folder = DataFolder(options.folder)
+    on_signal(signal.SIGHUP, lambda: reload_tls(tls, report))
+    tls = NodeTls(TlsFolder(folder.tls))
+    async with TcpTransport(tls, TransportLimits(), report) as transport:
+        bulk = BulkProcess(
+            Surroundings(SystemClock(), SystemChance(), FileDisk(), transport),
+            BulkSetup(
+                introduction=Introduction(identity.host, identity.cluster, identity.cluster_name, NAME),
+                address=Address(str(folder.bulk_socket)),
+                control_address=Address(str(folder.control_socket)),
+                heartbeat_ms=options.limits.child_heartbeat_ms,
+                desk=DeskLimits(folds_max=options.limits.folds_max, fold_ms=options.limits.fold_ms),
+                wire=WireLimits(),
+                report=report,
+                pid=os.getpid(),
+            ),
+            FoldProcesses(),
+        )
+        await run_until_stopped(bulk.run())

@@ -1,0 +1,201 @@
+"""The control process of a node, and its children: what is checked before they start, and how they end."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebla.control.control_process import ControlProcess, ControlSetup
+from ebla.control.group0_server import Group0Setup
+from ebla.control.liveness import LivenessLimits
+from ebla.group0.members import Member, Role
+from ebla.model.errors import Refused
+from ebla.model.identity import Address
+from ebla.node.process import EXIT_GAVE_UP, EXIT_OK, on_signal, reload_tls, reporter, run_process, stop_on_signals
+from ebla.options import NodeOptions
+from ebla.ports.surroundings import Surroundings
+from ebla.runtime import file_lock
+from ebla.runtime.child_policy import ChildLimits
+from ebla.runtime.data_folder import DataFolder, Identity, write_durably
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.first_start import found_cluster, join_by_token
+from ebla.runtime.hand_over import AuthorityDesk
+from ebla.runtime.join_door import DESK_LIMITS, WithJoinDoor
+from ebla.runtime.preflight import check_addresses, check_folder, wait_for_predecessors
+from ebla.runtime.supervise import ChildCommand, Supervisor
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.version import release
+from ebla.wire.frames import Introduction
+from ebla.wire.join_token import parse_join_token
+from ebla.wire.limits import WireLimits
+from ebla.wire.report import Report
+from ebla.wire.server import Server
+
+ASK_SHARE = 0.6
+"""Of the time for a stop, what a child has to end by itself; the rest is for killing, reaping and closing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How the node was told to start; its children are told the same."""
+
+    options_path: Path
+    overrides: tuple[str, ...]
+    token: str | None
+
+
+def run_control(options: NodeOptions, start: Start) -> int:
+    """Everything that can be refused is refused before the first child starts or a peer is answered."""
+    folder = DataFolder(options.folder)
+    if check_folder(options) is None:
+        _check_first_start(options, start.token)
+        folder.lay_out()
+    with file_lock.acquire(folder.control_lock):
+        # Under the lock, or two first starts at once in one folder would each make a host of their own.
+        identity = folder.read_identity() or _first_start(options, start.token)
+        wait_for_predecessors(folder, options.limits.lock_wait_ms)
+        check_addresses(options)
+        folder.last_stop.unlink(missing_ok=True)
+        clock = SystemClock()
+        report = reporter(clock, "control", options.log_format)
+        supervisor = Supervisor(_child_commands(options, start), _child_limits(options), clock, report)
+        reason = run_process(_run_control(options, identity, supervisor, report))
+        _keep_reason(folder, reason or "asked to stop", report)
+    if reason is None:
+        return EXIT_OK
+    sys.stderr.write(f"ebla: the node stopped: {reason}\n")
+    return EXIT_GAVE_UP
+
+
+def _child_commands(options: NodeOptions, start: Start) -> list[ChildCommand]:
+    again = (str(start.options_path), *(flag for override in start.overrides for flag in ("--set", override)))
+    python = (sys.executable, "-m", "ebla.node")
+    shards = [
+        ChildCommand(f"shard-{number}", (*python, "shard", "--number", str(number), "--options", *again))
+        for number in range(options.shards)
+    ]
+    return [*shards, ChildCommand("bulk", (*python, "bulk", "--options", *again))]
+
+
+def _keep_reason(folder: DataFolder, reason: str, report: Report) -> None:
+    """For `ebla status`. A disk that is full must not turn a clean stop into a crash."""
+    try:
+        write_durably(folder.last_stop, f"{reason}\n".encode())
+    except OSError as error:
+        report("node.reason_not_kept", {"cause": str(error)})
+
+
+def _check_first_start(options: NodeOptions, token: str | None) -> None:
+    if token is not None:
+        parse_join_token(token)
+    elif options.peer_addresses:
+        raise Refused(
+            f"{options.folder} has no identity yet, and its options name peers: it must join their cluster",
+            advice="make a token there (`ebla token`) and start with --join TOKEN; a node without `peers` founds a "
+            "cluster of its own",
+        )
+
+
+def _first_start(options: NodeOptions, token: str | None) -> Identity:
+    if token is None:
+        return found_cluster(options, SystemClock(), SystemChance())
+    return join_by_token(options, parse_join_token(token), SystemClock(), SystemChance())
+
+
+def _child_limits(options: NodeOptions) -> ChildLimits:
+    limits = options.limits
+    return ChildLimits(
+        start_ms=limits.child_start_ms,
+        silence_ms=limits.child_silence_ms,
+        exits_max=limits.child_exits_max,
+        exits_window_ms=limits.child_exits_window_ms,
+        restart_pause_ms=limits.child_restart_pause_ms,
+        ask_ms=int(limits.stop_ms * ASK_SHARE),
+    )
+
+
+async def _run_control(options: NodeOptions, identity: Identity, supervisor: Supervisor, report: Report) -> str | None:
+    """Returns why the node stopped by itself; None where it was asked to."""
+    folder, clock = DataFolder(options.folder), SystemClock()
+    stop = stop_on_signals()
+    # Before the certificates are read: those that change in between would else be missed until the next change.
+    on_signal(signal.SIGHUP, lambda: _reload(tls, report, supervisor))
+    tls = NodeTls(TlsFolder(folder.tls))
+    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name)
+    async with TcpTransport(tls, TransportLimits(), report) as transport, asyncio.TaskGroup() as tasks:
+        desk = Server(tasks, introduction, DESK_LIMITS, report)
+        AuthorityDesk(TlsFolder(folder.tls), identity.cluster, clock, desk)
+        doors = WithJoinDoor(transport, options.control_address, desk.accept)
+        control = ControlProcess(
+            Surroundings(clock, SystemChance(), FileDisk(), doors),
+            ControlSetup(
+                introduction=introduction,
+                address=options.control_address,
+                local_address=Address(str(folder.control_socket)),
+                group0=_group0_setup(options, identity),
+                liveness=LivenessLimits(options.limits.peer_heartbeat_ms, options.limits.peer_silence_ms),
+                wire=WireLimits(),
+                report=report,
+                pid=os.getpid(),
+                release=release(),
+            ),
+            supervisor,
+            stop,
+        )
+        serving = tasks.create_task(control.run())
+        try:
+            await control.ready.wait()
+            report("node.started", {"host": str(identity.host), "address": str(options.control_address)})
+            children = tasks.create_task(supervisor.run())
+            stopping = tasks.create_task(stop.wait())
+            await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:  # a part that breaks ends the others as well, and their end must be bounded just so
+            _end_within(options.limits.stop_ms)
+        stop.set()
+        supervisor.stop()
+        await asyncio.wait([children])
+        serving.cancel()
+        desk.close("the node stops")
+    reason = control.gave_up or supervisor.gave_up
+    if reason is not None:
+        report("node.gave_up", {"reason": reason})
+    report("node.stopped", {})
+    return reason
+
+
+def _group0_setup(options: NodeOptions, identity: Identity) -> Group0Setup:
+    own = Member(
+        identity.host,
+        Role.LEARNER,
+        options.control_address,
+        options.datacenter,
+        options.rack,
+        release=release(),
+    )
+    return Group0Setup(
+        own,
+        identity.cluster,
+        identity.cluster_name,
+        options.peer_addresses,
+        str(DataFolder(options.folder).group0.absolute()),
+        tick_ms=options.limits.raft_tick_ms,
+        election_ticks=max(2, options.limits.raft_election_ms // options.limits.raft_tick_ms),
+    )
+
+
+def _reload(tls: NodeTls, report: Report, supervisor: Supervisor) -> None:
+    if reload_tls(tls, report):
+        supervisor.pass_on(signal.SIGHUP)
+
+
+def _end_within(stop_ms: int) -> None:
+    """Whatever hangs, the node is gone in time: killed, it takes its children along."""
+    killer = threading.Timer(stop_ms / 1000, os.kill, (os.getpid(), signal.SIGKILL))
+    killer.daemon = True
+    killer.start()

@@ -1,0 +1,109 @@
+"""What the processes of a node have in common: signals, certificates that change, the log, errors for the operator."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from ebla.model.error_groups import leaves
+from ebla.model.errors import EblaError
+from ebla.observe.events import Severity, Sink
+from ebla.observe.observer import Observer
+from ebla.observe.sinks import ForPeople, JsonLines
+from ebla.options import LogFormat, NodeOptions, OptionsError
+from ebla.ports.clock import Clock
+from ebla.runtime.data_folder import DataFolder, Identity
+from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.tls import NodeTls
+from ebla.wire.report import Report
+
+EXIT_OK = 0
+EXIT_REFUSED = 1
+EXIT_GAVE_UP = 3
+
+WARNINGS = (
+    "child.ended",
+    "child.killed",
+    "child.not_started",
+    "fold.failed",
+    "join.token_refused",
+    "liveness.peer_down",
+    "node.gave_up",
+    "shard.stopped_serving",
+    "transport.connection_refused",
+    "transport.link_violated",
+    "transport.tls_failed",
+    "wire.link_ended",
+    "wire.peer_unreachable",
+    "wire.verb_broke",
+)
+
+
+def run_process(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(work)
+    except BaseExceptionGroup as group:
+        # An error that was foreseen has words for the operator; any other is a defect and shows its trace.
+        errors = list(leaves(group))
+        if all(isinstance(error, EblaError) for error in errors):
+            raise errors[0] from group
+        raise
+
+
+async def run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """A child: until it is asked to end, or its work ends with an error."""
+    stop = stop_on_signals()
+    async with asyncio.TaskGroup() as tasks:
+        working = tasks.create_task(work)
+        await stop.wait()
+        working.cancel()
+
+
+def stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        on_signal(number, stop.set)
+    return stop
+
+
+def on_signal(number: signal.Signals, act: Callable[[], object]) -> None:
+    asyncio.get_running_loop().add_signal_handler(number, act)
+
+
+def reload_tls(tls: NodeTls, report: Report) -> bool:
+    try:
+        tls.reload()
+    except EblaError as error:
+        report("tls.not_reloaded", {"cause": str(error)})
+        return False
+    report("tls.reloaded", {})
+    return True
+
+
+def identity_of(options: NodeOptions) -> Identity:
+    folder = DataFolder(options.folder)
+    identity = folder.read_identity()
+    if identity is None:
+        raise OptionsError(f"{folder.path} holds no node")
+    return identity
+
+
+def reporter(clock: Clock, process: str, log_format: LogFormat) -> Report:
+    observer = Observer(clock, [_sink(log_format)])
+
+    def report(event: str, details: Mapping[str, object]) -> None:
+        severity = Severity.WARNING if event in WARNINGS else Severity.NOTE
+        observer.emit(event, process, severity=severity, **details)
+
+    return report
+
+
+def _sink(log_format: LogFormat) -> Sink:
+    match log_format:
+        case LogFormat.PEOPLE:
+            at_terminal = sys.stderr.isatty()
+            return ForPeople(sys.stderr, colour=at_terminal, dated=not at_terminal)
+        case LogFormat.JSON:
+            return JsonLines(sys.stderr)
