@@ -19,7 +19,7 @@ class Kind(enum.IntEnum):
     UUID = 7
     BLOB = 8
     MARKER = 9
-    """`?`, or `:name` with the name as text."""
+    """`?`; a named one is a colon and a name, which only the parser can tell from the colon of a map."""
     SIGN = 10
     """Punctuation and operators."""
     END = 11
@@ -50,7 +50,7 @@ _PATTERN = re.compile(
     | "(?P<quoted>(?:[^"]|"")*)"
     | '(?P<string>(?:[^']|'')*)'
     | \$\$(?P<dollar>.*?)\$\$
-    | (?P<marker>\?|:(?:[A-Za-z]\w*|"(?:[^"]|"")+"))
+    | (?P<marker>\?)
     | (?P<sign><=|>=|!=|[-+*/%=<>(){{}}\[\],.;:])
     """,
     re.VERBOSE | re.DOTALL,
@@ -62,6 +62,7 @@ _KINDS = {
     "duration": Kind.DURATION,
     "decimal": Kind.DECIMAL,
     "integer": Kind.INTEGER,
+    "marker": Kind.MARKER,
     "sign": Kind.SIGN,
 }
 
@@ -112,16 +113,7 @@ def _token(group: str, match: re.Match[str], start: int) -> Token:
             return Token(Kind.STRING, text.replace("''", "'"), start, "")
         case "dollar":
             return Token(Kind.STRING, text, start, "")
-        case "marker":
-            return Token(Kind.MARKER, _marker_name(text), start, "")
         case "blob":
             return Token(Kind.BLOB, text[2:], start, "")
         case _:
             return Token(_KINDS[group], text, start, "")
-
-
-def _marker_name(text: str) -> str:
-    if text == "?":
-        return text
-    name = text[1:]
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()

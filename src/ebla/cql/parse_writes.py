@@ -1,0 +1,177 @@
+"""INSERT, UPDATE, DELETE, BATCH, TRUNCATE."""
+
+from ebla.cql.lexer import Kind
+from ebla.cql.parse_terms import simple_term, term
+from ebla.cql.parse_where import table_name, using, where
+from ebla.cql.statements import (
+    Assign,
+    AssignElement,
+    Assignment,
+    Batch,
+    BatchKind,
+    ChangeCollection,
+    CollectionChange,
+    Delete,
+    DeletedColumn,
+    Insert,
+    Modification,
+    Truncate,
+    Update,
+    Using,
+)
+from ebla.cql.terms import Arithmetic, Term
+from ebla.cql.token_reader import NotThere, Reader
+
+LIGHTWEIGHT = "IF conditions (lightweight transactions)"
+
+
+def insert(reader: Reader) -> Insert:
+    """After the word itself."""
+    reader.expect_word("INTO")
+    table = table_name(reader)
+    if reader.at_word("JSON"):
+        raise NotThere("INSERT JSON")
+    reader.expect_sign("(")
+    columns = [reader.name("a column")]
+    while reader.accept_sign(","):
+        columns.append(reader.name("a column"))
+    reader.expect_sign(")")
+    reader.expect_word("VALUES")
+    reader.expect_sign("(")
+    values = [term(reader)]
+    while reader.accept_sign(","):
+        values.append(term(reader))
+    reader.expect_sign(")")
+    _refuse_condition(reader)
+    times = using(reader, "TIMESTAMP", "TTL", "TIMEOUT")
+    _refuse_condition(reader)
+    return Insert(table, tuple(columns), tuple(values), times)
+
+
+def update(reader: Reader) -> Update:
+    table = table_name(reader)
+    times = using(reader, "TIMESTAMP", "TTL", "TIMEOUT")
+    reader.expect_word("SET")
+    assignments = [_assignment(reader)]
+    while reader.accept_sign(","):
+        assignments.append(_assignment(reader))
+    reader.expect_word("WHERE")
+    relations = where(reader)
+    _refuse_condition(reader)
+    return Update(table, tuple(assignments), relations, times)
+
+
+def _assignment(reader: Reader) -> Assignment:
+    column = reader.name("a column")
+    if reader.accept_sign("["):
+        key = term(reader)
+        reader.expect_sign("]")
+        reader.expect_sign("=")
+        return AssignElement(column, key, term(reader))
+    if reader.at_sign("."):
+        raise NotThere("fields of user-defined types")
+    for sign, change in (("+", CollectionChange.APPEND), ("-", CollectionChange.REMOVE)):
+        if reader.at_sign(sign) and reader.next_is_sign("="):
+            reader.take()
+            reader.take()
+            return ChangeCollection(column, change, term(reader))
+    reader.expect_sign("=")
+    return _right_side(reader, column)
+
+
+def _right_side(reader: Reader, column: str) -> Assignment:
+    """`c = c + x`, `c = c - x`, `c = x + c` or `c = x`."""
+    token = reader.token
+    if token.kind in (Kind.NAME, Kind.QUOTED_NAME) and _names(reader, column):
+        for sign, change in (("+", CollectionChange.APPEND), ("-", CollectionChange.REMOVE)):
+            if reader.next_is_sign(sign):
+                reader.take()
+                reader.take()
+                return ChangeCollection(column, change, simple_term(reader))
+    first = simple_term(reader)
+    if reader.at_sign("+") and reader.peek().kind in (Kind.NAME, Kind.QUOTED_NAME) and reader.peek(2).text != "(":
+        reader.take()
+        other = reader.name("a column")
+        if other != column:
+            reader.fail(f"after '{other}', which is not the column that is set")
+        return ChangeCollection(column, CollectionChange.PREPEND, first)
+    return Assign(column, _rest_of_term(reader, first))
+
+
+def _rest_of_term(reader: Reader, first: Term) -> Term:
+    while reader.token.kind is Kind.SIGN and reader.token.text in ("+", "-", "*", "/", "%"):
+        operator = reader.take().text
+        first = Arithmetic(operator, first, simple_term(reader))
+    return first
+
+
+def _names(reader: Reader, column: str) -> bool:
+    token = reader.token
+    return (token.text if token.kind is Kind.QUOTED_NAME else token.text.lower()) == column
+
+
+def delete(reader: Reader) -> Delete:
+    columns: list[DeletedColumn] = []
+    if not reader.at_word("FROM"):
+        columns.append(_deleted(reader))
+        while reader.accept_sign(","):
+            columns.append(_deleted(reader))
+    reader.expect_word("FROM")
+    table = table_name(reader)
+    times = using(reader, "TIMESTAMP", "TIMEOUT")
+    reader.expect_word("WHERE")
+    relations = where(reader)
+    _refuse_condition(reader)
+    return Delete(table, tuple(columns), relations, times)
+
+
+def _deleted(reader: Reader) -> DeletedColumn:
+    column = reader.name("a column")
+    if reader.accept_sign("["):
+        key = term(reader)
+        reader.expect_sign("]")
+        return DeletedColumn(column, key)
+    if reader.at_sign("."):
+        raise NotThere("fields of user-defined types")
+    return DeletedColumn(column)
+
+
+def _refuse_condition(reader: Reader) -> None:
+    if reader.at_word("IF"):
+        raise NotThere(LIGHTWEIGHT)
+
+
+def batch(reader: Reader) -> Batch:
+    """After BEGIN."""
+    kind = BatchKind.LOGGED
+    if reader.accept_word("UNLOGGED"):
+        kind = BatchKind.UNLOGGED
+    elif reader.at_word("COUNTER"):
+        raise NotThere("counters")
+    else:
+        reader.accept_word("LOGGED")
+    reader.expect_word("BATCH")
+    times: Using = using(reader, "TIMESTAMP", "TIMEOUT")
+    found: list[Modification] = []
+    while not reader.at_word("APPLY"):
+        found.append(_modification(reader))
+        while reader.accept_sign(";"):
+            pass
+    reader.expect_word("APPLY", "BATCH")
+    return Batch(kind, tuple(found), times)
+
+
+def _modification(reader: Reader) -> Modification:
+    if reader.accept_word("INSERT"):
+        return insert(reader)
+    if reader.accept_word("UPDATE"):
+        return update(reader)
+    if reader.accept_word("DELETE"):
+        return delete(reader)
+    raise reader.failure("expecting INSERT, UPDATE, DELETE or APPLY BATCH")
+
+
+def truncate(reader: Reader) -> Truncate:
+    if not reader.accept_word("TABLE"):
+        reader.accept_word("COLUMNFAMILY")
+    return Truncate(table_name(reader), using(reader, "TIMEOUT"))
