@@ -11,7 +11,7 @@ import pytest
 from tests.unit.storage.store_rig import limits, plain, small_stack
 
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.fold_process import NICENESS, FoldFailed, fold_in_process
+from ebla.runtime.folding import NICENESS, FoldFailed, fold_in_process
 from ebla.runtime.system_chance import SystemChance
 from ebla.storage.commit_log import SyncMode
 from ebla.storage.fold_plan import FoldEnd, FoldJob

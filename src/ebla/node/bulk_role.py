@@ -2,17 +2,27 @@
 
 import os
 import signal
+import sys
 
 from ebla.bulk.bulk_process import BulkProcess, BulkSetup
 from ebla.bulk.fold_desk import DeskLimits
 from ebla.model.identity import Address
-from ebla.node.process import EXIT_OK, identity_of, on_signal, reload_tls, reporter, run_process, run_until_stopped
+from ebla.node.process import (
+    child_parser,
+    identity_of,
+    on_signal,
+    reload_tls,
+    reporter,
+    run_child,
+    run_process,
+    run_until_stopped,
+)
 from ebla.options import NodeOptions
 from ebla.ports.surroundings import Surroundings
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, Identity
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.fold_process import FoldProcesses
+from ebla.runtime.folding import FoldProcesses
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
@@ -26,12 +36,15 @@ NICENESS = 5
 """Serving comes first. Its folds go lower still, or they would keep it from telling control that it lives."""
 
 
-def run_bulk(options: NodeOptions) -> int:
+def main() -> int:
+    return run_child(child_parser("The process of a node for long work on files").parse_args(), _run_bulk)
+
+
+def _run_bulk(options: NodeOptions, _open_files: int) -> None:
     os.nice(NICENESS)
     identity = identity_of(options)
     with file_lock.acquire(DataFolder(options.folder).bulk_lock):
         run_process(_run(options, identity, reporter(SystemClock(), NAME, options.log_format)))
-    return EXIT_OK
 
 
 async def _run(options: NodeOptions, identity: Identity, report: Report) -> None:
@@ -54,3 +67,7 @@ async def _run(options: NodeOptions, identity: Identity, report: Report) -> None
             FoldProcesses(),
         )
         await run_until_stopped(bulk.run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

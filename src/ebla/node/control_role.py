@@ -75,12 +75,10 @@ def run_control(options: NodeOptions, start: Start) -> int:
 
 def _child_commands(options: NodeOptions, start: Start) -> list[ChildCommand]:
     again = (str(start.options_path), *(flag for override in start.overrides for flag in ("--set", override)))
-    python = (sys.executable, "-m", "ebla.node")
-    shards = [
-        ChildCommand(f"shard-{number}", (*python, "shard", "--number", str(number), "--options", *again))
-        for number in range(options.shards)
-    ]
-    return [*shards, ChildCommand("bulk", (*python, "bulk", "--options", *again))]
+    shard = (sys.executable, "-m", "ebla.node.shard_role", "--options", *again)
+    bulk = (sys.executable, "-m", "ebla.node.bulk_role", "--options", *again)
+    shards = [ChildCommand(f"shard-{number}", (*shard, "--number", str(number))) for number in range(options.shards)]
+    return [*shards, ChildCommand("bulk", bulk)]
 
 
 def _keep_reason(folder: DataFolder, reason: str, report: Report) -> None:

@@ -1,9 +1,11 @@
 """What the processes of a node have in common: signals, certificates that change, the log, errors for the operator."""
 
+import argparse
 import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 from ebla.model.error_groups import leaves
@@ -11,10 +13,13 @@ from ebla.model.errors import EblaError
 from ebla.observe.events import Severity, Sink
 from ebla.observe.observer import Observer
 from ebla.observe.sinks import ForPeople, JsonLines
-from ebla.options import LogFormat, NodeOptions, OptionsError
+from ebla.options import LogFormat, NodeOptions, OptionsError, load
 from ebla.ports.clock import Clock
 from ebla.runtime.data_folder import DataFolder, Identity
+from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.process_limits import raise_open_files
+from ebla.runtime.supervise import PARENT_FLAG, PIPE_FLAG
 from ebla.runtime.tls import NodeTls
 from ebla.wire.report import Report
 
@@ -38,6 +43,33 @@ WARNINGS = (
     "wire.peer_unreachable",
     "wire.verb_broke",
 )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--options", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+
+
+def child_parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=f"{description}; started by its control")
+    parser.add_argument(PARENT_FLAG, type=int, required=True)
+    parser.add_argument(PIPE_FLAG, type=int, required=True)
+    add_options(parser)
+    return parser
+
+
+def run_child(chosen: argparse.Namespace, work: Callable[[NodeOptions, int], None]) -> int:
+    """The life of a child as `work` on its options and the number of files it may open."""
+    # By default it would end a process that `ebla renew` meets while it starts. Certificates are read later than this.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    die_with_parent(chosen.parent, chosen.parent_pipe)
+    try:
+        options = load(chosen.options, chosen.set)
+        work(options, raise_open_files(options.limits.open_files_min))
+    except EblaError as error:
+        sys.stderr.write(f"ebla: {error}\n")
+        return EXIT_REFUSED
+    return EXIT_OK
 
 
 def run_process(work: Coroutine[Any, Any, Any]) -> Any:

@@ -2,9 +2,20 @@
 
 import os
 import signal
+import sys
+from functools import partial
 
 from ebla.model.identity import Address
-from ebla.node.process import EXIT_OK, identity_of, on_signal, reload_tls, reporter, run_process, run_until_stopped
+from ebla.node.process import (
+    child_parser,
+    identity_of,
+    on_signal,
+    reload_tls,
+    reporter,
+    run_child,
+    run_process,
+    run_until_stopped,
+)
 from ebla.options import NodeOptions
 from ebla.ports.surroundings import Surroundings
 from ebla.replica.shard_process import ShardProcess, ShardSetup
@@ -20,12 +31,18 @@ from ebla.wire.limits import WireLimits
 from ebla.wire.report import Report
 
 
-def run_shard(options: NodeOptions, number: int, _open_files: int) -> int:
+def main() -> int:
+    parser = child_parser("A data process of a node")
+    parser.add_argument("--number", type=int, required=True)
+    chosen = parser.parse_args()
+    return run_child(chosen, partial(_run_shard, chosen.number))
+
+
+def _run_shard(number: int, options: NodeOptions, _open_files: int) -> None:
     identity = identity_of(options)
     with file_lock.acquire(DataFolder(options.folder).shard_lock(number)):
         report = reporter(SystemClock(), f"shard-{number}", options.log_format)
         run_process(_run(options, identity, number, report))
-    return EXIT_OK
 
 
 async def _run(options: NodeOptions, identity: Identity, number: int, report: Report) -> None:
@@ -47,3 +64,7 @@ async def _run(options: NodeOptions, identity: Identity, number: int, report: Re
             ),
         )
         await run_until_stopped(shard.run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,93 +1,21 @@
-"""A fold in a process of its own, at low priority: it reads checkpoints and writes one folder, and never meets the
-shard's loop, its GIL or its open layers.
-
-The job comes in on the child's standard input and the outcome goes out on its standard output, each behind its length.
-The input stays open: its end means that the parent is gone, and then the child is too. Whatever becomes of the child,
-nothing has changed until the shard swaps the result in, so every error here says: not applied.
-"""
+"""The process that carries a fold out, started by `folding.py`: the job comes in on its standard input, the outcome
+goes out on its standard output."""
 
 import asyncio
 import os
-import struct
 import sys
 
 import msgspec
 
-from ebla.model.errors import EblaError, Outcome
+from ebla.model.errors import EblaError
 from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.folding import LENGTH, FoldOutcome, framed
 from ebla.storage.fold import run_fold
 from ebla.storage.fold_plan import FoldJob, FoldResult
 from ebla.storage.rocks import RocksEngine
 
-NICENESS = 10
-"""Serving comes first; a fold takes what is left."""
-_LENGTH = struct.Struct(">I")
 _STANDARD_INPUT = 0
-
-
-class FoldFailed(EblaError):
-    """The fold came to nothing; the layers are as they were."""
-
-    outcome = Outcome.NOT_APPLIED
-
-
-class FoldOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """`result`, or what went wrong in words."""
-
-    result: FoldResult | None
-    failure: str = ""
-
-
-class FoldProcesses:
-    """`bulk.fold_desk.Folding`. A process for each fold and not a thread: a fold holds the interpreter for long
-    stretches, which would keep the process that answers from answering, and one that dies of its input or of memory
-    takes nobody along. Starting it costs a few tenths of a second, against folds of seconds to minutes."""
-
-    async def fold(self, job: FoldJob, deadline_s: float) -> FoldResult:
-        return await fold_in_process(job, deadline_s)
-
-
-async def fold_in_process(job: FoldJob, deadline_s: float) -> FoldResult:
-    """Raises `FoldFailed`. A child that is late, or whose caller is cancelled, is killed and reaped first."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "ebla.runtime.fold_process",
-        str(os.getpid()),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-        async with asyncio.timeout(deadline_s):
-            process.stdin.write(_framed(msgspec.msgpack.encode(job)))
-            await process.stdin.drain()
-            (size,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-            outcome = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FoldOutcome)
-    except TimeoutError:
-        raise FoldFailed(f"the fold of {job.output_folder} took longer than {deadline_s:g} s") from None
-    except (asyncio.IncompleteReadError, OSError) as error:
-        raise FoldFailed(f"the process that folded {job.output_folder} died", advice="fold again") from error
-    finally:
-        await _reaped(process)
-    if outcome.result is None:
-        raise FoldFailed(outcome.failure)
-    return outcome.result
-
-
-async def _reaped(process: asyncio.subprocess.Process) -> None:
-    """Also where it ended well: it has said all it had to, and must not outlive its answer."""
-    if process.returncode is None:
-        try:
-            process.kill()
-        except ProcessLookupError:
-            pass
-    assert process.stdin is not None
-    process.stdin.close()
-    await process.wait()
 
 
 def main() -> int:
@@ -97,7 +25,7 @@ def main() -> int:
         outcome = FoldOutcome(asyncio.run(_fold(job)))
     except EblaError as error:
         outcome = FoldOutcome(None, str(error))
-    sys.stdout.buffer.write(_framed(msgspec.msgpack.encode(outcome)))
+    sys.stdout.buffer.write(framed(msgspec.msgpack.encode(outcome)))
     sys.stdout.buffer.flush()
     return 0
 
@@ -110,12 +38,8 @@ async def _fold(job: FoldJob) -> FoldResult:
         disk.close()
 
 
-def _framed(data: bytes) -> bytes:
-    return _LENGTH.pack(len(data)) + data
-
-
 def _read_framed() -> bytes:
-    (size,) = _LENGTH.unpack(_read_exactly(_LENGTH.size))
+    (size,) = LENGTH.unpack(_read_exactly(LENGTH.size))
     return _read_exactly(size)
 
 
