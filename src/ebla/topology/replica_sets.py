@@ -17,11 +17,11 @@ import msgspec
 
 from ebla.model.consistency import ConsistencyLevel, Needed, ReplicaCounts, answers_needed
 from ebla.model.identity import HostId, Replica, ShardNumber, TableId
-from ebla.model.token import Token, TokenRange
+from ebla.model.token import TOKEN_MAX, Token, TokenRange
 from ebla.topology.replication_strategies import Place, RingReplicas
 from ebla.topology.snapshot import Node, Replication, Snapshot
 from ebla.topology.states import NodeState, Strategy, TransitionKind
-from ebla.topology.static_sharding import static_shard
+from ebla.topology.static_sharding import last_token_of_shard, static_shard
 from ebla.topology.tablet_map import CHUNK_BITS, CHUNK_MASK, TOKEN_BIAS, ReplicaSet, TabletMap
 from ebla.topology.tablet_stages import Selector, pending_replicas, stage_row
 from ebla.topology.vnode_ring import Ring, RingUse, next_ring, previous_ring, ring_use
@@ -43,6 +43,11 @@ class TableReplicas(Protocol):
     def writing(self, token: int) -> WriteReplicas: ...
 
     def reading(self, token: int) -> ReplicaSet: ...
+
+    def reading_until(self, token: int) -> int:
+        """The last token, at or after this one, up to which the same shards serve reads: one request to each of them
+        can ask for all of it. Never beyond a tablet, nor over the top of the ring."""
+        ...
 
     def ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         """What the host is a natural replica of, in ring order."""
@@ -92,6 +97,9 @@ class TabletReplicas:
             return self._tablets.replicas(number)
         return transition.new_replicas
 
+    def reading_until(self, token: int) -> int:
+        return self._tablets.last_token(self._tablets.number_of(token))
+
     def ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         for number in range(self._tablets.tablet_count):
             last = self._tablets.last_token(number)
@@ -125,6 +133,29 @@ class PlacedVnodes:
             shard = static_shard(token, *same_rule)
             return tuple([shards[shard] for shards in shards_of])
         return tuple([shards[static_shard(token, len(shards), bits)] for shards, bits in zip(shards_of, ignored_bits)])
+
+    def same_until(self, token: int) -> int:
+        """The last token, at or after this one, up to which the same shards have replicas, in whatever order."""
+        vnodes = self.vnodes
+        tokens = vnodes.ring.tokens
+        if not tokens or token > tokens[-1]:
+            position, end = 0, TOKEN_MAX
+        else:
+            position = vnodes.position_of(token)
+            end = Token(tokens[position])
+        hosts = vnodes.hosts_at(position)
+        nodes = [self._nodes[host] for host in hosts]
+        bound = min(
+            (last_token_of_shard(token, node.shard_count, node.ignore_msb) for node in nodes), default=TOKEN_MAX
+        )
+        wanted = sorted(hosts)
+        while end < bound:
+            # The last vnode goes over the top, and so is the first one again.
+            position = (position + 1) % len(tokens)
+            if sorted(vnodes.hosts_at(position)) != wanted:
+                break
+            end = Token(tokens[position]) if position else TOKEN_MAX
+        return min(end, bound)
 
     def _at(self, position: int) -> tuple[_ShardRule | None, tuple[ReplicaSet, ...], tuple[int, ...]]:
         nodes = [self._nodes[host] for host in self.vnodes.hosts_at(position)]
@@ -192,6 +223,10 @@ class VnodeReplicas:
     def reading(self, token: int) -> ReplicaSet:
         ring = self._previous if self._use.reads is Selector.PREVIOUS else self._next
         return ring.replicas_of(token)
+
+    def reading_until(self, token: int) -> int:
+        ring = self._previous if self._use.reads is Selector.PREVIOUS else self._next
+        return ring.same_until(token)
 
     def ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         replicas = self._next if self._use.writes is Selector.NEXT else self._previous

@@ -30,6 +30,15 @@ def first_token_of_shard(token: Token, shard: int, shard_count: int, ignore_msb:
     return advance(TOKEN_MIN, start if start >= offset else start + segment_width)
 
 
+def last_token_of_shard(token: int, shard_count: int, ignore_msb: int) -> Token:
+    """The last token, at or after this one, of the piece in which it stands; a piece belongs to one shard."""
+    shard = static_shard(token, shard_count, ignore_msb)
+    segment_width = RING_TOKENS >> ignore_msb
+    offset = token - TOKEN_MIN
+    segment_start = offset - offset % segment_width
+    return Token(TOKEN_MIN + segment_start + _ceil_div((shard + 1) * segment_width, shard_count) - 1)
+
+
 def first_token_in_range(within: TokenRange, shard: int, shard_count: int, ignore_msb: int) -> Token:
     """The first token of the range that the shard has; the range's end where it has none of it."""
     first = advance(within.start, 1)

@@ -191,6 +191,55 @@ def test_a_replacing_node_takes_the_place_of_the_dead_one(
     assert (hosts(found.natural), hosts(found.pending), hosts(found.reading)) == (natural, pending, reading)
 
 
+def test_a_tablet_is_read_at_the_same_shards_up_to_its_last_token() -> None:
+    tablets = tablet_map(TABLE, [(A,), (A,), (C,), (D,)])
+    replicas = ReplicaSets(cluster(*NODES, replication=network(dc1=1), tablets=tablets)).of(TABLE)
+    ends = [-(2**62) - 1, -1, 2**62 - 1, TOKEN_MAX]
+    assert [replicas.reading_until(token) for token in (TOKEN_MIN, -(2**62), 5, 2**62 - 1, TOKEN_MAX)] == [
+        ends[0],
+        ends[1],
+        ends[2],
+        ends[2],
+        ends[3],
+    ]
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        cluster(node(1, tokens=(0,), shard_count=3, ignore_msb=2), replication=simple(1)),
+        cluster(
+            node(1, tokens=(0,), shard_count=6, ignore_msb=1), node(2, tokens=(2**62,), shard_count=2, ignore_msb=0)
+        ),
+        cluster(*[node(n, tokens=(n * 2**60, -n * 2**60), ignore_msb=1) for n in (1, 2, 3)]),
+        cluster(*[node(n, tokens=(n << 60, -n << 60), ignore_msb=0) for n in (1, 2, 3)], replication=network(dc1=2)),
+        ring_of(changing=NodeState.BOOTSTRAPPING, transition=T.WRITE_BOTH_READ_NEW),
+        cluster(node(1, tokens=(7,), shard_count=1, ignore_msb=0)),
+        cluster(),
+    ],
+)
+def test_a_ring_falls_into_stretches_with_the_same_shards(snapshot: Snapshot) -> None:
+    """Within a stretch the shards are the same, and the next token after it has others."""
+    replicas = ReplicaSets(snapshot).of(TABLE)
+    token: int = TOKEN_MIN
+    for _ in range(300):
+        last = replicas.reading_until(token)
+        shards = set(replicas.reading(token))
+        assert token <= last <= TOKEN_MAX
+        for inside in (last, (token + last) // 2, min(token + 1, last)):
+            assert set(replicas.reading(inside)) == shards
+            assert replicas.reading_until(inside) == last
+        if last == TOKEN_MAX:
+            return
+        token = last + 1
+
+
+def test_neighbours_with_the_same_shards_are_one_stretch() -> None:
+    nodes = [node(number, tokens=(number * 100,), shard_count=2, ignore_msb=0) for number in (1, 2, 3)]
+    replicas = ReplicaSets(cluster(*nodes)).of(TABLE)
+    assert [replicas.reading_until(token) for token in (TOKEN_MIN, -1, 0, 150, TOKEN_MAX)] == [-1, -1, *[TOKEN_MAX] * 3]
+
+
 def test_a_vnode_replica_is_on_the_shard_its_node_computes() -> None:
     snapshot = cluster(node(1, tokens=(0,), shard_count=6, ignore_msb=3), replication=simple(1))
     for token in (TOKEN_MIN + 1, -(2**60), 7, 2**61, TOKEN_MAX):
