@@ -7,7 +7,7 @@ barrier waits for these reports and must not wait for a poll to come around.
 
 import msgspec
 
-from ebla.model.identity import HostId, SessionId, TopologyVersion
+from ebla.model.identity import HistoryId, HostId, SessionId, TopologyVersion
 from ebla.model.transaction import Revision
 
 
@@ -23,12 +23,14 @@ class FeedRequest(msgspec.Struct, frozen=True, array_like=True):
     name: str
     pid: int
     after: Revision | None
-    """None: whole state, as after a start."""
+    """None: whole state, as after a start. With `after_key`: the revision of the whole state that is being sent."""
     down_seen: tuple[HostId, ...] = ()
     """The down hosts the child knows of; a difference is answered at once."""
     wait_ms: int = 1_000
     after_key: str = ""
     """In the middle of a whole state: the last key of the page before."""
+    reported: int = 0
+    """The serial of the last report that control took; one that does not know of it answers at once."""
 
 
 class FeedAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +45,8 @@ class FeedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Nodes that this node's control holds to be down, sorted."""
     serving: bool = True
     """False: the node is stopping."""
+    report_missing: bool = False
+    """This control process has not been told how far the child is: it shall report again."""
 
 
 class ChildReport(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +64,12 @@ class ChildReport(msgspec.Struct, frozen=True, array_like=True):
     closing_sessions: tuple[SessionId, ...] = ()
     """Guards are held of these, though they are no longer listed."""
     serial: int = 0
-    """Grows with each report of one process: a report that was overtaken says nothing new."""
+    """Grows with each report of this name, from one process to the next as well (it starts from the boot clock of the
+    machine): a report that was overtaken, or comes from a process that is gone, says nothing new."""
+    history: HistoryId | None = None
+    """The history that `version` belongs to: of two, one line of versions says nothing about the other."""
+    trouble: str = ""
+    """Why the child does not get on to a later version."""
 
 
 class ReadBarrierRequest(msgspec.Struct, frozen=True, array_like=True):
