@@ -100,19 +100,25 @@ class Group0Calls:
         """Calls under way by serial, oldest first: every one before the first has been answered."""
         self._loop = asyncio.get_running_loop()
         self._looks = Deadlines(self._loop, LOOK_SLACK_MS, self._look)
+        self._forwarding: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Until cancelled: a change of leader may have taken what was offered with it, so all is offered anew."""
-        while True:
-            await self._raft.wait_standing_changed()
-            self._look(math.inf)
+        async with asyncio.TaskGroup() as tasks:
+            self._forwarding = tasks
+            try:
+                while True:
+                    await self._raft.wait_standing_changed()
+                    self._look(math.inf)
+            finally:
+                self._forwarding = None
 
     # ---- changes
 
-    async def transact(self, transaction: Transaction, deadline_ms: int) -> Answer:
+    def transact(self, transaction: Transaction, deadline_ms: int) -> "asyncio.Future[Answer]":
         """The answer of the store. Raises `TooLarge`, `Unavailable` (not applied) or `DeadlineExceeded` (unknown)."""
         self._check_sizes(transaction)
-        return await self._execute(transaction, EntryKind.COMMAND, deadline_ms)
+        return self._execute(transaction, EntryKind.COMMAND, deadline_ms)
 
     async def acquire_lock(self, chance: Chance, deadline_ms: int) -> tuple[bytes, Revision]:
         lock = chance.bytes(16)
@@ -154,65 +160,75 @@ class Group0Calls:
 
     # ---- how a command gets into the log
 
-    async def _execute(self, body: Body, kind: EntryKind, deadline_ms: int) -> Answer:
+    def _execute(self, body: Body, kind: EntryKind, deadline_ms: int) -> "asyncio.Future[Answer]":
+        """Not a coroutine: where this node leads, which is where most calls are made, there is nothing to wait for but
+        the answer, and a task for each call would cost as much as all else here. Cancelling the future withdraws the
+        call, as far as it can be."""
         serial = next(self._serials)
         call = CallId(self._caller.host, self._caller.incarnation, serial, next(iter(self._open), serial) - 1)
         payload = self._payload(Command(call, body))
-        waiting = _Waiting(call, self._machine.wait_answer(call), self._loop.time() + deadline_ms / 1000)
+        outcome: asyncio.Future[Answer] = self._loop.create_future()
+        waiting = _Waiting(self._open, call, (payload, kind), outcome, deadline_ms)
+        waiting.expires_at = self._loop.time() + deadline_ms / 1000
         self._open[serial] = waiting
-        try:
-            while True:
-                pause_ms = await self._offer(kind, payload, waiting)
-                if (answer := await self._wait(waiting, pause_ms)) is not None:
-                    return answer
-                if self._loop.time() >= waiting.expires_at:
-                    raise waiting.gave_up(deadline_ms)
-        finally:
-            self._machine.forget(call)
-            del self._open[serial]
+        self._machine.tell_answer(call, waiting.told)
+        self._offer(waiting)
+        return outcome
 
-    async def _offer(self, kind: EntryKind, payload: bytes, waiting: "_Waiting") -> int:
-        """Puts the command before the leader, and gives how long to wait before that is tried again."""
+    def _offer(self, waiting: "_Waiting") -> None:
+        """Puts the command before the leader, and sees to it that it is looked at again."""
         core = self._raft.core
         leader = core.leader
         if leader == core.peer:
             waiting.sent = True
-            self._raft.propose(payload, kind)
-            return self._limits.offer_again_ms
+            self._raft.propose(*waiting.command)
+            self._look_after(waiting, self._limits.offer_again_ms)
+            return
         host = None if leader == NOBODY else self._wire.host_of(leader)
-        if host is None:
+        if host is None or self._forwarding is None:
             waiting.reason = "no leader of group 0 is known"
-            return self._limits.look_again_ms
+            self._look_after(waiting, self._limits.look_again_ms)
+            return
+        waiting.look_at = math.inf
+        self._forwarding.create_task(self._forward(waiting, host))
+
+    async def _forward(self, waiting: "_Waiting", leader: HostId) -> None:
+        payload, kind = waiting.command
         remaining_ms = math.ceil((waiting.expires_at - self._loop.time()) * 1000)
         request = ProposeRequest(kind, payload)
         try:
-            await self._peers.call(host, GROUP0_PROPOSE, request, min(self._limits.take_up_ms, remaining_ms))
+            await self._peers.call(leader, GROUP0_PROPOSE, request, min(self._limits.take_up_ms, remaining_ms))
         except EblaError as error:
             waiting.sent |= error.outcome is not Outcome.NOT_APPLIED
             waiting.reason = error.message
-            return self._limits.look_again_ms
-        waiting.sent = True
-        return self._limits.offer_again_ms
+            self._look_after(waiting, self._limits.look_again_ms)
+        else:
+            waiting.sent = True
+            self._look_after(waiting, self._limits.offer_again_ms)
 
-    async def _wait(self, waiting: "_Waiting", pause_ms: int) -> Answer | None:
-        """The answer, or None once the pause or the deadline has passed."""
+    def _look_after(self, waiting: "_Waiting", pause_ms: int) -> None:
         waiting.look_at = min(waiting.expires_at, self._loop.time() + pause_ms / 1000)
-        self._looks.note(waiting.look_at)
-        return await waiting.answer
+        if waiting.look_at < self._looks.armed_at:
+            self._looks.note(waiting.look_at)
 
     def _look(self, now: float) -> float:
-        """Wakes every call whose pause is over. Its answer may come in this very moment, before the call runs again,
-        so the machine has the next future to give it to first."""
+        """Offers again, or gives up, what has had no answer for its pause. Not what is just being forwarded."""
         earliest = math.inf
-        for waiting in self._open.values():
+        for waiting in list(self._open.values()):
             if waiting.look_at <= now and waiting.look_at < math.inf:
-                waiting.look_at = math.inf
-                if not waiting.answer.done():
-                    woken, waiting.answer = waiting.answer, self._machine.wait_answer(waiting.call)
-                    woken.set_result(None)
+                self._look_at(waiting)
             elif waiting.look_at < earliest:
                 earliest = waiting.look_at
         return earliest
+
+    def _look_at(self, waiting: "_Waiting") -> None:
+        if not waiting.outcome.done() and self._loop.time() < waiting.expires_at:
+            self._offer(waiting)
+            return
+        del self._open[waiting.call.serial]
+        self._machine.forget(waiting.call)
+        if not waiting.outcome.done():
+            waiting.outcome.set_exception(waiting.gave_up())
 
     def _payload(self, command: Command) -> bytes:
         data = encode_command(command)
@@ -243,22 +259,30 @@ class Group0Calls:
 class _Waiting:
     """A call under way, and what is known of its chances, for the error if time runs out."""
 
+    open: "dict[int, _Waiting]"
     call: CallId
-    answer: "asyncio.Future[Answer | None]"
-    expires_at: float
+    command: tuple[bytes, EntryKind]
+    outcome: "asyncio.Future[Answer]"
+    deadline_ms: int
+    expires_at: float = math.inf
     look_at: float = math.inf
-    """When it is woken without an answer."""
+    """When it is looked at if there is no answer by then."""
     sent: bool = False
     reason: str = ""
 
-    def gave_up(self, deadline_ms: int) -> EblaError:
+    def told(self, answer: Answer) -> None:
+        del self.open[self.call.serial]
+        if not self.outcome.done():
+            self.outcome.set_result(answer)
+
+    def gave_up(self) -> EblaError:
         because = f" ({self.reason})" if self.reason else ""
         if self.sent:
             return DeadlineExceeded(
-                f"group 0 did not answer within {deadline_ms} ms{because}",
+                f"group 0 did not answer within {self.deadline_ms} ms{because}",
                 advice="the change may have happened or may yet: read before trying again",
             )
-        return Unavailable(f"group 0 took nothing up within {deadline_ms} ms{because}", advice="try again later")
+        return Unavailable(f"group 0 took nothing up within {self.deadline_ms} ms{because}", advice="try again later")
 
 
 def _raft_change(body: ChangeMembers, context: bytes) -> MembershipChange:

@@ -6,6 +6,7 @@ import msgspec
 
 from ebla.control.group0_calls import revision_of
 from ebla.control.group0_server import Group0Server, Running
+from ebla.group0.commands import Answer
 from ebla.group0.discovery import InCluster
 from ebla.group0.feed import Step, matching
 from ebla.group0.members import Member, Role, peer_number
@@ -89,7 +90,7 @@ class Group0Doors:
     def serve_operator(self, server: Server, *, shared: bool = False) -> None:
         """`shared`: the server serves the peers too, whose verbs are there already."""
         server.serve(GROUP0_READ, self._read)
-        server.serve(GROUP0_EXECUTE, self._execute)
+        server.serve_later(GROUP0_EXECUTE, self._execute, ExecuteAnswer)
         server.serve(GROUP0_WATCH, self._watch)
         server.serve(GROUP0_LOCK, self._lock)
         server.serve(GROUP0_MEMBERS, self._members)
@@ -182,9 +183,8 @@ class Group0Doors:
         found = tuple(FoundKey(key, entry.value, entry.revision) for key, entry in entries if entry is not None)
         return ReadAnswer(store.revision, found)
 
-    async def _execute(self, request: ExecuteRequest, call: IncomingCall) -> ExecuteAnswer:
-        answer = await self._group0.running.calls.transact(request.transaction, _work_ms(call))
-        return ExecuteAnswer(answer)
+    def _execute(self, request: ExecuteRequest, call: IncomingCall) -> "asyncio.Future[Answer]":
+        return self._group0.running.calls.transact(request.transaction, _work_ms(call))
 
     async def _watch(self, request: WatchRequest, call: IncomingCall) -> WatchAnswer:
         running = self._group0.running

@@ -29,7 +29,7 @@ def key_of(call: CallId) -> CallKey:
 class Group0Machine:
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._answers: dict[CallKey, asyncio.Future[Answer | None]] = {}
+        self._answers: dict[CallKey, Callable[[Answer], None]] = {}
         self._by_index: list[tuple[int, int, asyncio.Future[None]]] = []
         self._tickets = itertools.count()
         self._watchers: dict[int, tuple[str, Watcher]] = {}
@@ -88,12 +88,9 @@ class Group0Machine:
 
     # ---- what the rest of the node calls
 
-    def wait_answer(self, call: CallId) -> "asyncio.Future[Answer | None]":
-        """Settled when an entry with this call is applied here. The caller may settle it with None to wake whoever
-        awaits it, if it has asked for another one first, and must `forget` the call in the end."""
-        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
-        self._answers[key_of(call)] = future
-        return future
+    def tell_answer(self, call: CallId, told: Callable[[Answer], None]) -> None:
+        """Calls `told` when an entry with this call is applied here, at most once, unless `forget` comes before."""
+        self._answers[key_of(call)] = told
 
     def forget(self, call: CallId) -> None:
         self._answers.pop(key_of(call), None)
@@ -117,9 +114,9 @@ class Group0Machine:
         self._watchers.pop(ticket, None)
 
     def _settle(self, key: CallKey, answer: Answer) -> None:
-        future = self._answers.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(answer)
+        told = self._answers.pop(key, None)
+        if told is not None:
+            told(answer)
 
     def _publish(self, step: Step) -> None:
         if step.changes:

@@ -1,7 +1,8 @@
 """The answering side: greeting of whoever connects, dispatch by verb, deadlines, cancels, limits.
 
 A verb is served by a plain function, whose answer leaves in the same step, or by a coroutine function, which runs as
-a task that ends with its deadline (INV-WIRE-5), its cancel, or its connection. Whatever a peer sends, only its own
+a task that ends with its deadline (INV-WIRE-5), its cancel, or its connection; or by a plain function that gives a
+future, which is cancelled where the task would be. Whatever a peer sends, only its own
 connection suffers: an unknown verb or an unreadable request is answered with a failure, and bytes that are no frame
 end the connection with the cause in the event log.
 """
@@ -11,7 +12,8 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,6 +43,7 @@ from ebla.wire.report import CalmReport, Report
 from ebla.wire.verbs import A, Notice, Q, Verb
 
 _MISSING_IDS_MAX = 4096
+T = TypeVar("T")
 
 
 class IncomingCall(msgspec.Struct, frozen=True, gc=False):
@@ -68,10 +71,17 @@ class _Served:
     decoder: msgspec.msgpack.Decoder[Any]
     inline: Callable[[Any, IncomingCall], Any] | None
     task: Callable[[Any, IncomingCall], Awaitable[Any]] | None
+    later: "_Later | None" = None
 
 
-_Running = tuple["asyncio.Task[None]", float]
-"""A request under way: its task and its deadline."""
+@dataclass(frozen=True, slots=True)
+class _Later:
+    begin: "Callable[[Any, IncomingCall], asyncio.Future[Any]]"
+    finish: Callable[[Any], Any]
+
+
+_Running = tuple["asyncio.Future[Any]", float]
+"""A request under way: its task or its future, and its deadline."""
 
 
 class Server:
@@ -94,6 +104,15 @@ class Server:
     def serve(self, verb: Verb[Q, A], work: Serve[Q, A]) -> None:
         assert verb.number not in self.verbs, f"{verb.name} is served already"
         self.verbs[verb.number] = _served(verb.name, verb.lane, verb.request, work)
+
+    def serve_later(
+        self, verb: Verb[Q, A], begin: "Callable[[Q, IncomingCall], asyncio.Future[T]]", finish: Callable[[T], A]
+    ) -> None:
+        """`begin` gives a future at once, `finish` makes the answer of its result. For a verb that is asked so often
+        that a task for each request would cost as much as its work."""
+        assert verb.number not in self.verbs, f"{verb.name} is served already"
+        decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(verb.request)
+        self.verbs[verb.number] = _Served(verb.name, verb.lane, decoder, None, None, _Later(begin, finish))
 
     def serve_notice(self, notice: Notice[Q], work: ServeNotice[Q]) -> None:
         assert notice.number not in self.notices, f"{notice.name} is served already"
@@ -275,12 +294,39 @@ class ServedLink:
             self._answer(message.id, served.name, answer)
         elif len(self._running) >= self._server.limits.running_requests_max:
             self._fail(message.id, Overloaded(f"{len(self._running)} requests of this connection are under way"))
+        elif served.later is not None:
+            self._begin(message.id, served.name, served.later, (request, call))
         else:
             task = self._start(self._run(message.id, served, request, call))
             if task is not None:
-                self._running[message.id] = (task, call.expires_at)
-                if call.expires_at < self._deadlines.armed_at:
-                    self._deadlines.note(call.expires_at)
+                self._note_running(message.id, task, call.expires_at)
+
+    def _note_running(self, request_id: int, running: "asyncio.Future[Any]", expires_at: float) -> None:
+        self._running[request_id] = (running, expires_at)
+        if expires_at < self._deadlines.armed_at:
+            self._deadlines.note(expires_at)
+
+    def _begin(self, request_id: int, name: str, later: _Later, asked: tuple[Any, IncomingCall]) -> None:
+        try:
+            outcome = later.begin(*asked)
+        except Exception as error:  # every error of a verb is its caller's to hear
+            self._fail(request_id, self._as_ours(name, error))
+            return
+        self._note_running(request_id, outcome, asked[1].expires_at)
+        outcome.add_done_callback(partial(self._finish, request_id, name, later.finish))
+
+    def _finish(self, request_id: int, name: str, finish: Callable[[Any], Any], outcome: "asyncio.Future[Any]") -> None:
+        self._running.pop(request_id, None)
+        if outcome.cancelled():
+            return
+        error = outcome.exception()
+        if self._closing:
+            return
+        if error is None:
+            self._answer(request_id, name, finish(outcome.result()))
+        else:
+            assert isinstance(error, Exception), "a future is never given what ends a process"
+            self._fail(request_id, self._as_ours(name, error))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
         try:

@@ -6,6 +6,7 @@ import uuid
 from ebla.control.group0_machine import Group0Machine
 from ebla.group0.commands import (
     AcquireLock,
+    Answer,
     Body,
     CallId,
     ChangeMembers,
@@ -46,7 +47,8 @@ def put(serial: int) -> bytes:
 def test_whoever_waits_for_a_call_gets_its_answer_and_the_index() -> None:
     async def story() -> None:
         machine = new_machine()
-        waiting = machine.wait_answer(call(1))
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        machine.tell_answer(call(1), waiting.set_result)
         reached = asyncio.ensure_future(machine.wait_applied(2))
         machine.apply(Entry(1, 1))
         await asyncio.sleep(0)
@@ -65,7 +67,8 @@ def test_a_change_under_a_revoked_lock_reaches_neither_the_store_nor_the_quorum(
         machine.apply(Entry(1, 1, command(1, AcquireLock(b"one"))))
         machine.apply(Entry(2, 1, command(2, AcquireLock(b"two"))))
         member = Member(HostId(uuid.UUID(int=1 << 100)), Role.VOTER, Address("h", 1))
-        waiting = machine.wait_answer(call(3))
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        machine.tell_answer(call(3), waiting.set_result)
         change = MembershipChange(context=command(3, ChangeMembers((member,), b"one")))
         assert not machine.apply_membership(Entry(3, 1, b"", EntryKind.MEMBERS), change)
         assert await waiting == LockRevoked(b"two")
@@ -89,7 +92,8 @@ def test_a_snapshot_answers_the_calls_it_covers_and_feeds_the_watchers() -> None
         ahead.apply(Entry(2, 1, put(2)))
         seen: list[Step] = []
         behind.watch(seen.append)
-        waiting = behind.wait_answer(call(2))
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        behind.tell_answer(call(2), waiting.set_result)
         builder = Builder()
         for chunk in encode(freeze(ahead.store)):
             builder.add(chunk)

@@ -1,0 +1,116 @@
+"""Verbs that give a future: answered, failed, withdrawn and bounded as those that run as tasks are."""
+
+import asyncio
+
+import pytest
+from tests.unit.wire.rig import DATA_ECHO, EchoAnswer, EchoRequest, Rig, running_rig, turns
+
+from ebla.model.errors import ConnectionLost, DeadlineExceeded, InternalError, Overloaded, Stale
+from ebla.wire.calls import Caller
+from ebla.wire.frames import Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.server import IncomingCall
+
+
+class Futures:
+    def __init__(self, rig: Rig) -> None:
+        self.given: list[asyncio.Future[str]] = []
+        self.refusal: Exception | None = None
+        rig.server.serve_later(DATA_ECHO, self._begin, EchoAnswer)
+
+    def _begin(self, _request: EchoRequest, _call: IncomingCall) -> "asyncio.Future[str]":
+        if self.refusal is not None:
+            raise self.refusal
+        self.given.append(asyncio.get_running_loop().create_future())
+        return self.given[-1]
+
+
+async def _ask(caller: Caller, deadline_ms: int = 20_000) -> EchoAnswer:
+    return await caller.call(DATA_ECHO, EchoRequest("clay"), deadline_ms)
+
+
+async def _hears(caller: Caller, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await _ask(caller)
+
+
+def test_the_answer_is_made_of_what_the_future_is_given() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+            asked = [rig.tasks.create_task(_ask(caller)) for _ in range(2)]
+            await turns()
+            for number in (1, 0):
+                futures.given[number].set_result(f"tablet {number}")
+            assert [await one for one in asked] == [EchoAnswer("tablet 0"), EchoAnswer("tablet 1")]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("given", "heard"), [(Stale("revoked"), Stale), (KeyError("broke"), InternalError)])
+def test_an_error_is_its_callers_to_hear(given: Exception, heard: type[Exception]) -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+            asked = rig.tasks.create_task(_hears(caller, heard))
+            await turns()
+            futures.given[0].set_exception(given)
+            await asked
+            futures.refusal = given
+            await _hears(caller, heard)
+
+    asyncio.run(run())
+
+
+def test_the_deadline_the_caller_and_the_end_of_the_link_withdraw_it() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+            with pytest.raises(DeadlineExceeded):
+                await _ask(caller, deadline_ms=20)
+            asked = rig.tasks.create_task(_ask(caller))
+            await turns()
+            asked.cancel()
+            await turns()
+            left = rig.tasks.create_task(_hears(caller, ConnectionLost))
+            await turns()
+            caller.close("gone")
+            await left
+            assert [one.cancelled() for one in futures.given] == [True, True, True]
+
+    asyncio.run(run())
+
+
+def test_one_that_fails_after_its_link_has_ended_makes_no_noise() -> None:
+    async def run() -> None:
+        unheard: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, told: unheard.append(told))
+        async with running_rig() as rig:
+            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+            asked = rig.tasks.create_task(_hears(caller, ConnectionLost))
+            await turns()
+            futures.given[0].set_exception(Stale("too late"))
+            rig.server.close("stopping")
+            await asked
+        futures.given.clear()
+        assert unheard == []
+
+    asyncio.run(run())
+
+
+def test_they_count_among_the_requests_under_way() -> None:
+    async def run() -> None:
+        async with running_rig(WireLimits(running_requests_max=1)) as rig:
+            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+            first = rig.tasks.create_task(_ask(caller))
+            await turns()
+            with pytest.raises(Overloaded):
+                await _ask(caller)
+            futures.given[0].set_result("room again")
+            await first
+            second = rig.tasks.create_task(_ask(caller))
+            await turns()
+            futures.given[1].set_result("second")
+            assert await second == EchoAnswer("second")
+
+    asyncio.run(run())
