@@ -221,11 +221,25 @@ async def write_raft(disk: DoomedDisk, folder: str, acknowledge: Callable[[], No
             await log.adopt_snapshot(OWN)
         else:
             if wanted.snapshot is not None:
-                await log.store_snapshot(wanted.snapshot, [b"the leader's state"])
+                await receive(log, wanted.snapshot)
             await log.persist([wanted])
         acknowledge()
         assert step < len(RAFT_STEPS)
     await log.close()
+
+
+async def receive(log: RaftLog, meta: SnapshotMeta) -> None:
+    """A snapshot in steps, after one of a former leader that was given up, while a third is left half-way."""
+    former = await log.begin_snapshot(SnapshotMeta(29, 1), "from-1")
+    await former.append([b"never whole"])
+    left = await log.begin_snapshot(meta, "from-3")
+    await left.append([b"left half-way"])
+    former.discard()
+    arriving = await log.begin_snapshot(meta, "from-2")
+    await arriving.append([b"the lea"])
+    await arriving.sync()
+    await arriving.append([b"der's", b" state"])
+    await arriving.place()
 
 
 async def check_raft(disk: DoomedDisk, folder: str, acknowledged: int) -> None:
@@ -234,7 +248,9 @@ async def check_raft(disk: DoomedDisk, folder: str, acknowledged: int) -> None:
     assert found in expected, f"after {acknowledged} steps: {found.hard_state}, {found.snapshot}, {len(found.entries)}"
     if found.snapshot.index:
         content = b"".join([piece async for piece in log.read_snapshot(found.snapshot)])
-        assert content in (b"own state" * 3, b"the leader's state")
+        assert content == (b"own state" * 3 if found.snapshot == OWN else b"the leader's state")
+    names = [name for name in disk.list_folder(f"{folder}/raft") if name.startswith("snapshot-")]
+    assert len(names) == (found.snapshot.index > 0), f"left over beside {found.snapshot}: {names}"
     await log.persist([write(HardState(9, PeerId(2), found.hard_state.commit), ())])
     await log.close()
 

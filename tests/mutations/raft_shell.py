@@ -5,7 +5,11 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 SEEDS = SimSeeds("raft", "1-40")
 SERVER = "ebla.control.raft_server"
 LOG = "ebla.control.raft_log"
+RECEIVING = "ebla.control.snapshot_receiving"
+SENDING = "ebla.control.snapshot_sending"
 DIRECTED = "tests/unit/control/test_raft_server.py"
+RECEIVED = "tests/unit/control/test_snapshot_receiving.py"
+SENT = "tests/unit/control/test_snapshot_sending.py"
 
 
 def _bug(name: str, module: str, change: tuple[str, str], why: str, check: SimSeeds | PytestCheck = SEEDS) -> Mutation:
@@ -118,18 +122,17 @@ MUTATIONS = (
     ),
     _bug(
         "snapshot-announced-before-stored",
-        SERVER,
+        RECEIVING,
         (
-            """        async with self._storing:
-            await self._log.store_snapshot(meta, iter(incoming.chunks))
+            """            await file.place()
+            await self._desk.is_stored(message, content)
 """,
-            """        self._received[meta] = content
-        self.post(incoming.message)
-        async with self._storing:
-            await self._log.store_snapshot(meta, iter(incoming.chunks))
+            """            await self._desk.is_stored(message, content)
+            await file.place()
 """,
         ),
         "the log names a snapshot that a crash has taken away",
+        PytestCheck(f"{RECEIVED}::test_it_is_announced_only_once_it_is_durable"),
     ),
     _bug(
         "snapshot-outcome-kept-quiet",
@@ -138,24 +141,46 @@ MUTATIONS = (
         "a peer whose snapshot got lost is never sent anything again",
     ),
     _bug(
-        "chunks-in-any-order",
-        SERVER,
-        ("or incoming.message != message or not incoming.takes(number)", ""),
+        "chunks-of-any-snapshot",
+        RECEIVING,
+        ("current.rank != rank or current.message != chunk.message", "current.message.to != chunk.message.to"),
         "pieces of two snapshots are taken for one",
-        PytestCheck(f"{DIRECTED}::test_pieces_of_a_snapshot_may_overtake_each_other_a_little_and_none_may_be_missing"),
+        PytestCheck(f"{RECEIVED}::test_none_may_be_missing_too_early_or_of_another_snapshot"),
     ),
     _bug(
-        "one-file-stored-twice-at-once",
-        SERVER,
-        (
-            """        async with self._storing:
-            await self._log.store_snapshot(meta, iter(incoming.chunks))
-""",
-            """        await self._log.store_snapshot(meta, iter(incoming.chunks))
-""",
-        ),
-        "a peer dies because two leaders sent it the same snapshot",
-        PytestCheck(f"{DIRECTED}::test_two_leaders_may_send_the_same_snapshot_at_once"),
+        "repeated-chunk-counts",
+        RECEIVING,
+        ("        if ahead < 0:\n            return\n", "        if ahead < 0:\n            self._feed(chunk.data)\n"),
+        "a chunk whose answer was lost stands in the snapshot twice",
+        PytestCheck(f"{RECEIVED}::test_it_is_stored_as_it_was_sent_whatever_overtakes_or_comes_twice"),
+    ),
+    _bug(
+        "superseded-snapshot-goes-on",
+        RECEIVING,
+        ('            arriving.task.cancel("superseded")\n', "            pass\n"),
+        "the next one waits for ever, or two write one file",
+        PytestCheck(f"{RECEIVED}::test_a_later_leaders_or_a_later_try_takes_its_place"),
+    ),
+    _bug(
+        "older-leader-wins",
+        RECEIVING,
+        ("is not None and current.rank < rank:", "is not None and current.rank != rank:"),
+        "a leader that was replaced keeps interrupting what its successor sends",
+        PytestCheck(f"{RECEIVED}::test_a_later_leaders_or_a_later_try_takes_its_place"),
+    ),
+    _bug(
+        "damage-told-to-the-sender",
+        RECEIVING,
+        ("        if isinstance(failure, Corruption):\n", "        if isinstance(failure, Unavailable):\n"),
+        "a leader takes nonsense at its peer for damage of its own disk and stops",
+        PytestCheck(f"{RECEIVED}::test_nonsense_is_refused_and_leaves_nothing"),
+    ),
+    _bug(
+        "slow-disk-forgotten",
+        SENDING,
+        ("            if answer.progress > self._progress:\n", "            if self._progress > answer.progress:\n"),
+        "a peer with a slow disk is sent the same snapshot from the start, for ever",
+        PytestCheck(f"{SENT}::test_a_peer_whose_disk_is_slow_is_asked_again_for_as_long_as_it_makes_progress"),
     ),
     _bug(
         "leader-snapshot-does-not-replace",

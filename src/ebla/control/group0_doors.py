@@ -19,6 +19,7 @@ from ebla.raft.messages import PeerId
 from ebla.raft.roles import Leader
 from ebla.wire.group0_messages import (
     ChangeMemberRequest,
+    ChunkAnswer,
     DiscoverAnswer,
     DiscoverRequest,
     ExecuteAnswer,
@@ -109,10 +110,8 @@ class Group0Doors:
         running.wire.learn_sender(notice.host, notice.address)
         running.raft.post_all(notice.messages)
 
-    async def _chunk(self, chunk: SnapshotChunk, _call: IncomingCall) -> Done:
-        running = self._of_history(chunk.history)
-        await running.raft.receive_chunk(chunk.message, chunk.number, chunk.data, last=chunk.last)
-        return Done()
+    async def _chunk(self, chunk: SnapshotChunk, _call: IncomingCall) -> ChunkAnswer:
+        return await self._of_history(chunk.history).raft.receive_chunk(chunk)
 
     def _propose(self, request: ProposeRequest, call: IncomingCall) -> Done:
         self._group0.running.calls.take_proposal(request, call.peer.host)

@@ -1,22 +1,17 @@
 """The way from one peer of group 0 to another: hosts instead of numbers, messages fenced by the history."""
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from ebla.control.group0_machine import Group0Machine
+from ebla.control.snapshot_sending import CHUNK_DEADLINE_MS, Sending, SnapshotSender
 from ebla.group0.members import Member, peer_number
-from ebla.model.error_groups import leaves
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address, HistoryId, HostId
 from ebla.raft.messages import InstallSnapshot, Message, PeerId
 from ebla.wire.frames import Lane
-from ebla.wire.group0_messages import RaftMessages, SnapshotChunk
+from ebla.wire.group0_messages import ChunkAnswer, RaftMessages, SnapshotChunk
 from ebla.wire.peers import Peers
 from ebla.wire.verbs import RAFT, SNAPSHOT_CHUNK
-
-CHUNK_DEADLINE_MS = 10_000
-CHUNKS_UNDER_WAY_MAX = 12
 
 
 class Group0Wire:
@@ -25,6 +20,7 @@ class Group0Wire:
         self._peers = peers
         self._machine = machine
         self._hosts: dict[PeerId, HostId] = {}
+        self._sendings = 0
 
     def learn(self, members: Iterable[Member]) -> None:
         """Where members are. Of those that left only the address is forgotten: numbers are for ever."""
@@ -67,28 +63,12 @@ class Group0Wire:
             return False
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
-        """Several chunks are under way at once, so that neither side waits for the other. The first goes alone, for it
-        begins the snapshot there, and so does the last, whose answer says that all is durable."""
         host = self._hosts.get(message.to)
         if host is None:
             raise Unreachable(f"no host is known for peer {message.to}")
-        under_way: deque[asyncio.Task[None]] = deque()
-        number, ahead = 0, await anext(chunks)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                async for following in chunks:
-                    sending = tasks.create_task(self._send_chunk(host, message, (number, ahead), last=False))
-                    under_way.append(sending)
-                    if number == 0 or len(under_way) >= CHUNKS_UNDER_WAY_MAX:
-                        await under_way.popleft()
-                    number, ahead = number + 1, following
-        except BaseExceptionGroup as group:
-            raise next(leaves(group)) from None  # one is enough to know that it was not delivered
-        await self._send_chunk(host, message, (number, ahead), last=True)
 
-    async def _send_chunk(
-        self, host: HostId, message: InstallSnapshot, chunk: tuple[int, bytes], *, last: bool
-    ) -> None:
-        number, data = chunk
-        request = SnapshotChunk(self._history, message, number, data, last)
-        await self._peers.call(host, SNAPSHOT_CHUNK, request, CHUNK_DEADLINE_MS)
+        async def send(chunk: SnapshotChunk) -> ChunkAnswer:
+            return await self._peers.call(host, SNAPSHOT_CHUNK, chunk, CHUNK_DEADLINE_MS)
+
+        self._sendings += 1
+        await SnapshotSender(Sending(self._history, message, self._sendings), send).run(chunks)

@@ -17,7 +17,7 @@ from typing import Self
 import msgspec
 
 from ebla.journal.recovery import LogLimits, make_durable_folder
-from ebla.journal.replace import TEMPORARY_SUFFIX, read_checked_pieces, replace_file
+from ebla.journal.replace import TEMPORARY_SUFFIX, Replacement, read_checked_pieces, replace_file
 from ebla.journal.segments import DEFAULT_LIMITS, LogFailed, SegmentedLog
 from ebla.model.errors import Corruption, DiskFull, TooLarge
 from ebla.ports.chance import Chance
@@ -214,6 +214,17 @@ class RaftLog:
     async def store_snapshot(self, meta: SnapshotMeta, content: Iterable[bytes]) -> None:
         """The snapshot's file, durable but not yet part of the log. `content` in pieces; written in steps."""
         await replace_file(self._disk, self._snapshot_path(meta), _with_meta(meta, content))
+
+    async def begin_snapshot(self, meta: SnapshotMeta, tag: str) -> Replacement:
+        """The same in steps, for one that arrives bit by bit. Once it is placed, it is stored. Several of one snapshot
+        at once need different tags; what a crash leaves of them is swept at the next start."""
+        replacement = Replacement(self._disk, self._snapshot_path(meta), f".{tag}")
+        try:
+            await replacement.append([_encoder.encode(meta)])
+        except BaseException:
+            replacement.discard()
+            raise
+        return replacement
 
     async def adopt_snapshot(self, meta: SnapshotMeta) -> None:
         """A stored snapshot of our own state: from now on the log begins behind it."""

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ebla.control.commit_notices import HOLD_MS, CommitNotices
 from ebla.control.raft_log import RaftLog, RecoveredRaft, needs_disk
+from ebla.control.snapshot_receiving import Desk, IncomingSnapshots, Receiver
 from ebla.journal.recovery import LogLimits
 from ebla.journal.segments import DEFAULT_LIMITS
 from ebla.model.errors import Corruption, DiskFull, EblaError, Refused, Unavailable
@@ -38,26 +39,17 @@ from ebla.raft.messages import NOBODY, Append, Entry, EntryKind, InstallSnapshot
 from ebla.raft.options import Options
 from ebla.raft.roles import Leader
 from ebla.raft.state import Past
+from ebla.wire.group0_messages import ChunkAnswer, SnapshotChunk
 from ebla.wire.report import Report
 
 APPENDS_PER_SENDING_MAX = 8
 """Messages of one turn for one peer leave together, but not so many appends that no frame could hold them."""
-CHUNKS_EARLY_MAX = 16
 APPLY_BYTES_MAX = 1024 * 1024
 """Applied in one turn. A peer that catches up has much to apply, and the loop has others to serve."""
 WRITE_BYTES_MAX = 16 * 1024 * 1024
 """Of waiting writes, made durable with one sync."""
 
 Content = TypeVar("Content")
-Content_co = TypeVar("Content_co", covariant=True)
-
-
-class Receiver(Protocol[Content_co]):
-    """Rebuilds a machine's state from the chunks of a snapshot."""
-
-    def add(self, data: bytes) -> None: ...
-
-    def finish(self) -> Content_co: ...
 
 
 class Machine(Protocol[Content]):
@@ -106,26 +98,6 @@ class RaftSetup:
     log_limits: LogLimits = DEFAULT_LIMITS
 
 
-@dataclass(slots=True)
-class _Incoming(Generic[Content]):
-    """A snapshot on its way here. Its chunks are kept for the file and fed to the machine's receiver as they come."""
-
-    message: InstallSnapshot
-    receiver: Receiver[Content]
-    chunks: list[bytes]
-    early: dict[int, bytes]
-    """Those that overtook others."""
-
-    def takes(self, number: int) -> bool:
-        return 0 <= number - len(self.chunks) < CHUNKS_EARLY_MAX
-
-    def add(self, number: int, data: bytes) -> None:
-        self.early[number] = data
-        while (following := self.early.pop(len(self.chunks), None)) is not None:
-            self.chunks.append(following)
-            self.receiver.add(following)
-
-
 _Proposal = tuple[bytes, EntryKind]
 
 
@@ -156,11 +128,10 @@ class RaftServer(Generic[Content]):
         self._write_wake = asyncio.Event()
         self._notices = CommitNotices()
         self._hold_ends = False
-        self._incoming: dict[PeerId, _Incoming[Content]] = {}
+        self._incoming: IncomingSnapshots[Content]
         self._received: dict[SnapshotMeta, Content] = {}
         self._bytes_since_snapshot = 0
         self._snapshot_runs = False
-        self._storing = asyncio.Lock()
         self._log: RaftLog
         self._core: Core
         self._tasks: asyncio.TaskGroup | None = None
@@ -171,6 +142,7 @@ class RaftServer(Generic[Content]):
     async def open(self) -> None:
         """Reads the log and the snapshot it continues. Raises `Corruption` with what to do."""
         self._log, found = await self._open_log()
+        self._incoming = IncomingSnapshots(self._disk, self._clock, self._desk())
         if found.snapshot.index:
             receiver = self._machine.receiver()
             async with aclosing(self._log.read_snapshot(found.snapshot)) as chunks:
@@ -258,20 +230,21 @@ class RaftServer(Generic[Content]):
         self._wake()
         return await future
 
-    async def receive_chunk(self, message: InstallSnapshot, number: int, data: bytes, *, last: bool) -> None:
+    async def receive_chunk(self, chunk: SnapshotChunk) -> ChunkAnswer:
         """A piece of a snapshot that a leader sends. The core hears of it once it is whole and durable."""
-        incoming = self._incoming.get(message.sender)
-        if number == 0:
+        message = chunk.message
+        if self._tasks is None:
+            raise Unavailable("this peer does not run yet")
+        if message.term < self._core.term:
+            raise Refused(
+                f"a leader of term {message.term} sends a snapshot, and this peer is in term {self._core.term}"
+            )
+        if chunk.number == 0:
+            if not self._is_wanted(message):
+                self.post(message)
+                return ChunkAnswer(stored=True)
             self._setup.report("raft.snapshot_begins", {"index": message.snapshot.index, "sender": message.sender})
-            incoming = self._incoming[message.sender] = _Incoming(message, self._machine.receiver(), [], {})
-        if incoming is None or incoming.message != message or not incoming.takes(number):
-            raise Refused(f"chunk {number} of snapshot {message.snapshot.index} is not among the next ones")
-        incoming.add(number, data)
-        if last:
-            if len(incoming.chunks) != number + 1:
-                raise Refused(f"chunks before {number} of snapshot {message.snapshot.index} are missing")
-            del self._incoming[message.sender]
-            await self._received_whole(incoming)
+        return await self._incoming.take(chunk, self._tasks)
 
     # ---- turns
 
@@ -357,6 +330,7 @@ class RaftServer(Generic[Content]):
             await asyncio.sleep(self._setup.options.tick_ms / 1000)
             self.post(Tick())
             self._drop_old_reads()
+            self._incoming.drop_idle()
 
     # ---- carrying out
 
@@ -525,8 +499,7 @@ class RaftServer(Generic[Content]):
 
     async def _take_snapshot(self, meta: SnapshotMeta, content: Iterator[bytes]) -> None:
         try:
-            async with self._storing:
-                await self._log.store_snapshot(meta, content)
+            await self._log.store_snapshot(meta, content)
             await self._log.adopt_snapshot(meta)
         except (DiskFull, FileNotFoundError) as error:
             # The log is whole without it; the next applied entry tries again. A file that is gone was swept because a
@@ -552,14 +525,22 @@ class RaftServer(Generic[Content]):
             self._setup.report("raft.snapshot_not_delivered", {"to": message.to, "cause": str(error)})
         self.post(SnapshotSent(message.to, delivered))
 
-    async def _received_whole(self, incoming: _Incoming[Content]) -> None:
-        meta = incoming.message.snapshot
-        content = incoming.receiver.finish()
-        # Two leaders may send the same one at once, and we may be taking it ourselves: it is one file.
-        async with self._storing:
-            await self._log.store_snapshot(meta, iter(incoming.chunks))
-        size = sum(len(chunk) for chunk in incoming.chunks)
-        self._setup.report("raft.snapshot_received", {"index": meta.index, "bytes": size})
+    def _desk(self) -> Desk[Content]:
+        return Desk(
+            new_receiver=self._machine.receiver,
+            new_file=self._log.begin_snapshot,
+            is_wanted=self._is_wanted,
+            is_stored=self._is_stored,
+            is_not_needed=self.post,
+        )
+
+    def _is_wanted(self, message: InstallSnapshot) -> bool:
+        """Otherwise the core takes nothing from it, and its answer tells the leader how far we are."""
+        return message.snapshot.index > self._core.commit_index
+
+    async def _is_stored(self, message: InstallSnapshot, content: Content) -> None:
+        meta = message.snapshot
+        self._setup.report("raft.snapshot_received", {"index": meta.index})
         before = self._setup.before_first_state
         if before is not None and self._core.state.log.snapshot.index == 0:
             await before(self.log_id)
@@ -567,7 +548,7 @@ class RaftServer(Generic[Content]):
         held = self._core.state.log.snapshot.index
         self._received = {other: kept for other, kept in self._received.items() if other.index > held}
         self._received[meta] = content
-        self.post(incoming.message)
+        self.post(message)
 
     def _install(self, meta: SnapshotMeta) -> None:
         content = self._received[meta]

@@ -19,9 +19,8 @@ from ebla.ports.disk import Disk, File
 
 FILE_FORMAT = 1
 PIECE_BYTES = 1 << 20
-PIECES_AT_ONCE = 8
 PIECES_MADE_AT_ONCE = 4
-"""Fewer: the content may be made while it is written, and that on the loop."""
+"""Few: the content may be made while it is written, and that on the loop."""
 TEMPORARY_SUFFIX = ".new"
 
 _MAGIC = b"EBLAFILE"
@@ -29,24 +28,75 @@ _HEADER = struct.Struct("<8sHxxI")  # magic, format, spare, checksum of what sta
 _HEADER_CHECKED_BYTES = 12
 _PIECE = struct.Struct("<III")  # length, number of the piece, checksum of both and of the content
 _PIECE_CHECKED = struct.Struct("<II")
+_BLOCK_BYTES = 4 * (PIECE_BYTES + _PIECE.size)
+"""Of one read; the longest piece fits into it."""
 
 
 async def replace_file(disk: Disk, path: str, content: bytes | Iterable[bytes]) -> None:
     """Durable on return. One replacement of a path at a time. Raises `DiskFull`, and the old content stands."""
-    temporary = path + TEMPORARY_SUFFIX
-    discard_temporary(disk, path)
-    file = disk.create(temporary)
+    replacement = Replacement(disk, path)
     try:
-        try:
-            await _write_pieces(disk, file, content)
-            await file.sync()
-        finally:
-            file.close()
-        disk.rename(temporary, path)
+        pieces = _cut(content)
+        while several := list(itertools.islice(pieces, PIECES_MADE_AT_ONCE)):
+            await replacement.append(several)
+        await replacement.place()
     except BaseException:
-        discard_temporary(disk, path)
+        replacement.discard()
         raise
-    await disk.sync_folder(parent_folder(path))
+
+
+class Replacement:
+    """A file in the making beside the place it is for: `append` in steps, then `place`; `discard` at any time before.
+    Replacements of one path at once need names of their own (`tag`)."""
+
+    def __init__(self, disk: Disk, path: str, tag: str = "") -> None:
+        self._disk = disk
+        self._path = path
+        self._temporary = path + tag + TEMPORARY_SUFFIX
+        self._pieces = 0
+        discard_temporary(disk, path + tag)
+        self._file = disk.create(self._temporary)
+        start = _HEADER.pack(_MAGIC, FILE_FORMAT, 0)[:_HEADER_CHECKED_BYTES]
+        self._size = 0
+        try:
+            self._write(start + struct.pack("<I", zlib.crc32(start)))
+        except BaseException:
+            self.discard()
+            raise
+
+    async def append(self, pieces: Sequence[bytes]) -> None:
+        """Of at most `PIECE_BYTES` each, and none empty. Written off the loop, not yet durable. Raises `DiskFull`, and
+        then it can only be discarded."""
+        assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
+        framed: list[bytes] = []
+        for piece in pieces:
+            framed += (_piece_header(self._pieces, piece), piece)
+            self._pieces += 1
+        # One call in the thread: with each return from the system it waits for the interpreter, which a busy loop gives
+        # away every few milliseconds only.
+        await self._disk.run(partial(self._write, b"".join(framed)))
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(self._size, data)
+        self._size += len(data)
+
+    async def sync(self) -> None:
+        """What was appended so far, so that little is left for the end."""
+        await self._file.sync()
+
+    async def place(self) -> None:
+        """Durable on return, in its place."""
+        self._write(_piece_header(self._pieces, b""))
+        await self._file.sync()
+        self._file.close()
+        self._disk.rename(self._temporary, self._path)
+        await self._disk.sync_folder(parent_folder(self._path))
+
+    def discard(self) -> None:
+        """Nothing of it is left, unless it is in its place already."""
+        self._file.close()
+        if self._disk.exists(self._temporary):
+            self._disk.unlink(self._temporary)
 
 
 async def read_checked_file(disk: Disk, path: str) -> bytes:
@@ -85,31 +135,15 @@ def parent_folder(path: str) -> str:
     return path.rpartition("/")[0] or "/"
 
 
-async def _write_pieces(disk: Disk, file: File, content: bytes | Iterable[bytes]) -> None:
-    start = _HEADER.pack(_MAGIC, FILE_FORMAT, 0)[:_HEADER_CHECKED_BYTES]
-    file.append(start + struct.pack("<I", zlib.crc32(start)))
-    number = 0
-    pieces = _cut(content)
-    while several := list(itertools.islice(pieces, PIECES_MADE_AT_ONCE)):
-        await disk.run(partial(_append_pieces, file, number, several))
-        number += len(several)
-    _append_piece(file, number, b"")
-
-
 def _cut(content: bytes | Iterable[bytes]) -> Iterator[bytes]:
     for chunk in (content,) if isinstance(content, bytes) else content:
         for start in range(0, len(chunk), PIECE_BYTES):
             yield chunk[start : start + PIECE_BYTES]
 
 
-def _append_pieces(file: File, number: int, pieces: Sequence[bytes]) -> None:
-    for place, piece in enumerate(pieces):
-        _append_piece(file, number + place, piece)
-
-
-def _append_piece(file: File, number: int, piece: bytes) -> None:
+def _piece_header(number: int, piece: bytes) -> bytes:
     checksum = zlib.crc32(piece, zlib.crc32(_PIECE_CHECKED.pack(len(piece), number)))
-    file.append(_PIECE.pack(len(piece), number, checksum) + piece)
+    return _PIECE.pack(len(piece), number, checksum)
 
 
 def _check_header(file: File) -> None:
@@ -127,26 +161,31 @@ def _check_header(file: File) -> None:
 
 
 def _read_pieces(file: File, offset: int, number: int) -> list[bytes]:
-    """A few at once: on a busy machine the way to a thread and back takes longer than to read one. Up to the end, which
-    is an empty one."""
+    """Those that one read brings whole, at least one, up to the end, which is an empty one. Many at once: on a busy
+    machine the way to a thread and back takes longer than to read one."""
+    block = memoryview(file.read(offset, _BLOCK_BYTES))
     pieces: list[bytes] = []
-    while len(pieces) < PIECES_AT_ONCE and (not pieces or pieces[-1]):
-        pieces.append(_read_piece(file, offset, number + len(pieces)))
-        offset += _PIECE.size + len(pieces[-1])
+    start = 0
+    while not pieces or (pieces[-1] and _holds_piece(block[start:])):
+        pieces.append(_checked_piece(file.path, block[start:], offset + start, number + len(pieces)))
+        start += _PIECE.size + len(pieces[-1])
     return pieces
 
 
-def _read_piece(file: File, offset: int, number: int) -> bytes:
-    header = file.read(offset, _PIECE.size)
-    if len(header) < _PIECE.size:
-        raise _damaged(file.path, offset, f"it ends before its piece {number}")
-    length, found_number, checksum = _PIECE.unpack(header)
-    piece = file.read(offset + _PIECE.size, min(length, PIECE_BYTES))
+def _holds_piece(block: memoryview) -> bool:
+    return len(block) >= _PIECE.size and len(block) >= _PIECE.size + _PIECE.unpack_from(block)[0]
+
+
+def _checked_piece(path: str, block: memoryview, offset: int, number: int) -> bytes:
+    if len(block) < _PIECE.size:
+        raise _damaged(path, offset, f"it ends before its piece {number}")
+    length, found_number, checksum = _PIECE.unpack_from(block)
+    piece = block[_PIECE.size : _PIECE.size + min(length, PIECE_BYTES)]
     if checksum != zlib.crc32(piece, zlib.crc32(_PIECE_CHECKED.pack(length, found_number))) or len(piece) != length:
-        raise _damaged(file.path, offset, f"piece {number} fails its checksum")
+        raise _damaged(path, offset, f"piece {number} fails its checksum")
     if found_number != number:
-        raise _damaged(file.path, offset, f"piece {found_number} stands where piece {number} belongs")
-    return piece
+        raise _damaged(path, offset, f"piece {found_number} stands where piece {number} belongs")
+    return bytes(piece)
 
 
 def _damaged(path: str, offset: int, what: str) -> Corruption:

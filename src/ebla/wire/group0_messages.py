@@ -29,6 +29,18 @@ class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True):
     number: int
     data: bytes
     last: bool
+    sending: int = 0
+    """Grows with each try of the sender, whose pieces may be cut differently each time."""
+
+
+class ChunkAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`taken`: this chunk need not be sent again. `stored`: nothing need be sent again, the peer has a state at least
+    as late as the snapshot's. Where neither is true the sender asks again, for as long as `progress` grows: a slow
+    disk is no reason to begin from the start, and one that takes nothing for long is."""
+
+    taken: bool = True
+    stored: bool = False
+    progress: int = 0
 
 
 class ProposeRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -24,6 +24,7 @@ from ebla.wire.feed_messages import (
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import (
     ChangeMemberRequest,
+    ChunkAnswer,
     DiscoverAnswer,
     DiscoverRequest,
     ExecuteAnswer,
@@ -209,7 +210,7 @@ AUTHORITY = Verb(5, "authority", Lane.JOIN, AuthorityRequest, AuthorityAnswer)
 HAND_OVER = Verb(6, "hand_over", Lane.JOIN, HandOverRequest, HandOverAnswer)
 CHILD_BEAT = Verb(7, "child_beat", Lane.CONTROL, ChildBeatRequest, ChildBeatAnswer)
 RAFT = Notice(8, "raft", Lane.RAFT, RaftMessages)
-SNAPSHOT_CHUNK = Verb(9, "snapshot_chunk", Lane.DATA, SnapshotChunk, Done)
+SNAPSHOT_CHUNK = Verb(9, "snapshot_chunk", Lane.DATA, SnapshotChunk, ChunkAnswer)
 GROUP0_PROPOSE = Verb(10, "group0_propose", Lane.CONTROL, ProposeRequest, Done)
 GROUP0_DISCOVER = Verb(11, "group0_discover", Lane.CONTROL, DiscoverRequest, DiscoverAnswer)
 GROUP0_JOIN = Verb(12, "group0_join", Lane.CONTROL, JoinRequest, JoinAnswer)

@@ -1,13 +1,15 @@
 """What a Raft peer's shell promises, one promise at a time. Whole groups under faults: `tests/sim/test_raft.py`."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
-from ebla.control.raft_server import APPENDS_PER_SENDING_MAX, CHUNKS_EARLY_MAX, RaftServer, RaftSetup
+from ebla.control.raft_server import APPENDS_PER_SENDING_MAX, RaftServer, RaftSetup
 from ebla.journal.recovery import LogLimits
-from ebla.model.errors import Refused, Unavailable
+from ebla.model.errors import Unavailable
+from ebla.model.identity import HistoryId
 from ebla.ports.surroundings import Surroundings
 from ebla.raft.effects import Write
 from ebla.raft.events import PeerUnreachable
@@ -42,11 +44,13 @@ from ebla.sim.workloads.raft_machine import (
     first_content,
 )
 from ebla.sim.world import World
+from ebla.wire.group0_messages import SnapshotChunk
 
 ALONE = Membership(voters=(PeerId(1),))
 THREE = Membership(voters=(PeerId(1), PeerId(2), PeerId(3)))
 LEADER = PeerId(2)
 CLIENT = "a client with a name"
+HISTORY = HistoryId(uuid.UUID(int=7))
 
 
 class Post:
@@ -120,6 +124,7 @@ async def running(peer: Peer, membership: Membership, work: Callable[[], Awaitab
     await peer.open(membership)
     async with asyncio.TaskGroup() as tasks:
         run = tasks.create_task(peer.server.run())
+        await asyncio.sleep(0)
         await work()
         run.cancel()
     await peer.server.close()
@@ -396,9 +401,15 @@ def snapshot(index: int, sender: PeerId = LEADER, term: int = 2) -> tuple[Instal
     return message, list(chunks_of(Content(index, b"past", THREE, {"counter": index}, given)))
 
 
-async def deliver(peer: Peer, message: InstallSnapshot, chunks: list[bytes]) -> None:
-    for number, chunk in enumerate(chunks):
-        await peer.server.receive_chunk(message, number, chunk, last=number == len(chunks) - 1)
+async def deliver(peer: Peer, message: InstallSnapshot, chunks: list[bytes], sending: int = 1) -> None:
+    """As a sender does that waits for each answer. Returns once it is stored."""
+    for number, data in enumerate(chunks):
+        chunk = SnapshotChunk(HISTORY, message, number, data, number == len(chunks) - 1, sending)
+        answer = await peer.server.receive_chunk(chunk)
+        while not answer.stored and (chunk.last or not answer.taken):
+            answer = await peer.server.receive_chunk(chunk)
+        if answer.stored:
+            return
 
 
 def test_a_snapshot_is_installed_and_acknowledged_once_it_is_durable() -> None:
@@ -419,54 +430,6 @@ def test_a_snapshot_is_installed_and_acknowledged_once_it_is_durable() -> None:
         await running(peer, THREE, work)
         peer.restart()
         await running(peer, THREE, again)
-
-    simulate(scenario)
-
-
-def test_pieces_of_a_snapshot_may_overtake_each_other_a_little_and_none_may_be_missing() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-
-        async def work() -> None:
-            message, chunks = snapshot(40)
-            other, _ = snapshot(41)
-            with pytest.raises(Refused):
-                await peer.server.receive_chunk(message, 1, chunks[1], last=False)
-            await peer.server.receive_chunk(message, 0, chunks[0], last=False)
-            for number in (1 + CHUNKS_EARLY_MAX, -1):
-                with pytest.raises(Refused):
-                    await peer.server.receive_chunk(message, number, chunks[1], last=False)
-            with pytest.raises(Refused):
-                await peer.server.receive_chunk(other, 1, chunks[1], last=False)
-            with pytest.raises(Refused):
-                await peer.server.receive_chunk(message, 2, b"", last=True)
-            whole = b"".join(chunks)
-            pieces = [whole[:9], whole[9:40], whole[40:90], whole[90:]]
-            for number in (0, 2, 1, 3):
-                await peer.server.receive_chunk(message, number, pieces[number], last=number == 3)
-            await asyncio.sleep(0.2)
-            assert peer.machine.content.values == {"counter": 40}
-
-        await running(peer, THREE, work)
-
-    simulate(scenario)
-
-
-def test_two_leaders_may_send_the_same_snapshot_at_once() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-
-        async def work() -> None:
-            peer.disk.behaviour.sync_ms = 50.0
-            one, chunks = snapshot(40)
-            other = InstallSnapshot(PeerId(3), PeerId(1), 3, one.snapshot)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(deliver(peer, one, chunks))
-                tasks.create_task(deliver(peer, other, chunks))
-            await asyncio.sleep(1.0)
-            assert peer.machine.content.values == {"counter": 40}
-
-        await running(peer, THREE, work)
 
     simulate(scenario)
 
@@ -525,8 +488,8 @@ def test_a_snapshot_the_core_does_not_want_is_forgotten() -> None:
         peer = Peer(world)
 
         async def work() -> None:
-            for index in (40, 30, 35, 50):
-                await deliver(peer, *snapshot(index))
+            for sending, index in enumerate((40, 30, 35, 50)):
+                await deliver(peer, *snapshot(index), sending)
                 await asyncio.sleep(0.2)
             assert peer.machine.content.values == {"counter": 50}
             assert peer.server._received == {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ebla.control.raft_server import RaftServer, RaftSetup
+from ebla.control.snapshot_sending import CHUNK_DEADLINE_MS, Sending, SnapshotSender
 from ebla.model.errors import InvalidRequest, Unavailable, Unreachable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
 from ebla.ports.surroundings import Surroundings
@@ -25,7 +26,7 @@ from ebla.sim.workloads.raft_machine import (
     first_content,
 )
 from ebla.wire.frames import Introduction, Lane
-from ebla.wire.group0_messages import RaftMessages, SnapshotChunk
+from ebla.wire.group0_messages import ChunkAnswer, RaftMessages, SnapshotChunk
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.report import Report
@@ -34,7 +35,6 @@ from ebla.wire.verbs import RAFT, SNAPSHOT_CHUNK, Done, Verb
 
 CLUSTER_NAME = "sim"
 FOLDER = "/data/raft"
-CHUNK_DEADLINE_MS = 2_000
 LIMITS = WireLimits(connect_ms=1_000, backoff_max_ms=300)
 
 
@@ -89,6 +89,7 @@ class NodeWire:
     def __init__(self, peers: Peers, group: Group) -> None:
         self._peers = peers
         self._group = group
+        self._sendings = 0
         for peer, host in group.hosts.items():
             peers.set_address(host, group.addresses[peer])
 
@@ -106,15 +107,12 @@ class NodeWire:
         host = self._group.hosts.get(message.to)
         if host is None:
             raise Unreachable(f"peer {message.to} is unknown")
-        number = 0
-        ahead = await anext(chunks)
-        async for following in chunks:
-            await self._send_chunk(host, SnapshotChunk(self._group.history, message, number, ahead, False))
-            number, ahead = number + 1, following
-        await self._send_chunk(host, SnapshotChunk(self._group.history, message, number, ahead, True))
 
-    async def _send_chunk(self, host: HostId, chunk: SnapshotChunk) -> None:
-        await self._peers.call(host, SNAPSHOT_CHUNK, chunk, CHUNK_DEADLINE_MS)
+        async def send(chunk: SnapshotChunk) -> ChunkAnswer:
+            return await self._peers.call(host, SNAPSHOT_CHUNK, chunk, CHUNK_DEADLINE_MS)
+
+        self._sendings += 1
+        await SnapshotSender(Sending(self._group.history, message, self._sendings), send).run(chunks)
 
 
 async def raft_process(around: Surroundings, group: Group, peer: PeerId, report: Report) -> None:
@@ -156,9 +154,8 @@ class RaftNode:
     def _messages(self, notice: RaftMessages, _call: IncomingCall) -> None:
         self.raft.post_all(notice.messages)
 
-    async def _chunk(self, chunk: SnapshotChunk, _call: IncomingCall) -> Done:
-        await self.raft.receive_chunk(chunk.message, chunk.number, chunk.data, last=chunk.last)
-        return Done()
+    async def _chunk(self, chunk: SnapshotChunk, _call: IncomingCall) -> ChunkAnswer:
+        return await self.raft.receive_chunk(chunk)
 
     async def _ask(self, command: Command, _call: IncomingCall) -> Told:
         """A read from this node's own state, once it is as new as the group's; a change through the log."""
