@@ -6,11 +6,13 @@ from functools import cached_property
 import msgspec
 
 from ebla.model.cql_types import CqlType, Scalar, contains, is_multi_cell
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.identity import TableId
 
 COLUMNS_MAX = 1_000
 NAME_CHARACTERS_MAX = 48
+COLUMN_NAME_CHARACTERS_MAX = 255
+TTL_S_MAX = 20 * 365 * 24 * 3600
 
 
 class ColumnKind(enum.StrEnum):
@@ -94,7 +96,7 @@ class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def column(self, name: str) -> Column:
         found = self.by_name.get(name)
         if found is None:
-            raise InvalidRequest(f"table {self.full_name} has no column {name!r}")
+            raise NotFound(f"table {self.full_name} has no column {name!r}")
         return found
 
     def _of(self, kind: ColumnKind) -> tuple[Column, ...]:
@@ -151,6 +153,26 @@ def without_column(schema: TableSchema, name: str) -> TableSchema:
     return _next_version(schema, kept)
 
 
+def with_options(schema: TableSchema, options: TableOptions) -> TableSchema:
+    changed = msgspec.structs.replace(_next_version(schema, schema.columns), options=options)
+    check_schema(changed)
+    return changed
+
+
+def with_renamed(schema: TableSchema, old: str, new: str) -> TableSchema:
+    """A key column under another name. Cells name their column by its number, keys not at all: nothing stored changes.
+    Others keep their names, since a name that was free again could be mistaken for the column that had it before."""
+    column = schema.column(old)
+    if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+        raise InvalidRequest(f"{old!r} is not part of the key of {schema.full_name}, and only such columns are renamed")
+    if new in schema.by_name:
+        raise InvalidRequest(f"table {schema.full_name} has a column {new!r} already")
+    renamed = msgspec.structs.replace(column, name=new)
+    changed = _next_version(schema, tuple(renamed if one is column else one for one in schema.columns))
+    check_schema(changed)
+    return changed
+
+
 def _next_version(schema: TableSchema, columns: tuple[Column, ...]) -> TableSchema:
     layouts = (*schema.layouts, _layout(columns))
     return msgspec.structs.replace(schema, columns=columns, version=schema.version + 1, layouts=layouts)
@@ -167,14 +189,32 @@ def check_schema(schema: TableSchema) -> None:
     names = [column.name for column in schema.columns]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidRequest(f"column {twice!r} is declared twice in {schema.full_name}")
+    for name in names:
+        if not 1 <= len(name) <= COLUMN_NAME_CHARACTERS_MAX:
+            raise InvalidRequest(f"{name!r} is no name of a column: 1 to {COLUMN_NAME_CHARACTERS_MAX} characters")
     if len(names) > COLUMNS_MAX:
         raise InvalidRequest(f"{schema.full_name} has {len(names)} columns; at most {COLUMNS_MAX} are allowed")
     if not schema.partition_key:
         raise InvalidRequest(f"table {schema.full_name} needs a primary key")
     if schema.static and not schema.clustering:
         raise InvalidRequest(f"static columns of {schema.full_name} need a clustering key to be static for")
-    for column in (*schema.partition_key, *schema.clustering):
-        _check_key_column(column)
+    for part in (schema.partition_key, schema.clustering):
+        if [column.position for column in part] != list(range(len(part))):
+            raise InvalidRequest(f"the key columns of {schema.full_name} are to be counted from 0, each once")
+        for column in part:
+            _check_key_column(column)
+    _check_options(schema)
+
+
+def _check_options(schema: TableSchema) -> None:
+    options = schema.options
+    if not 0 <= options.default_ttl_s <= TTL_S_MAX:
+        raise InvalidRequest(f"default_time_to_live of {schema.full_name} must be 0 to {TTL_S_MAX} seconds")
+    if options.gc_grace_s < 0:
+        raise InvalidRequest(f"gc_grace_seconds of {schema.full_name} must not be negative")
+    names = [name for name, _ in options.others]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidRequest(f"option {twice!r} of {schema.full_name} is given twice")
 
 
 def _check_key_column(column: Column) -> None:

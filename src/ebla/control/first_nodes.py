@@ -1,0 +1,177 @@
+"""The shell of `join_steps.py`: each node submits itself, and the leader of group 0 lets in those that wait.
+
+Everything is committed under a condition on the state it was decided by, so that a leader that is none any more, a
+command sent twice or a crash between two of them changes nothing: whoever looks next decides from what is there.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.control.barrier_calls import BarrierCalls, Down
+from ebla.control.group0_server import Group0Server, Running
+from ebla.control.join_steps import Around, Deed, Idle, leader_step, own_commands, own_trouble
+from ebla.control.schema_changes import Topology
+from ebla.group0.commands import Done
+from ebla.model.errors import EblaError
+from ebla.model.identity import HostId
+from ebla.ports.chance import Chance
+from ebla.ports.clock import Clock
+from ebla.topology.apply import Refused
+from ebla.topology.apply_all import apply_all
+from ebla.topology.commands import Command
+from ebla.topology.requests import Liveness
+from ebla.topology.snapshot import Node, Snapshot
+from ebla.wire.feed_messages import NodeBarrierRequest
+from ebla.wire.report import Report
+
+LOOK_MS = 500
+COMMIT_MS = 5_000
+BARRIER_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class FirstNodesParts:
+    group0: Group0Server
+    topology: Topology
+    barriers: BarrierCalls
+    down: Down
+    chance: Chance
+    clock: Clock
+    report: Report
+
+
+class FirstNodes:
+    def __init__(self, own: Node, parts: FirstNodesParts) -> None:
+        self._own = msgspec.structs.replace(own, supported_features=tuple(sorted(own.supported_features)))
+        self._parts = parts
+        self._told = ""
+        self.waits_for = ""
+        """For people: why this node is not in the ring."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._parts.group0.started.wait()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._submit())
+            tasks.create_task(self._lead())
+
+    # ---- for ourselves
+
+    async def _submit(self) -> None:
+        while True:
+            running = self._parts.group0.running
+            if running.store.index > 0:
+                await self._submit_once(running)
+            await asyncio.sleep(LOOK_MS / 1000)
+
+    async def _submit_once(self, running: Running) -> None:
+        """Decided by what a quorum knows: by its own state alone a node that slept could refresh what is newer."""
+        snapshot = self._parts.topology.snapshot
+        self.waits_for = own_trouble(snapshot, self._own)
+        if not self._commands_for_own(snapshot):
+            return
+        try:
+            await running.calls.read_barrier(COMMIT_MS)
+        except EblaError as error:
+            self.waits_for = error.message
+            return
+        snapshot = self._parts.topology.snapshot
+        commands = self._commands_for_own(snapshot)
+        if commands:
+            refused = await self._commit(snapshot, commands)
+            self.waits_for = refused or own_trouble(self._parts.topology.snapshot, self._own)
+
+    def _commands_for_own(self, snapshot: Snapshot) -> tuple[Command, ...]:
+        return own_commands(snapshot, self._own, self._now_ms(), self._parts.chance)
+
+    # ---- for the others
+
+    async def _lead(self) -> None:
+        while True:
+            running = self._parts.group0.running
+            went_on = False
+            if running.raft.is_leader:
+                snapshot = self._parts.topology.snapshot
+                step = leader_step(snapshot, self._around(running), self._parts.chance)
+                match step:
+                    case Deed():
+                        went_on = await self._do(snapshot, step)
+                    case Idle(why=why):
+                        self._tell(why)
+            if not went_on:
+                await asyncio.sleep(LOOK_MS / 1000)
+
+    async def _do(self, snapshot: Snapshot, deed: Deed) -> bool:
+        """Whether it is done. The commit depends on the state that the deed was decided by, barrier included."""
+        if deed.barrier is not None:
+            request = NodeBarrierRequest(deed.barrier.version)
+            asked = await self._parts.barriers.ask(deed.barrier.hosts, request, BARRIER_MS)
+            if asked.down or asked.lacking:
+                missing = (*asked.down, *(host for host, _ in asked.lacking))
+                self._tell(f"the barrier of version {request.version} waits for {', '.join(map(str, missing))}")
+                return False
+        return not await self._commit(snapshot, deed.commands)
+
+    def _around(self, running: Running) -> Around:
+        members = running.store.members.values()
+        down = self._parts.down()
+        alive = frozenset(member.host for member in members if member.host not in down)
+        gone = frozenset(member.host for member in members if not member.present)
+        return Around(Liveness(alive, self._now_ms()), gone)
+
+    # ---- both
+
+    async def _commit(self, snapshot: Snapshot, commands: tuple[Command, ...]) -> str:
+        """Why it is not committed, or not known to be; empty where it is."""
+        names = ", ".join(type(command).__name__ for command in commands)
+        applied = apply_all(snapshot, commands)
+        if isinstance(applied, Refused):
+            self._tell(f"{names} is refused: {applied.reason}")
+            return applied.reason
+        try:
+            answer = await self._parts.group0.running.calls.transact(applied.transaction, COMMIT_MS)
+        except EblaError as error:
+            return error.message
+        if not isinstance(answer, Done):
+            return "something else was committed first"
+        self._parts.report("topology.committed", {"commands": names, "version": applied.snapshot.version})
+        return ""
+
+    def _tell(self, why: str) -> None:
+        if why != self._told:  # once, not twice a second
+            self._told = why
+            self._parts.report("topology.waits", {"reason": why})
+
+    def _now_ms(self) -> int:
+        return self._parts.clock.wall_us() // 1000
+
+
+def own_node(member_host: HostId, place: tuple[str, str], means: "NodeMeans") -> Node:
+    """This node as it describes itself: `place` is its datacenter and rack."""
+    datacenter, rack = place
+    return Node(
+        member_host,
+        datacenter,
+        rack,
+        means.shards,
+        means.ignore_msb,
+        means.release,
+        means.address,
+        means.num_tokens,
+        supported_features=means.features,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMeans:
+    """What a node has, as the topology wants to know it."""
+
+    release: str
+    address: str
+    """The bare host: ports are the same on every node."""
+    shards: int = 1
+    num_tokens: int = 16
+    ignore_msb: int = 0
+    features: tuple[str, ...] = ()

@@ -1,0 +1,169 @@
+"""Changes of the schema, on any node: read, plan, commit if nothing came between, and wait until every node has it.
+
+What a wish means for the topology is decided in `schema_wishes.py`. Two nodes that change the schema at once both plan
+on the same state, and the condition on that state lets one of them through; the other plans anew on what it left.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from ebla.control.barrier_calls import Asked, BarrierCalls, Down
+from ebla.control.group0_calls import error_of
+from ebla.control.group0_server import Group0Server
+from ebla.control.schema_wishes import NotYet, Plan, Seen, is_there, plan
+from ebla.group0.commands import ConditionFailed, Done, Forgotten
+from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Refused
+from ebla.model.identity import TableId, TopologyVersion
+from ebla.ports.chance import Chance
+from ebla.topology.apply import Refused as CommandRefused
+from ebla.topology.apply_all import apply_all
+from ebla.topology.snapshot import Snapshot
+from ebla.wire.feed_messages import NodeBarrierRequest
+from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest, SchemaWish
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import SCHEMA
+
+ANSWER_SHARE_MS_MAX = 100
+FIND_OUT_SHARE = 0.25
+"""Of the time left, what is kept for finding out what became of a commit that was not answered."""
+AGAIN_MS_MAX = 50
+LOOK_AGAIN_MS = 100
+
+
+class Topology(Protocol):
+    """The state of this node's group 0, as the topology."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaParts:
+    group0: Group0Server
+    topology: Topology
+    barriers: BarrierCalls
+    down: Down
+    chance: Chance
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What is so now, and since which version."""
+
+    changed: bool
+    version: TopologyVersion
+    table: TableId | None
+
+
+class SchemaChanges:
+    def __init__(self, parts: SchemaParts) -> None:
+        self._parts = parts
+        self._loop = asyncio.get_running_loop()
+
+    def serve_on(self, server: Server) -> None:
+        server.serve(SCHEMA, self._serve)
+
+    async def _serve(self, request: SchemaRequest, call: IncomingCall) -> SchemaAnswer:
+        remaining_ms = call.remaining_ms()
+        return await self.change(request.wish, remaining_ms - min(ANSWER_SHARE_MS_MAX, remaining_ms // 5))
+
+    async def change(self, wish: SchemaWish, deadline_ms: int) -> SchemaAnswer:
+        """Returns once every node that is up has it. Raises what fits where the wish cannot be fulfilled, and
+        `DeadlineExceeded` where nobody knows, or where it is made and a node did not confirm it in time."""
+        expires_at = self._loop.time() + deadline_ms / 1000
+        made = await self._make(wish, expires_at)
+        members = [node.host for node in self._parts.topology.snapshot.members()]
+        request = NodeBarrierRequest(made.version, drain=False)
+        asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))
+        if asked.lacking:
+            raise _not_everywhere(made, asked)
+        return SchemaAnswer(made.changed, made.version, made.table, asked.down)
+
+    def _remaining_ms(self, expires_at: float) -> int:
+        return max(0, int((expires_at - self._loop.time()) * 1000))
+
+    # ---- the change itself
+
+    async def _make(self, wish: SchemaWish, expires_at: float) -> _Made:
+        """One attempt after another, each on what it reads then."""
+        changed = False
+        why: EblaError | None = None
+        while (remaining_ms := self._remaining_ms(expires_at)) > 0:
+            await self._parts.group0.running.calls.read_barrier(remaining_ms)
+            snapshot = self._parts.topology.snapshot
+            try:
+                planned = plan(wish, Seen(snapshot, self._parts.down()), TableId(self._parts.chance.uuid()))
+            except NotYet as not_yet:
+                why = not_yet.error
+                await asyncio.sleep(min(LOOK_AGAIN_MS, self._remaining_ms(expires_at)) / 1000)
+                continue
+            if not planned.commands:
+                return _Made(changed, snapshot.version, planned.table)
+            version = await self._commit(planned, snapshot, expires_at)
+            if version is not None and not planned.more:
+                return _Made(True, version, planned.table)
+            changed = changed or version is not None
+            why = None
+            if version is None:
+                await asyncio.sleep(self._parts.chance.random() * AGAIN_MS_MAX / 1000)
+        raise why or _out_of_time(changed)
+
+    async def _commit(self, planned: Plan, snapshot: Snapshot, expires_at: float) -> TopologyVersion | None:
+        """The version that has it; None where something else was committed first."""
+        applied = apply_all(snapshot, planned.commands)
+        if isinstance(applied, CommandRefused):
+            raise Refused(applied.reason)
+        remaining_ms = self._remaining_ms(expires_at)
+        if remaining_ms == 0:
+            return None
+        calls = self._parts.group0.running.calls
+        try:
+            answer = await calls.transact(applied.transaction, max(1, int(remaining_ms * (1 - FIND_OUT_SHARE))))
+        except EblaError as error:
+            if error.outcome is Outcome.NOT_APPLIED:
+                raise
+            return await self._find_out(planned, error, self._remaining_ms(expires_at))
+        match answer:
+            case Done():
+                return applied.snapshot.version
+            case ConditionFailed():
+                return None
+            case Forgotten():
+                return await self._find_out(planned, error_of(answer), self._remaining_ms(expires_at))
+            case _:
+                raise error_of(answer)
+
+    async def _find_out(self, planned: Plan, cause: EblaError, deadline_ms: int) -> TopologyVersion:
+        """After a commit that was not answered. If what it was to make is there, that is the answer. If it is not, it
+        may yet come: group 0 was offered it, and only its own log could tell that it never will."""
+        try:
+            await self._parts.group0.running.calls.read_barrier(deadline_ms)
+        except EblaError as error:
+            raise _nobody_knows(error) from cause
+        snapshot = self._parts.topology.snapshot
+        if not is_there(planned.commands, snapshot):
+            raise _nobody_knows(cause) from cause
+        return snapshot.version
+
+
+def _nobody_knows(cause: EblaError) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"it is not known whether the schema was or will be changed: {cause.message}",
+        advice="look at the schema before trying again",
+    )
+
+
+def _out_of_time(partly: bool) -> EblaError:
+    if partly:
+        return DeadlineExceeded("a part of the tables was dropped, and time ran out", advice="drop the keyspace again")
+    return Refused("other changes of the topology came first, again and again, and time ran out", advice="try again")
+
+
+def _not_everywhere(made: _Made, asked: Asked) -> DeadlineExceeded:
+    hosts = "; ".join(f"host {host}: {cause}" for host, cause in asked.lacking)
+    what = "the schema is changed" if made.changed else "the schema was so already"
+    return DeadlineExceeded(
+        f"{what} (version {made.version}), but not every node has confirmed it in time: {hosts}",
+        advice="they will have it as soon as they follow; do not repeat the change",
+    )
