@@ -1,9 +1,11 @@
-"""The bulk process of a node: one, long-lived, niced. It keeps in touch with its control and folds for the shards."""
+"""The bulk process of a node: one, long-lived, niced. It keeps in touch with its control, is a part of every barrier,
+and folds for the shards."""
 
 import asyncio
 from dataclasses import dataclass
 
 from ebla.bulk.fold_desk import DeskLimits, FoldDesk, Folding
+from ebla.bulk.sessions_followed import SessionsFollowed
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address
 from ebla.ports.surroundings import Surroundings
@@ -12,6 +14,8 @@ from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.report import Report
 from ebla.wire.server import IncomingCall, Server
+from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
+from ebla.wire.topology_view import TopologyView
 from ebla.wire.verbs import CHILD_BEAT, FOLD, IDENTITY, ChildBeatRequest, IdentityAnswer, IdentityRequest
 
 
@@ -34,6 +38,9 @@ class BulkProcess:
         self._surroundings = surroundings
         self._setup = setup
         self._folding = folding
+        self.view = TopologyView()
+        self.sessions = SessionsFollowed(setup.introduction.process, setup.pid, self.view)
+        self._follower: TopologyFollower | None = None
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where the address is taken."""
@@ -48,11 +55,24 @@ class BulkProcess:
             )
             control = Peers(tasks, context)
             control.set_address(setup.introduction.host, setup.control_address)
+            self._follower = self._following(control)
+            tasks.create_task(self._follower.run())
             try:
                 await self._keep_in_touch(control)
             finally:
                 await listening.close()
                 server.close("the bulk process stops")
+
+    def guards_changed(self) -> None:
+        """To be called after each change of `sessions.book`: a barrier may be waiting to hear of it."""
+        if self._follower is not None:
+            self._follower.changed()
+
+    def _following(self, control: Peers) -> TopologyFollower:
+        setup = self._setup
+        ours = setup.introduction
+        following = FollowerSetup(ours.process, setup.pid, ours.host, self._surroundings.clock, setup.report)
+        return TopologyFollower(control, following, self.view, self.sessions, self.sessions.report_of)
 
     async def _keep_in_touch(self, control: Peers) -> None:
         setup = self._setup

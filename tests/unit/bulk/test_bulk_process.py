@@ -1,0 +1,163 @@
+"""The bulk process against a control of the test's own: it lives, follows, reports what it holds, and folds."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.unit.bulk.test_fold_desk import Folds, job_of
+from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction, turns
+
+from ebla.bulk.bulk_process import BulkProcess, BulkSetup
+from ebla.bulk.fold_desk import DeskLimits
+from ebla.model.errors import ConnectionLost
+from ebla.model.identity import Address, HistoryId, SessionId, TopologyVersion
+from ebla.model.transaction import Revision
+from ebla.ports.surroundings import Surroundings
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.system_clock import SystemClock
+from ebla.topology.keys import STATE, Row, encode, session_key
+from ebla.topology.sessions import BarrierProof, FrozenGuard
+from ebla.topology.snapshot import Session, TopologyState
+from ebla.topology.states import SessionKind
+from ebla.wire.calls import Caller, Target
+from ebla.wire.feed_messages import ChildReport, FeedAnswer, FeedChange, FeedRequest
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import CHILD_BEAT, CHILD_REPORT, FEED, FOLD, ChildBeatAnswer, ChildBeatRequest, Done
+
+CONTROL, BULK = Address("/run/control.sock"), Address("/run/bulk.sock")
+HISTORY = HistoryId(uuid.UUID(int=1))
+SESSION = SessionId(uuid.UUID(int=5))
+OURS = introduction(1)
+
+
+class Control:
+    """Tells one state after the other, each once it was given, and keeps what it is told."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.server = Server(tasks, OURS, WireLimits(), unreported)
+        self.server.serve(FEED, self._feed)
+        self.server.serve(CHILD_REPORT, self._report)
+        self.server.serve(CHILD_BEAT, self._beat)
+        self.reports: list[ChildReport] = []
+        self.beats: list[ChildBeatRequest] = []
+        self._answers: asyncio.Queue[FeedAnswer] = asyncio.Queue()
+
+    def tell(self, index: int, rows: dict[str, Row | None], *, reset: bool = False) -> None:
+        at = Revision(HISTORY, index)
+        changes = tuple(FeedChange(key, None if row is None else encode(row), at) for key, row in rows.items())
+        self._answers.put_nowait(FeedAnswer(at, reset, changes))
+
+    async def reported(self, count: int) -> ChildReport:
+        async with asyncio.timeout(10):
+            while len(self.reports) < count:  # noqa: ASYNC110  # whoever changes it is asked by messages alone
+                await asyncio.sleep(0)
+        assert len(self.reports) == count
+        return self.reports[-1]
+
+    async def _feed(self, _request: FeedRequest, _call: IncomingCall) -> FeedAnswer:
+        return await self._answers.get()
+
+    def _report(self, report: ChildReport, _call: IncomingCall) -> Done:
+        self.reports.append(report)
+        return Done()
+
+    def _beat(self, beat: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
+        self.beats.append(beat)
+        return ChildBeatAnswer(serving=True)
+
+
+def state(version: int) -> TopologyState:
+    return TopologyState(TopologyVersion(version), TopologyVersion(1))
+
+
+class Rig:
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.transport = MemoryTransport()
+        self.control = Control(tasks)
+        self.folds = Folds()
+        own = Introduction(OURS.host, OURS.cluster, OURS.cluster_name, "bulk")
+        setup = BulkSetup(own, BULK, CONTROL, 20, DeskLimits(), WireLimits(), unreported, pid=42)
+        around = Surroundings(SystemClock(), SeededChance(), FileDisk(), self.transport)
+        self.bulk = BulkProcess(around, setup, self.folds)
+        self.context = PeersContext(self.transport, SeededChance(), OURS, WireLimits(), unreported)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Rig]:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        rig = Rig(tasks)
+        await rig.transport.listen(CONTROL, rig.control.server.accept)
+        bulk = tasks.create_task(rig.bulk.run())
+        yield rig
+        bulk.cancel()
+        rig.control.server.close("the test is over")
+
+
+def test_it_beats_and_reports_each_version_it_has() -> None:
+    async def story() -> None:
+        async with running() as rig:
+            rig.control.tell(3, {STATE: state(7)}, reset=True)
+            first = await rig.control.reported(1)
+            rig.control.tell(4, {STATE: state(8)})
+            second = await rig.control.reported(2)
+        assert (first.name, first.pid, first.version, first.oldest_running, first.pending_open) == (
+            "bulk", 42, 7, 7, True
+        )  # fmt: skip
+        assert (second.version, second.closing_sessions) == (8, ())
+        assert second.serial > first.serial
+        assert {(beat.name, beat.pid) for beat in rig.control.beats} == {("bulk", 42)}
+
+    asyncio.run(story())
+
+
+def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards_of_them() -> None:
+    async def story() -> None:
+        async with running() as rig:
+            listed: dict[str, Row | None] = {
+                STATE: state(7),
+                session_key(SESSION): Session(SESSION, SessionKind.REQUEST),
+            }
+            rig.control.tell(3, listed, reset=True)
+            await rig.control.reported(1)
+            sessions = rig.bulk.sessions
+            assert sessions.book is not None
+            guard = FrozenGuard(SESSION)
+            sessions.book = sessions.book.entered(guard, BarrierProof(Revision(HISTORY, 3), now_ms=0))
+            rig.control.tell(4, {STATE: state(8), session_key(SESSION): None})
+            assert (await rig.control.reported(2)).closing_sessions == (SESSION,)
+            sessions.book = sessions.book.released(guard)
+            rig.bulk.guards_changed()
+            assert (await rig.control.reported(3)).closing_sessions == ()
+
+    asyncio.run(story())
+
+
+def test_it_folds_for_whoever_asks_at_its_door_and_stops_when_they_are_gone() -> None:
+    async def story() -> None:
+        async with running() as rig:
+            await turns()
+            caller, _ = await connect(rig.context, BULK, Target(Lane.DATA, OURS.host))
+            async with asyncio.TaskGroup() as tasks:
+                asked = tasks.create_task(caller.call(FOLD, job_of(1), 10_000))
+                await turns()
+                rig.folds.end(1)
+            assert asked.result().facts.rows == 1
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_cut_off(caller))
+                await turns()
+                caller.close("the shard died")
+                await turns()
+                assert rig.folds.dropped == [2]
+
+    asyncio.run(story())
+
+
+async def _cut_off(caller: Caller) -> None:
+    with pytest.raises(ConnectionLost):
+        await caller.call(FOLD, job_of(2), 10_000)
