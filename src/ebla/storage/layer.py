@@ -77,6 +77,10 @@ class Layer(Protocol):
         shorter, so that whoever needs few rows pays for few."""
         ...
 
+    def scan_back(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        """As `scan`, from the last key below `end` down to `start`."""
+        ...
+
     def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
         """All or none of them; of a key that is there twice the later one counts. `facts` tells of these items.
 

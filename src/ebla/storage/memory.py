@@ -160,11 +160,18 @@ class MemoryLayer:
     def scan_batches(
         self, start: bytes = b"", end: bytes | None = None, rows_max: int = SCAN_ROWS_MAX
     ) -> Iterator[list[Item]]:
+        return self._in_batches(self._rows(start, end), rows_max)
+
+    def scan_back(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        rows = self._rows(start, end)
+        rows.reverse()
+        return chain.from_iterable(self._in_batches(rows, SCAN_ROWS_MAX))
+
+    def _rows(self, start: bytes, end: bytes | None) -> list[Item]:
         self._check_open()
         first = bisect_left(self._keys, start)
         last = len(self._keys) if end is None else bisect_left(self._keys, end)
-        rows = [(key, self._values[key]) for key in self._keys[first:last]]
-        return self._in_batches(rows, rows_max)
+        return [(key, self._values[key]) for key in self._keys[first:last]]
 
     def _in_batches(self, rows: list[Item], rows_max: int) -> Iterator[list[Item]]:
         for place in range(0, len(rows), rows_max):

@@ -61,14 +61,16 @@ def _newer_whole(one: bytes, other: bytes) -> bytes | None:
     return newer
 
 
-def merge_streams(streams: Sequence[Iterable[Item]], schema: TableSchema) -> Iterator[Item]:
-    """Every key once, with its merged value, in order."""
+def merge_streams(
+    streams: Sequence[Iterable[Item]], schema: TableSchema, *, is_reversed: bool = False
+) -> Iterator[Item]:
+    """Every key once, with its merged value, in order; the streams are in the same order."""
     if len(streams) == 1:
         yield from streams[0]
         return
     last_key: bytes | None = None
     last_value = b""
-    for key, value in merge(*streams, key=itemgetter(0)):
+    for key, value in merge(*streams, key=itemgetter(0), reverse=is_reversed):
         if key == last_key:
             last_value = merge_values(last_value, value, schema)
             continue

@@ -212,6 +212,15 @@ class RocksLayer:
         self._scans.add(scan)
         return scan
 
+    def scan_back(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        start = max(start, FIRST_KEY)
+        if self._database is None or (end is not None and end <= start):
+            self._check_open()
+            return iter(())
+        scan = _BackScan(self, self._database, (start, end))
+        self._scans.add(scan)
+        return chain.from_iterable(scan)
+
     def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
         assert self._writable, f"{self._folder} is a base, which is never written to"
         if not self._takes_puts:
@@ -403,6 +412,29 @@ class _Scan:
         self._cursor.status()
         if self._cursor.valid():
             raise LayerDamaged(self._folder, f"a scan ended at key {self._last.hex()}, and more rows follow")
+
+
+class _BackScan(_Scan):
+    """From the last row to the first, all the way by the cursor that tells its status."""
+
+    def __init__(self, layer: RocksLayer, database: Rdict, bounds: tuple[bytes, bytes | None]) -> None:
+        super().__init__(layer, database, bounds, SCAN_ROWS_MAX)
+        self._start = bounds[0]
+        self._cursor.seek_to_last()
+
+    def _slow_rows(self) -> list[Item]:
+        rows: list[Item] = []
+        cursor, start = self._cursor, self._start
+        try:
+            while len(rows) < self._rows_next and cursor.valid() and (key := cursor.key()) >= start:
+                rows.append((key, cursor.value()))
+                cursor.prev()
+            cursor.status()
+            if len(rows) < self._rows_next:
+                self._finish()
+        finally:
+            del cursor
+        return rows
 
 
 class RocksBuilder:

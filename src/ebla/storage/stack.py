@@ -117,17 +117,20 @@ class Stack:
                 self.pins -= 1
             # The stack may have got other layers while these were opened.
 
+    def find_live(self) -> Layer | None:
+        """The live layer if it is open; good until the next await."""
+        self.check()
+        return self._layers.find(self._slots[0].place.folder)
+
     async def open_live(self) -> Layer:
         """The live layer alone, which is all that a write needs; good until the next await."""
         while True:
-            self.check()
-            place = self._slots[0].place
-            live = self._layers.find(place.folder)
+            live = self.find_live()
             if live is not None:
                 return live
             self.pins += 1
             try:
-                await self._layers.open_all([place])
+                await self._layers.open_all([self._slots[0].place])
             finally:
                 self.pins -= 1
 
@@ -290,17 +293,20 @@ class OpenStack:
 
     def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
         """Merged rows and heads in key order, rows without what heads delete. To be used up before the next await."""
-        schema = self._stack.schema
-        spans = clip_span((start, end), self._stack.spans)
+        merged = self.scan_merged((start, end))
+        if not self.has_heads:
+            return merged
+        return uncovered_items(merged, self._stack.schema, self._head_before(start))
+
+    def scan_merged(self, span: KeySpan, *, is_reversed: bool = False) -> Iterator[Item]:
+        """Merged rows and heads in key order, or from the last to the first, without regard to what heads delete."""
+        spans = clip_span(span, self._stack.spans)
         streams = [
-            _scan_parts(layer, parts)
+            _scan_parts(layer, parts, is_reversed=is_reversed)
             for slot, layer in zip(self._slots, self._layers)
             if (parts := _clipped(spans, slot.clip))
         ]
-        merged = merge_streams(streams, schema) if streams else iter(())
-        if not self.has_heads:
-            return merged
-        return uncovered_items(merged, schema, self._head_before(start))
+        return merge_streams(streams, self._stack.schema, is_reversed=is_reversed) if streams else iter(())
 
     def _head_before(self, start: bytes) -> Head:
         """The head of the partition in whose middle a scan begins."""
@@ -314,7 +320,9 @@ _PREFIX_BYTES_MIN = 10
 """Token and length of the partition key."""
 
 
-def _scan_parts(layer: Layer, parts: list[KeySpan]) -> Iterator[Item]:
+def _scan_parts(layer: Layer, parts: list[KeySpan], *, is_reversed: bool) -> Iterator[Item]:
+    if is_reversed:
+        return chain.from_iterable(layer.scan_back(start, end) for start, end in reversed(parts))
     return chain.from_iterable(layer.scan(start, end) for start, end in parts)
 
 

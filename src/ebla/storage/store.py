@@ -16,6 +16,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import msgspec
+
 from ebla.model.errors import DiskFull, InvalidRequest, Overloaded, Stale
 from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
@@ -74,6 +76,11 @@ class Store:
         return self._parts.manifest.current.tables
 
     @property
+    def answers_after_sync(self) -> bool:
+        """Whether a write is answered only once it is durable."""
+        return self._limits.log.mode is SyncMode.SYNC
+
+    @property
     def takes_writes(self) -> bool:
         """Whether there is space for them."""
         return self._shortage is None and not self._parts.log.is_full
@@ -86,7 +93,7 @@ class Store:
         Not applied: `Stale`, `DiskFull`, `Overloaded`, `TooLarge`. Unknown: `NotDurable`, `LogFailed`.
         """
         sequence = self.write_open(stack, await self.open_live(stack), items)
-        if self._limits.log.mode is SyncMode.SYNC:
+        if self.answers_after_sync:
             await self._parts.log.wait_durable(sequence)
 
     def write_open(self, stack: Stack, live: Layer, items: Sequence[Item]) -> int:
@@ -197,7 +204,19 @@ class Store:
         async with self._creating:
             return self.find(table, token_range) or await self._create(table, token_range)
 
+    async def create_all(self, wanted: Sequence[tuple[TableId, TokenRange]]) -> list[Stack]:
+        """Several new replicas by one change of the manifest. None of them may be there."""
+        async with self._creating:
+            new = [self._new_stack(table, token_range) for table, token_range in wanted]
+            await self._parts.manifest.change(partial(_with_stacks, new=new), partial(self._install_all, new))
+        return new
+
     async def _create(self, table: TableId, token_range: TokenRange) -> Stack:
+        stack = self._new_stack(table, token_range)
+        await self._parts.manifest.change(partial(with_stack, entry=stack.entry), partial(self._install, stack))
+        return stack
+
+    def _new_stack(self, table: TableId, token_range: TokenRange) -> Stack:
         schema = self._parts.manifest.current.table(table)
         if schema is None:
             raise InvalidRequest(f"table {table} is not known here")
@@ -211,8 +230,11 @@ class Store:
         )
         stack = Stack(self._parts.folder, entry, schema, self._parts.layers)
         stack.gc_holds.add(GC_HOLD_AT_START)
-        await self._parts.manifest.change(partial(with_stack, entry=entry), partial(self._install, stack))
-        return self._stacks[incarnation]
+        return stack
+
+    def _install_all(self, stacks: Sequence[Stack]) -> None:
+        for stack in stacks:
+            self._install(stack)
 
     def _install(self, stack: Stack) -> None:
         self._stacks[stack.incarnation] = stack
@@ -356,3 +378,7 @@ class Store:
             self.note_damage(stack, failure)
         except Stale:
             assert stack.dropped
+
+
+def _with_stacks(manifest: Manifest, new: Sequence[Stack]) -> Manifest:
+    return msgspec.structs.replace(manifest, stacks=(*manifest.stacks, *(stack.entry for stack in new)))

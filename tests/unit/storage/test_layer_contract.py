@@ -57,6 +57,11 @@ def test_a_scan_is_ordered_and_bounded(rig: Rig) -> None:
 def check_scans(layer: Layer) -> None:
     everything = rows(range(0, 6000, 2))
     assert list(layer.scan()) == everything
+    assert list(layer.scan_back()) == everything[::-1]
+    assert list(layer.scan_back(key(10), key(16))) == rows([14, 12, 10])
+    assert list(layer.scan_back(key(11), key(15))) == rows([14, 12])
+    assert list(layer.scan_back(key(5000))) == rows(range(5000, 6000, 2))[::-1]
+    assert list(layer.scan_back(key(16), key(10))) == []
     assert list(layer.scan(key(10), key(16))) == rows([10, 12, 14])
     assert list(layer.scan(key(9), key(15))) == rows([10, 12, 14])
     assert list(layer.scan(key(5997))) == rows([5998])

@@ -1,0 +1,48 @@
+"""The fence of a shard: requests routed by a version below it are refused.
+
+It is looked at three times. On arrival, so that what is outdated costs nothing. Just before the effect, without an
+await in between, since the request may have waited for a layer or a version. And again after the effect, once it is
+durable: a fence that rose meanwhile belongs to a barrier that did not wait for this write, so the write must not be
+acknowledged, although it was made.
+"""
+
+from ebla.model.errors import Outcome, Stale
+from ebla.model.identity import TopologyVersion
+from ebla.wire.topology_view import TopologyView
+
+
+class OvertakenByFence(Stale):
+    """The fence rose while the write was being made: it is there, and nobody may count on it."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class Fences:
+    __slots__ = ("_view",)
+
+    def __init__(self, view: TopologyView) -> None:
+        self._view = view
+
+    def on_arrival(self, version: TopologyVersion) -> Stale | None:
+        """Why a request of this version is refused; None: it is not."""
+        fence = self._view.current.fence
+        return None if version >= fence else _stale(version, fence)
+
+    def before_effect(self, version: TopologyVersion) -> Stale | None:
+        fence = self._view.current.fence
+        return None if version >= fence else _stale(version, fence)
+
+    def after_effect(self, version: TopologyVersion) -> Stale | None:
+        """Why a write that was made must not be acknowledged."""
+        fence = self._view.current.fence
+        if version >= fence:
+            return None
+        return OvertakenByFence(f"version {version} was fenced off while the write was made; the fence is {fence}")
+
+    def after_read(self, version: TopologyVersion) -> Stale | None:
+        fence = self._view.current.fence
+        return None if version >= fence else _stale(version, fence)
+
+
+def _stale(version: TopologyVersion, fence: TopologyVersion) -> Stale:
+    return Stale(f"version {version} of the topology is fenced off; the fence is {fence}", advice="refresh and retry")

@@ -1,0 +1,117 @@
+"""Which stacks a shard must have at a version of the topology. Pure.
+
+A table on tablets has a stack for each tablet of which the shard holds, is getting or still has to lose the replica; a
+table on vnodes has one for the whole ring, whatever vnodes the node has: a shard then serves what it is asked for, and
+the routers know whom to ask.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ebla.model.errors import Refused
+from ebla.model.identity import Replica, ShardNumber, TableId
+from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.topology.sharder import TabletSharder, has_replica
+from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import TransitionKind
+from ebla.topology.tablet_map import TOKEN_BITS, TabletMap
+
+StackPlace = tuple[TableId, TokenRange]
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A tablet that moves between two shards of this node: what comes to the old one must reach the other too."""
+
+    to: ShardNumber
+    here: bool
+    """Whether it is written here as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table on one shard. A key's number is its token's bits above the `shift` lowest."""
+
+    shift: int
+    ranges: Mapping[int, TokenRange]
+    """By number; a table on vnodes has the number 0 alone."""
+    pending: tuple[int, ...] = ()
+    """Those of `ranges` that the shard is getting."""
+    moving: tuple[int, ...] = ()
+    """Those of `ranges` in a transition of any kind."""
+    hops: Mapping[int, Hop] = field(default_factory=dict)
+
+
+ShardPlan = Mapping[TableId, TablePlan]
+
+
+def plan_shard(snapshot: Snapshot, own: Replica, before: tuple[Snapshot, ShardPlan] | None = None) -> ShardPlan:
+    """What did not change since the version before is the same object."""
+    ring_moves = snapshot.transition is not None
+    plan: dict[TableId, TablePlan] = {}
+    for table in snapshot.tables:
+        tablets = snapshot.tablets.get(table)
+        if tablets is None and snapshot.on_tablets(table):
+            continue  # its tablets are not complete yet
+        known = None
+        if before is not None and before[0].tablets.get(table) is tablets:
+            known = before[1].get(table)
+        if tablets is None:
+            wanted = _VNODES_MOVING if ring_moves else _VNODES
+            plan[table] = wanted
+        else:
+            plan[table] = known or _plan_tablets(tablets, own)
+    return plan
+
+
+_VNODES = TablePlan(TOKEN_BITS, {0: WHOLE_RING})
+_VNODES_MOVING = TablePlan(TOKEN_BITS, {0: WHOLE_RING}, moving=(0,))
+
+
+def _plan_tablets(tablets: TabletMap, own: Replica) -> TablePlan:
+    ranges: dict[int, TokenRange] = {}
+    pending: list[int] = []
+    moving: list[int] = []
+    hops: dict[int, Hop] = {}
+    for number in tablets.tablets_on(own.host):
+        if not has_replica(tablets, number, own):
+            continue
+        ranges[number] = TokenRange(Token(tablets.after_token(number)), Token(tablets.last_token(number)))
+        if tablets.transition(number) is None:
+            continue
+        moving.append(number)
+        if own not in tablets.replicas(number):
+            pending.append(number)
+        elif (hop := _hop(tablets, number, own)) is not None:
+            hops[number] = hop
+    return TablePlan(tablets.shift, ranges, tuple(pending), tuple(moving), hops)
+
+
+def _hop(tablets: TabletMap, number: int, own: Replica) -> Hop | None:
+    """Routers know one host of a move inside a node, so what they send comes to its old shard, until all of them write
+    to the new one alone. The new one passes nothing back: who sends to it has left the old one behind."""
+    transition = tablets.transition(number)
+    if transition is None or transition.kind is not TransitionKind.INTRANODE_MIGRATION:
+        return None
+    shards = TabletSharder(tablets, own.host).shards_for_writes(tablets.last_token(number))
+    other = next((shard for shard in shards if shard != own.shard), None)
+    return None if other is None else Hop(other, own.shard in shards)
+
+
+def places_of(plan: ShardPlan) -> list[StackPlace]:
+    return [(table, token_range) for table, one in plan.items() for token_range in one.ranges.values()]
+
+
+def check_no_resize(wanted: Iterable[StackPlace], known: Iterable[StackPlace]) -> None:
+    """Refuses to go on where a wanted range lies across one that is there. Tablets were split or merged then: taking
+    the old stack for a stranger would throw its rows away."""
+    there: dict[TableId, list[TokenRange]] = {}
+    for table, token_range in known:
+        there.setdefault(table, []).append(token_range)
+    for table, token_range in wanted:
+        for other in there.get(table, ()):
+            if other != token_range and other.overlaps(token_range):
+                raise Refused(
+                    f"tablets of table {table} have other bounds than the replicas on disk",
+                    advice="this release does not follow splits and merges of tablets; nothing was dropped",
+                )
