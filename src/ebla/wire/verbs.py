@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ebla.model.identity import ClusterId, HostId
+from ebla.model.identity import ClusterId, HostId, TopologyVersion
 from ebla.storage.fold_plan import FoldJob, FoldResult
 from ebla.wire.feed_messages import (
     ChildReport,
@@ -131,6 +131,24 @@ class ProcessStatus(msgspec.Struct, frozen=True, array_like=True):
     restarts: int = 0
     state: str = ""
     last_exit: str = ""
+    version: TopologyVersion | None = None
+    """Of the topology, as it last reported to have installed it; None: nothing yet, or not part of a barrier."""
+    serving: bool = False
+    """As it said of itself in its last heartbeat."""
+    trouble: str = ""
+    """Why it does not get on to a later version."""
+
+
+class TopologyStatus(msgspec.Struct, frozen=True, array_like=True):
+    """The topology as this node's control has it."""
+
+    version: TopologyVersion
+    fence: TopologyVersion
+    nodes: tuple[tuple[HostId, str], ...] = ()
+    """Every node that has not left, with its state, by host id."""
+    transition: str = ""
+    waits_for: str = ""
+    """Why this node is not in the ring yet."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -158,6 +176,8 @@ class StatusAnswer(msgspec.Struct, frozen=True, array_like=True):
     """None until the node's Raft peer runs."""
     waits_for: str = ""
     """While the node is in no cluster: what for."""
+    topology: TopologyStatus | None = None
+    """None until group 0 has told of one."""
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True):
