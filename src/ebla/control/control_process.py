@@ -7,13 +7,18 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from ebla.control.child_feed import ChildFeed, FeedSetup
+from ebla.control.down_hosts import down_hosts
 from ebla.control.failure_detector import Opinion, Standing
 from ebla.control.group0_doors import Group0Doors, report_of
 from ebla.control.group0_server import Group0Server, Group0Setup
 from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
+from ebla.control.node_barrier import takes_part
+from ebla.control.topology_state import TopologyState
 from ebla.model.error_groups import leaves
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address, HostId
+from ebla.model.transaction import Revision
 from ebla.ports.surroundings import Surroundings
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
@@ -60,6 +65,8 @@ class ControlSetup:
     report: Report
     pid: int
     release: str
+    child_names: tuple[str, ...] = ()
+    """Children that barriers wait for besides those that `Children` names: where somebody else starts them."""
 
 
 class ControlProcess:
@@ -76,6 +83,8 @@ class ControlProcess:
         self._liveness: Liveness | None = None
         self._group0: Group0Server | None = None
         self._stop = stop
+        self.topology = TopologyState(setup.report)
+        self._feed: ChildFeed | None = None
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
         """Why this node must stop, where its cluster or its own disk says so."""
@@ -99,6 +108,8 @@ class ControlProcess:
             group0_doors = Group0Doors(self._group0, peers, surroundings.chance)
             group0_doors.serve_peers(for_peers)
             group0_doors.serve_operator(for_own)
+            self._feed = self._new_feed(self._group0, for_own, for_peers)
+            self._liveness.on_change = self._feed.look_again
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
@@ -110,6 +121,8 @@ class ControlProcess:
             ]
             self.ready.set()
             tasks.create_task(self._liveness.run())
+            tasks.create_task(self._feed.run())
+            tasks.create_task(self._follow_topology(self._group0))
             try:
                 await self._run_group0(self._group0)
             finally:
@@ -127,6 +140,39 @@ class ControlProcess:
             self.gave_up = str(next(leaves(refusals)))
             self._stop.set()
         await asyncio.Event().wait()
+
+    async def _follow_topology(self, group0: Group0Server) -> None:
+        await group0.started.wait()
+        if group0.is_running:  # it may have ended in the same turn, and says why itself
+            self.topology.attach(group0.running.machine)
+
+    def _new_feed(self, group0: Group0Server, for_own: Server, for_peers: Server) -> ChildFeed:
+        async def read_barrier(deadline_ms: int) -> Revision:
+            return await group0.running.calls.read_barrier(deadline_ms)
+
+        feed = ChildFeed(
+            self.topology, FeedSetup(read_barrier, self._down, self._expected, lambda: not self._stop.is_set())
+        )
+        feed.serve_children(for_own)
+        feed.serve_peers(for_peers)
+        return feed
+
+    @property
+    def feed(self) -> ChildFeed:
+        assert self._feed is not None, "the process does not run yet"
+        return self._feed
+
+    def _down(self) -> tuple[HostId, ...]:
+        store = self.topology.store
+        if store is None:
+            return ()
+        setup = self._setup
+        watched_since_ms = self._surroundings.clock.boot_ms() - setup.liveness.silence_ms
+        return down_hosts(store.members.values(), self.opinions(), setup.introduction.host, watched_since_ms)
+
+    def _expected(self) -> tuple[str, ...]:
+        named = {status.name for status in self._children.statuses()} | set(self._setup.child_names)
+        return tuple(sorted(name for name in named if takes_part(name)))
 
     def _holds_up(self, host: HostId) -> bool:
         return all(opinion.standing is Standing.UP for opinion in self.opinions() if opinion.host == host)

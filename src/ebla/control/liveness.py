@@ -5,6 +5,7 @@ the answer to the last, so that neither one lost frame nor a long round trip is 
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebla.control.failure_detector import Answered, FailureDetector, Opinion, Standing
@@ -49,6 +50,8 @@ class Liveness:
         self._hosts: dict[Address, HostId] = {}
         self._in_flight: dict[Address, int] = {}
         self._serial = 0
+        self.on_change: Callable[[], None] = _nothing
+        """Called when an opinion has changed from up to down or back."""
 
     def opinions(self) -> tuple[Opinion, ...]:
         """What this node holds of each peer now: a reader never sees an `up` that has run out."""
@@ -146,3 +149,8 @@ class Liveness:
     def _tell(self, opinion: Opinion) -> None:
         details = {"peer": str(opinion.peer), "host": str(opinion.host), "round_trip_us": opinion.round_trip_us}
         self._context.report(f"liveness.peer_{opinion.standing.value}", details)
+        self.on_change()
+
+
+def _nothing() -> None:
+    pass

@@ -43,6 +43,7 @@ from ebla.wire.report import CalmReport, Report
 from ebla.wire.verbs import A, Notice, Q, Verb
 
 _MISSING_IDS_MAX = 4096
+ANSWER_SHARE_MS_MAX = 100
 T = TypeVar("T")
 
 
@@ -58,6 +59,12 @@ class IncomingCall(msgspec.Struct, frozen=True, gc=False):
     def remaining_ms(self) -> int:
         """What is left for calls made on behalf of this one; a day at most."""
         return max(0, math.floor(min(self.expires_at - self.loop.time(), 86_400.0) * 1000))
+
+    def work_ms(self) -> int:
+        """The time for the work itself: the answer must reach the caller before the caller's own deadline, or it would
+        learn nothing where we know what happened."""
+        remaining_ms = self.remaining_ms()
+        return remaining_ms - min(ANSWER_SHARE_MS_MAX, remaining_ms // 5)
 
 
 Serve = Callable[[Q, IncomingCall], A] | Callable[[Q, IncomingCall], Awaitable[A]]
