@@ -1,0 +1,193 @@
+"""Pages: rows gathered up to a limit, and positions from which the next page goes on. Pure.
+
+A position is a key and how many rows its partition may still give. It names no replica and no version of the topology,
+so it holds across migrations, restarts and routers.
+
+    format (1) | flags (1) | rows left in the partition (4, -1: no limit) | key | checksum (4)
+
+The checksum is of the table's id too: a position of another table, or a damaged one, is refused and not misread.
+"""
+
+import enum
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ebla.model.errors import InvalidRequest
+from ebla.model.identity import TableId
+from ebla.request.parts import ReadPage, ReadQuery
+from ebla.request.short_reads import (
+    Moment,
+    Settled,
+    clipped,
+    contains_key,
+    is_beyond,
+    prefix_of,
+    rest_behind_rows,
+    rest_of,
+)
+from ebla.storage.key_codec import split_key
+from ebla.storage.live_rows import has_static, is_head, is_live_row
+from ebla.wire.row_messages import Item, Span
+
+FORMAT = 1
+_BEGIN = struct.Struct(">BBi")
+_CHECKSUM_BYTES = 4
+_NO_LIMIT = -1
+_ADVICE = "start again without a position, or send back the one of the page before as it was, with the same query"
+
+
+class _Flag(enum.IntFlag):
+    REVERSED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The rest of the read begins at `bound`; that of a reversed one goes up to and without it."""
+
+    bound: bytes
+    partition_left: int | None = None
+    """Rows that the partition of the bound may still give; None: any number."""
+
+
+def encode_position(position: Position, table: TableId, *, is_reversed: bool) -> bytes:
+    left = _NO_LIMIT if position.partition_left is None else position.partition_left
+    body = _BEGIN.pack(FORMAT, _Flag.REVERSED if is_reversed else 0, left) + position.bound
+    return body + _checksum(body, table)
+
+
+def decode_position(data: bytes, query: ReadQuery) -> Position:
+    """Raises `InvalidRequest` where it is none of this query's."""
+    if len(data) < _BEGIN.size + _CHECKSUM_BYTES:
+        raise InvalidRequest(f"a paging position of {len(data)} bytes is too short", advice=_ADVICE)
+    stored, flags, left = _BEGIN.unpack_from(data)
+    if stored != FORMAT:
+        raise InvalidRequest(f"a paging position of format {stored} is not known here", advice=_ADVICE)
+    body = data[:-_CHECKSUM_BYTES]
+    if _checksum(body, query.table) != data[-_CHECKSUM_BYTES:]:
+        raise InvalidRequest("the paging position is damaged or belongs to another table", advice=_ADVICE)
+    if bool(flags & _Flag.REVERSED) != query.is_reversed:
+        raise InvalidRequest("the paging position belongs to a read in the other order", advice=_ADVICE)
+    if (left == _NO_LIMIT) != (query.partition_rows_max == 0) or left > query.partition_rows_max or left < _NO_LIMIT:
+        raise InvalidRequest("the paging position belongs to a read with another limit per partition", advice=_ADVICE)
+    bound = body[_BEGIN.size :]
+    if not query.spans or bound < query.spans[0][0] or is_beyond(bound, query.spans[-1][1], is_reversed=False):
+        raise InvalidRequest("the paging position is outside of what is read", advice=_ADVICE)
+    return Position(bound, None if left == _NO_LIMIT else left)
+
+
+def _checksum(body: bytes, table: TableId) -> bytes:
+    return zlib.crc32(body, zlib.crc32(table.bytes)).to_bytes(_CHECKSUM_BYTES)
+
+
+def check_query(query: ReadQuery) -> None:
+    """Raises `InvalidRequest`."""
+    if query.rows_max <= 0 or query.partition_rows_max < 0:
+        raise InvalidRequest(f"a page of {query.rows_max} rows, {query.partition_rows_max} per partition, is none")
+    before: bytes | None = b""
+    for start, end in query.spans:
+        if before is None or start < before or (end is not None and end < start):
+            raise InvalidRequest("the spans of a read are not in order", advice="sort them, and join those that meet")
+        before = end
+
+
+class PageBuilder:
+    """The page of one request as it grows, and what of the spans is left to read."""
+
+    def __init__(self, query: ReadQuery, moment: Moment, bytes_max: int) -> None:
+        self._query = query
+        self._moment = moment
+        self._bytes_left = bytes_max
+        self._prefix = b""
+        self._partition_left = query.partition_rows_max
+        self.rows_left = query.rows_max
+        self.items: list[Item] = []
+        self.rest: tuple[Span, ...] = query.spans
+        if query.position:
+            self._resume(decode_position(query.position, query))
+
+    def _resume(self, position: Position) -> None:
+        limits: Span = (b"", position.bound) if self._query.is_reversed else (position.bound, None)
+        self.rest = clipped(self.rest, limits)
+        prefix = prefix_of(position.bound)
+        if prefix is not None and position.partition_left is not None:
+            self._prefix, self._partition_left = prefix, position.partition_left
+
+    @property
+    def is_full(self) -> bool:
+        return self.rows_left == 0 or self._bytes_left <= 0
+
+    @property
+    def begun_partition(self) -> tuple[bytes, int] | None:
+        """The partition in which the rest begins, and what it may still give, where that is less than others may."""
+        if 0 < self._partition_left < self._query.partition_rows_max and prefix_of(self._bound) == self._prefix:
+            return self._prefix, self._partition_left
+        return None
+
+    def take(self, page: Settled, spans: Sequence[Span]) -> bool:
+        """Adds what is live of the part of the rest that comes next, read of these spans. False: what follows on them
+        must not be taken now, for the page is full or this part is not known to its end."""
+        for key, value in page.items:
+            if is_head(value):
+                self._take_head(key, value)
+            elif self._may_give(key) and is_live_row(value, self._moment.schema, self._moment.now_s):
+                self._take_row(key, value)
+                if self.is_full:
+                    self._go_behind(key)
+                    return False
+        if page.end is not None:
+            self._go_behind(page.end)
+            return False
+        if self._query.is_reversed:
+            self.rest = clipped(self.rest, (b"", spans[0][0]))
+        else:
+            end = spans[-1][1]
+            self.rest = () if end is None else clipped(self.rest, (end, None))
+        return True
+
+    def page(self) -> ReadPage:
+        return ReadPage(tuple(self.items), self._position())
+
+    def _position(self) -> bytes:
+        """Empty: there is nothing behind the page."""
+        if not self.rest:
+            return b""
+        left = None
+        if self._query.partition_rows_max:
+            in_begun = prefix_of(self._bound) == self._prefix
+            left = self._partition_left if in_begun else self._query.partition_rows_max
+        return encode_position(Position(self._bound, left), self._query.table, is_reversed=self._query.is_reversed)
+
+    @property
+    def _bound(self) -> bytes:
+        """Where the rest begins: its least key, or for a reversed read the one it goes up to, which is b"" (and no
+        partition) where nothing of an endless span has been read."""
+        return (self.rest[-1][1] or b"") if self._query.is_reversed else self.rest[0][0]
+
+    def _may_give(self, key: bytes) -> bool:
+        """Whether the limit of its partition allows another row."""
+        if not self._query.partition_rows_max:
+            return True
+        prefix = split_key(key)[0]
+        if prefix != self._prefix:
+            self._prefix, self._partition_left = prefix, self._query.partition_rows_max
+        return self._partition_left > 0
+
+    def _take_row(self, key: bytes, value: bytes) -> None:
+        self.items.append((key, value))
+        self.rows_left -= 1
+        self._bytes_left -= len(key) + len(value)
+        self._partition_left -= 1
+
+    def _take_head(self, key: bytes, value: bytes) -> None:
+        """Heads that were read only for what they delete are in none of the spans."""
+        if has_static(value, self._moment.schema, self._moment.now_s) and contains_key(self.rest, key):
+            self.items.append((key, value))
+            self._bytes_left -= len(key) + len(value)
+
+    def _go_behind(self, key: bytes) -> None:
+        is_reversed = self._query.is_reversed
+        self.rest = rest_of(self.rest, key, is_reversed=is_reversed)
+        if self._query.partition_rows_max and self._partition_left == 0 and prefix_of(key) == self._prefix:
+            self.rest = rest_behind_rows(self.rest, self._prefix, is_reversed=is_reversed)

@@ -1,0 +1,176 @@
+"""Several replicas' answers become one, and what each of them lacks becomes its repair. Pure.
+
+Cells are merged by the one rule of `model.rows`, and what a partition's head deletes at one replica is taken from the
+rows of all. Each answer is known up to the same key and no further (`short_reads.py`): beyond it a replica that did not
+send a row does not lack it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ebla.model.identity import Replica
+from ebla.model.rows import EMPTY_HEAD, EMPTY_ROW, Head
+from ebla.model.schema import TableSchema
+from ebla.model.token import WHOLE_RING
+from ebla.request.short_reads import (
+    Moment,
+    PartitionLimit,
+    Settled,
+    is_beyond,
+    joined_stops,
+    least_end,
+    partition_stops,
+    settled,
+    up_to_stops,
+)
+from ebla.storage.key_codec import decode_token, head_key, split_key
+from ebla.storage.live_rows import is_head
+from ebla.storage.merge import merge_values, uncovered
+from ebla.storage.row_codec import decode_head, decode_row
+from ebla.storage.tombstone_gc import Collector, GcRule, GcSpan
+from ebla.wire.row_messages import Item, ReadRowsAnswer
+
+_ANY_TIMESTAMP_US = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    replica: Replica
+    page: ReadRowsAnswer
+    heads: tuple[Item, ...] = ()
+    """Heads of partitions in the page that were asked for apart from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    moment: Moment
+    gc_before_s: int
+    """What was deleted or has expired before is no difference: a replica may have dropped it and be right."""
+    is_reversed: bool = False
+    partition_rows_max: int = 0
+
+    @property
+    def limit(self) -> PartitionLimit:
+        return PartitionLimit(self.partition_rows_max, self.moment, self.is_reversed)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    page: Settled
+    repairs: Mapping[Replica, tuple[Item, ...]]
+    """Those that lack nothing are not in it."""
+
+
+def agreed(data: ReadRowsAnswer, answers: Sequence[ReadRowsAnswer], terms: Terms) -> Settled:
+    """What one replica's data says where all digests are the same as its own."""
+    end = least_end(answers, is_reversed=terms.is_reversed)
+    items: Sequence[Item] = data.items
+    if len(answers) > 1 and end is not None:
+        items = [item for item in items if not is_beyond(item[0], end, is_reversed=terms.is_reversed)]
+    if not terms.partition_rows_max:
+        return Settled(tuple(items), end)
+    stops = partition_stops(items, terms.partition_rows_max, terms.moment)
+    return settled(items, end, stops, terms.limit)
+
+
+def reconciled(answers: Sequence[Answered], terms: Terms) -> Reconciled:
+    """Of two or more replicas."""
+    end = least_end((one.page for one in answers), is_reversed=terms.is_reversed)
+    stops: dict[bytes, bytes] = {}
+    if terms.partition_rows_max:
+        found = (partition_stops(one.page.items, terms.partition_rows_max, terms.moment) for one in answers)
+        stops = joined_stops(found, is_reversed=terms.is_reversed)
+    known = [_known(one, end, stops, terms) for one in answers]
+    merged = _merged(known, terms.moment.schema)
+    items = [
+        (key, value)
+        for key, value in sorted(merged.items(), reverse=terms.is_reversed)
+        if value is not None and not is_beyond(key, end, is_reversed=terms.is_reversed)
+    ]
+    lacks = _Lacks(terms, merged)
+    repairs = {one.replica: lacks.items_for(have) for one, have in zip(answers, known)}
+    return Reconciled(
+        settled(items, end, stops, terms.limit), {replica: found for replica, found in repairs.items() if found}
+    )
+
+
+def unknown_heads(answers: Iterable[ReadRowsAnswer], *, is_reversed: bool) -> tuple[bytes, ...]:
+    """The partitions of these pages whose heads a reversed read meets only behind their rows, or not at all where it
+    was cut off: they are to be asked for."""
+    if not is_reversed:
+        return ()
+    prefixes = {split_key(key)[0]: None for page in answers for key, _ in page.items}
+    return tuple(prefixes)
+
+
+def _known(one: Answered, end: bytes | None, stops: Mapping[bytes, bytes], terms: Terms) -> dict[bytes, bytes]:
+    """What the replica has of that of which every page speaks."""
+    items = [item for item in one.page.items if not is_beyond(item[0], end, is_reversed=terms.is_reversed)]
+    known = dict(up_to_stops(items, stops, is_reversed=terms.is_reversed))
+    for key, value in one.heads:
+        mine = known.get(key)
+        known[key] = value if mine is None else merge_values(mine, value, terms.moment.schema)
+    return known
+
+
+def _merged(known: Sequence[Mapping[bytes, bytes]], schema: TableSchema) -> dict[bytes, bytes | None]:
+    """Every key's merged value; None where heads leave nothing of it."""
+    merged: dict[bytes, bytes] = {}
+    for have in known:
+        for key, value in have.items():
+            mine = merged.get(key)
+            merged[key] = value if mine is None else merge_values(mine, value, schema)
+    heads = _heads_of(merged)
+    if not heads:
+        return dict(merged)
+    return {key: value if is_head(value) else _uncovered(key, value, heads, schema) for key, value in merged.items()}
+
+
+def _heads_of(values: Mapping[bytes, bytes | None]) -> dict[bytes, Head]:
+    return {
+        split_key(key)[0]: decode_head(value) for key, value in values.items() if value is not None and is_head(value)
+    }
+
+
+def _uncovered(key: bytes, value: bytes, heads: Mapping[bytes, Head], schema: TableSchema) -> bytes | None:
+    prefix, _, clustering = split_key(key)
+    head = heads.get(prefix)
+    return value if head is None else uncovered(value, head, clustering, schema)
+
+
+class _Lacks:
+    """What a replica lacks of the merged whole."""
+
+    def __init__(self, terms: Terms, merged: Mapping[bytes, bytes | None]) -> None:
+        self._schema = terms.moment.schema
+        self._merged = merged
+        self._heads = _heads_of(merged)
+        rule = GcRule((GcSpan(WHOLE_RING, terms.gc_before_s),), _ANY_TIMESTAMP_US) if terms.gc_before_s else GcRule()
+        self._collector = Collector(rule)
+
+    def items_for(self, have: Mapping[bytes, bytes]) -> tuple[Item, ...]:
+        wanted: dict[bytes, bytes] = {}
+        for key, value in self._merged.items():
+            mine = have.get(key)
+            if mine is not None and not is_head(mine):
+                left = _uncovered(key, mine, self._heads, self._schema)
+                if left != mine:
+                    # However old the deletion is, this replica shows what it covers, and must have it.
+                    head = head_key(split_key(key)[0])
+                    deleting = self._merged[head]
+                    assert deleting is not None, "heads cover rows, nothing covers heads"
+                    wanted[head] = deleting
+                mine = left
+            if value is not None and self._differ(key, mine, value):
+                wanted[key] = value
+        return tuple(sorted(wanted.items()))
+
+    def _differ(self, key: bytes, mine: bytes | None, merged: bytes) -> bool:
+        if mine == merged:
+            return False
+        token = decode_token(key)
+        if is_head(merged):
+            head = EMPTY_HEAD if mine is None else decode_head(mine)
+            return self._collector.head(token, head) != self._collector.head(token, decode_head(merged))
+        row = EMPTY_ROW if mine is None else decode_row(mine, self._schema.layouts)
+        return self._collector.row(token, row) != self._collector.row(token, decode_row(merged, self._schema.layouts))

@@ -1,0 +1,171 @@
+"""How much of several replicas' pages is known, and from where a read goes on. Pure.
+
+A page that was cut off says nothing of the keys beyond its last one. Two replicas have rows 1 to 9, and each has missed
+other deletions; asked for two rows, one answers 1 and 2, the other 3 (having deleted 1 and 2) and 4. Merged, 3 and 4
+would be the first two live rows, although the first replica may hold a deletion of 3. So nothing beyond the smallest
+last key of pages that were cut off is shown (for reversed reads, beyond the greatest): what lies there is asked again.
+
+With a limit for each partition every partition of a page may be cut off in the same way, though the page is whole.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ebla.model.schema import TableSchema
+from ebla.storage.key_codec import after_prefix, head_key, row_key, split_key
+from ebla.storage.live_rows import is_head, is_live_row, may_be_live
+from ebla.storage.merge import clip_span
+from ebla.wire.row_messages import Item, ReadRowsAnswer, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Under which terms rows are live."""
+
+    schema: TableSchema
+    now_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is known for certain, in the order of the read."""
+
+    items: tuple[Item, ...]
+    end: bytes | None
+    """The last key of which all is known; None: all of the spans is."""
+
+
+def least_end(pages: Iterable[ReadRowsAnswer], *, is_reversed: bool) -> bytes | None:
+    """The last key of which every page speaks; None: they all speak of everything that was asked."""
+    ends = [page.last_key for page in pages if not page.is_whole]
+    if not ends:
+        return None
+    return max(ends) if is_reversed else min(ends)
+
+
+def is_beyond(key: bytes, end: bytes | None, *, is_reversed: bool) -> bool:
+    if end is None:
+        return False
+    return key < end if is_reversed else key > end
+
+
+def partition_stops(page: Sequence[Item], rows_max: int, moment: Moment) -> dict[bytes, bytes]:
+    """By partition, the last row of a page in the partitions in which the replica stopped at the limit.
+
+    Replicas count the rows that are live by their own version of the schema. Counting every row that may be live finds
+    at least as many: a partition is at most taken for cut off when it is not, and asked for once more."""
+    counts: dict[bytes, int] = {}
+    last: dict[bytes, bytes] = {}
+    for key, value in page:
+        if is_head(value):
+            continue
+        prefix = split_key(key)[0]
+        last[prefix] = key
+        if may_be_live(value, moment.schema, moment.now_s):
+            counts[prefix] = counts.get(prefix, 0) + 1
+    return {prefix: last[prefix] for prefix, count in counts.items() if count >= rows_max}
+
+
+def joined_stops(stops: Iterable[Mapping[bytes, bytes]], *, is_reversed: bool) -> dict[bytes, bytes]:
+    """The first stop of each partition, in the order of the read."""
+    joined: dict[bytes, bytes] = {}
+    for one in stops:
+        for prefix, key in one.items():
+            known = joined.get(prefix)
+            if known is None or (key > known if is_reversed else key < known):
+                joined[prefix] = key
+    return joined
+
+
+def up_to_stops(items: Sequence[Item], stops: Mapping[bytes, bytes], *, is_reversed: bool) -> tuple[Item, ...]:
+    """Without the rows beyond the stop of their partition. Heads stay: no limit is about them."""
+    if not stops:
+        return tuple(items)
+    kept = []
+    for key, value in items:
+        if is_head(value) or not is_beyond(key, stops.get(split_key(key)[0]), is_reversed=is_reversed):
+            kept.append((key, value))
+    return tuple(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLimit:
+    rows_max: int
+    moment: Moment
+    is_reversed: bool
+
+
+def settled(items: Sequence[Item], end: bytes | None, stops: Mapping[bytes, bytes], limit: PartitionLimit) -> Settled:
+    """Merged items, cut where a partition has fewer live rows than its limit although some replica stopped in it: the
+    rest of that partition is not known."""
+    live: dict[bytes, int] = dict.fromkeys(stops, 0)
+    for key, value in items:
+        prefix = split_key(key)[0]
+        if prefix in live and not is_head(value):
+            live[prefix] += is_live_row(value, limit.moment.schema, limit.moment.now_s)
+    for prefix, stop in sorted(stops.items(), reverse=limit.is_reversed):
+        if live[prefix] < limit.rows_max:
+            known = [item for item in items if not is_beyond(item[0], stop, is_reversed=limit.is_reversed)]
+            return Settled(tuple(known), stop)
+    return Settled(tuple(items), end)
+
+
+# -- what is left to read ------------------------------------------------------------------------------------------
+
+
+def rest_of(spans: Sequence[Span], after: bytes, *, is_reversed: bool) -> tuple[Span, ...]:
+    """The spans behind a key, in the order of the read."""
+    return clipped(spans, (b"", after) if is_reversed else (after + b"\0", None))
+
+
+def rest_behind_rows(spans: Sequence[Span], prefix: bytes, *, is_reversed: bool) -> tuple[Span, ...]:
+    """The spans behind the rows of a partition. In a reversed read its head is still to come."""
+    return clipped(spans, (b"", row_key(prefix)) if is_reversed else (after_prefix(prefix), None))
+
+
+def split_partition(
+    spans: Sequence[Span], prefix: bytes, *, is_reversed: bool
+) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """What is left of a partition, and what comes behind it."""
+    end = after_prefix(prefix)
+    return clipped(spans, (prefix, end)), clipped(spans, (b"", prefix) if is_reversed else (end, None))
+
+
+def clipped(spans: Sequence[Span], limits: Span) -> tuple[Span, ...]:
+    return tuple(part for span in spans for part in clip_span(span, (limits,)))
+
+
+def contains_key(spans: Iterable[Span], key: bytes) -> bool:
+    return any(start <= key and (end is None or key < end) for start, end in spans)
+
+
+def with_heads(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """The spans, and the head of each partition in whose middle one begins: what other replicas have deleted there
+    stands under it."""
+    found: list[Span] = []
+    for start, end in spans:
+        prefix = prefix_of(start)
+        if prefix is not None:
+            key = head_key(prefix)
+            is_read = found and (found[-1][1] is None or found[-1][1] > key)
+            if start > key and not is_read:
+                found.append((key, key + b"\0"))
+        found.append((start, end))
+    return tuple(found)
+
+
+def head_spans(prefixes: Iterable[bytes]) -> tuple[Span, ...]:
+    keys = [head_key(prefix) for prefix in sorted(prefixes)]
+    return tuple((key, key + b"\0") for key in keys)
+
+
+_LENGTH_ENDS = 10
+"""Token and length of the partition key."""
+
+
+def prefix_of(start: bytes) -> bytes | None:
+    """The partition in which a span begins; None where it begins between partitions."""
+    if len(start) < _LENGTH_ENDS:
+        return None
+    end = _LENGTH_ENDS + int.from_bytes(start[8:_LENGTH_ENDS])
+    return start[:end] if len(start) > end else None
