@@ -93,6 +93,8 @@ class RouterLimits:
     frame_bytes_max: int = 1 << 20
     frames_in_flight_max: int = 4
     """Of one target. With so many under way, writes gather and leave together with the next answer."""
+    write_bytes_max: int = 8 << 20
+    """Of one mutation, which must fit a frame."""
     request_writes_max: int = 10_000
     """In one request."""
     refresh_ms: int = 5_000

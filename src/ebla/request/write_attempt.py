@@ -1,0 +1,154 @@
+"""The writes of one request as they were sent by one version, until the last of their copies has ended.
+
+Nothing here waits or sends. Copies tell their ends, and the attempt says when somebody should look (`decided`) and when
+all is over (`AttemptOwner.ended`), which is when the version is released: exactly once, whoever still waits.
+"""
+
+import asyncio
+from typing import Protocol
+
+from ebla.model.identity import TopologyVersion
+from ebla.request.parts import Mutation
+from ebla.request.write_acks import AckRule, Acks, CopyFailure, Refusal
+
+_FAILURES_KEPT_MAX = 8
+
+
+class AttemptOwner(Protocol):
+    def decided(self, attempt: "Attempt") -> None:
+        """Its client can be told something. May come more than once."""
+        ...
+
+    def ended(self, attempt: "Attempt") -> None:
+        """No copy is under way any more. Comes once."""
+        ...
+
+
+class OneWrite:
+    """One mutation and the answers to its copies."""
+
+    __slots__ = ("_attempt", "_is_decided", "acks", "mutation", "size")
+
+    def __init__(self, attempt: "Attempt", mutation: Mutation, rule: AckRule, size: int) -> None:
+        self.mutation = mutation
+        self.size = size
+        self.acks = Acks(rule)
+        self._attempt = attempt
+        self._is_decided = False
+
+    def acknowledged(self, position: int) -> None:
+        attempt = self._attempt
+        if self.acks.acknowledge(position):
+            attempt.unmet -= 1
+            self._decide()
+            if not attempt.unmet:
+                attempt.wake()
+        attempt.copy_ended()
+
+    def failed(self, position: int, failure: CopyFailure) -> None:
+        attempt = self._attempt
+        attempt.note(failure)
+        refusal = failure.refusal
+        if refusal is Refusal.SILENT:
+            attempt.copy_ended()
+            return
+        is_impossible = self.acks.refuse(position)
+        if not self.acks.is_met:
+            if refusal is Refusal.STALE:
+                attempt.is_stale = True
+            if is_impossible or refusal is Refusal.STALE:
+                self._decide()
+        attempt.copy_ended()
+
+    def _decide(self) -> None:
+        if not self._is_decided:
+            self._is_decided = True
+            self._attempt.one_decided()
+
+
+class Attempt:
+    """`look` is done when there is something to do: every write is acknowledged, impossible or stale, no copy is under
+    way any more, or the time is over."""
+
+    __slots__ = (
+        "_copies",
+        "_failures",
+        "_loop",
+        "_owner",
+        "_undecided",
+        "expires_at",
+        "is_stale",
+        "look",
+        "size",
+        "unmet",
+        "version",
+        "writes",
+    )
+
+    def __init__(
+        self, owner: AttemptOwner, loop: asyncio.AbstractEventLoop, version: TopologyVersion, expires_at: float
+    ) -> None:
+        self.version = version
+        self.expires_at = expires_at
+        self.look: asyncio.Future[None] = loop.create_future()
+        self.writes: list[OneWrite] = []
+        self.size = 0
+        self.unmet = 0
+        self.is_stale = False
+        """A copy of a write that was not acknowledged yet was refused as stale."""
+        self._owner = owner
+        self._loop = loop
+        self._copies = 0
+        self._undecided = 0
+        self._failures: list[CopyFailure] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some write may still be acknowledged or refused."""
+        return self._undecided > 0
+
+    @property
+    def failures(self) -> tuple[CopyFailure, ...]:
+        return tuple(self._failures or ())
+
+    def lacking(self) -> list[OneWrite]:
+        """The writes that are not acknowledged."""
+        return [write for write in self.writes if not write.acks.is_met]
+
+    def add(self, mutation: Mutation, rule: AckRule, size: int) -> OneWrite:
+        """Its copies, one per position of the rule, must each end by `acknowledged` or `failed`."""
+        write = OneWrite(self, mutation, rule, size)
+        self.writes.append(write)
+        self.size += size
+        self.unmet += 1
+        self._undecided += 1
+        self._copies += len(rule.counts_for)
+        return write
+
+    def note(self, failure: CopyFailure) -> None:
+        """Bounded: a large batch that fails has as many failures as copies, and one tells as much as a thousand."""
+        if self._failures is None:
+            self._failures = [failure]
+        elif len(self._failures) < _FAILURES_KEPT_MAX and failure not in self._failures:
+            self._failures.append(failure)
+
+    def one_decided(self) -> None:
+        self._undecided -= 1
+        if not self._undecided:
+            self.wake()
+
+    def copy_ended(self) -> None:
+        self._copies -= 1
+        if not self._copies:
+            if self._undecided:
+                self.wake()
+            self._owner.ended(self)
+
+    def wake(self) -> None:
+        if not self.look.done():
+            self.look.set_result(None)
+            self._owner.decided(self)
+
+    def look_again(self) -> None:
+        """Makes `look` anew, to be done with the next change."""
+        self.look = self._loop.create_future()

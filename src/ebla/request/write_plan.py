@@ -1,0 +1,178 @@
+"""Where a write goes and what must come back, from one view of the topology. Pure.
+
+The level is counted of all natural and pending replicas, whoever is up. Copies are sent to those that are up; where
+they are too few for the level, nothing is sent at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.model.consistency import ConsistencyLevel, Needed, answers_needed
+from ebla.model.errors import NotFound, TooFewReplicas, Unavailable
+from ebla.model.identity import HostId, Replica, TableId
+from ebla.request.write_acks import AckRule, ack_rule
+from ebla.topology.replica_sets import TableReplicas, WriteReplicas, count_by_datacenter
+from ebla.topology.states import NodeState
+from ebla.topology.tablet_map import ReplicaSet
+from ebla.wire.topology_view import View
+
+_PLANS_MAX = 16_384
+"""Of one view and level. A tablet has one; a vnode one per shard."""
+
+
+class WritePlan(msgspec.Struct, frozen=True):
+    targets: ReplicaSet
+    """Those that are up, natural ones first."""
+    skipped: ReplicaSet
+    """Those that are not. They get what they missed by read repair."""
+    rule: AckRule
+    is_available: bool
+    """Those that are up can bring the level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Who is not there to be sent anything: hosts that are down or left, shards that take no connection."""
+
+    hosts: frozenset[HostId]
+    shards: frozenset[Replica]
+
+    def has(self, replica: Replica) -> bool:
+        return replica.host in self.hosts or replica in self.shards
+
+
+def write_plan(
+    replicas: WriteReplicas, needed: tuple[Needed, ...], datacenters: Mapping[HostId, str], away: Away
+) -> WritePlan:
+    targets: list[Replica] = []
+    skipped: list[Replica] = []
+    for replica in (*replicas.natural, *replicas.pending):
+        (skipped if away.has(replica) else targets).append(replica)
+    counts_for = tuple(_requirements_of(datacenters[target.host], needed) for target in targets)
+    return _plan(targets, skipped, ack_rule([each.count for each in needed], counts_for))
+
+
+def plan_without(plan: WritePlan, left_out: frozenset[Replica]) -> WritePlan:
+    """The same write with fewer copies; what must come back stays as it was."""
+    kept = [position for position, target in enumerate(plan.targets) if target not in left_out]
+    dropped = tuple(target for target in plan.targets if target in left_out)
+    rule = ack_rule(plan.rule.needed, [plan.rule.counts_for[position] for position in kept])
+    return _plan([plan.targets[position] for position in kept], plan.skipped + dropped, rule)
+
+
+def _plan(targets: Sequence[Replica], skipped: Sequence[Replica], rule: AckRule) -> WritePlan:
+    return WritePlan(tuple(targets), tuple(skipped), rule, rule.can_be_met)
+
+
+def _requirements_of(datacenter: str, needed: tuple[Needed, ...]) -> tuple[int, ...]:
+    return tuple(index for index, each in enumerate(needed) if each.datacenter is None or each.datacenter == datacenter)
+
+
+class _TablePlans:
+    """Plans of one table at one level, by the replicas they are for: each is worked out once."""
+
+    __slots__ = ("_known", "_make", "_replicas")
+
+    def __init__(self, book: "PlanBook", replicas: TableReplicas, level: ConsistencyLevel) -> None:
+        self._replicas = replicas
+        self._known: dict[tuple[ReplicaSet, ReplicaSet], WritePlan] = {}
+        self._make = (book, level)
+
+    def plan(self, token: int) -> WritePlan:
+        writing = self._replicas.writing(token)
+        key = (writing.natural, writing.pending)
+        found = self._known.get(key)
+        if found is None:
+            book, level = self._make
+            if len(self._known) >= _PLANS_MAX:
+                self._known.clear()
+            found = self._known[key] = book.work_out(self._replicas, writing, level)
+        return found
+
+
+class PlanBook:
+    """The plans of one view and one idea of who is up. Another one is made when either changes."""
+
+    def __init__(self, view: View, datacenter: str, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
+        left = frozenset(host for host, node in view.snapshot.nodes.items() if node.state is NodeState.LEFT)
+        self.view = view
+        self._down = down
+        self._refused = refused
+        self._datacenter = datacenter
+        self._away = Away(left | down, refused)
+        self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
+        self._tables: dict[tuple[TableId, ConsistencyLevel], _TablePlans] = {}
+
+    def holds(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
+        """By identity: all three are replaced when they change."""
+        return view is self.view and down is self._down and refused is self._refused
+
+    def plan(self, table: TableId, token: int, level: ConsistencyLevel) -> WritePlan:
+        """Raises `NotFound` where the view has no such table."""
+        key = (table, level)
+        found = self._tables.get(key)
+        if found is None:
+            found = self._tables[key] = _TablePlans(self, table_replicas(self.view, table), level)
+        return found.plan(token)
+
+    def work_out(self, replicas: TableReplicas, writing: WriteReplicas, level: ConsistencyLevel) -> WritePlan:
+        pending = count_by_datacenter(writing.pending, self._datacenters)
+        needed = answers_needed(level, replicas.counts(writing.natural), self._datacenter, pending)
+        return write_plan(writing, needed, self._datacenters, self._away)
+
+
+def table_replicas(view: View, table: TableId) -> TableReplicas:
+    snapshot = view.snapshot
+    if table not in snapshot.tables:
+        raise NotFound(f"there is no table {table}", advice="it may have been dropped")
+    if snapshot.on_tablets(table) and table not in snapshot.tablets:
+        raise Unavailable(f"table {snapshot.tables[table].full_name} is still being created", advice="try again")
+    return view.sets.of(table)
+
+
+def too_few(plan: WritePlan, level: ConsistencyLevel) -> TooFewReplicas:
+    """What is said of a plan that is not available."""
+    required = sum(plan.rule.needed)
+    alive = sum(min(want, want + spare) for want, spare in zip(plan.rule.needed, plan.rule.spare))
+    return TooFewReplicas(
+        f"{level.name} needs {required} replicas and {alive} of them are up",
+        advice="nothing was written; bring nodes back or ask for a lower level",
+        required=required,
+        alive=alive,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FullTarget:
+    """A target that takes no more copies for now."""
+
+    target: Replica
+    is_given_up: bool
+    """It has answered nothing for long, or the write has waited for it long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Send, without copies for these; read repair mends it."""
+
+    targets: frozenset[Replica]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    target: Replica
+
+
+def room_choice(plans: Sequence[WritePlan], full: Sequence[FullTarget]) -> LeaveOut | WaitFor:
+    """What writes do whose targets have no room. A replica that lags but answers is waited for, which is how its
+    pace reaches the clients; one that does not answer holds nobody up who can do without it, and memory does not grow
+    for it."""
+    for each in full:
+        if not each.is_given_up:
+            return WaitFor(each.target)
+    left_out = frozenset(each.target for each in full)
+    if all(plan_without(plan, left_out).is_available for plan in plans):
+        return LeaveOut(left_out)
+    return WaitFor(full[0].target)

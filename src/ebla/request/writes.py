@@ -1,0 +1,293 @@
+"""Writes on their way through a router.
+
+A write takes the view that holds, keeps to it, and goes to every replica that is up. Its client is answered as soon as
+the level is reached or cannot be; the version stays held until the last copy has ended, whatever became of the client
+(INV-WRITE-3). Copies end by callbacks (`outbox.py`): no task runs per write.
+
+A replica that refuses a write as stale knows a newer topology. The write then waits for that version here and goes
+again, whole and with the timestamps it had, so that it does not matter what the first try left behind.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import EblaError, InvalidRequest, Overloaded, TooLarge
+from ebla.model.identity import Replica, TopologyVersion
+from ebla.observe.metrics import CounterSeries
+from ebla.request.outbox import Outbox, Outboxes, OutboxParts
+from ebla.request.parts import Mutation, RouterParts
+from ebla.request.write_attempt import Attempt
+from ebla.request.write_errors import Standing, failed_of, not_again_of, timeout_of
+from ebla.request.write_plan import FullTarget, LeaveOut, PlanBook, WritePlan, plan_without, room_choice, too_few
+from ebla.wire.deadlines import Deadlines
+from ebla.wire.failures import failure_of
+from ebla.wire.row_messages import RowWrite
+from ebla.wire.topology_view import View
+
+_DEADLINE_SLACK_MS = 5
+_WRITE_OVERHEAD_BYTES = 64
+"""Of a write besides its keys and values."""
+
+Sized = list[tuple[Mutation, int]]
+"""Mutations with their bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """What a client asked for; `began_at` and `expires_at` by the loop's clock."""
+
+    writes: Sized
+    level: ConsistencyLevel
+    began_at: float
+    expires_at: float
+
+
+class WriteCounts:
+    """What people see of a router's writes."""
+
+    def __init__(self, parts: RouterParts) -> None:
+        metrics = parts.metrics
+        self._ended = metrics.counter("router_writes_total", "Write requests by how they ended.", labels=("end",))
+        self._acknowledged = self._ended.series("acknowledged")
+        self.retries: CounterSeries = metrics.counter(
+            "router_write_retries_total", "Write requests sent again by a newer topology."
+        ).series()
+        self.left_out: CounterSeries = metrics.counter(
+            "router_write_copies_left_out_total", "Copies not sent because a replica that was not needed lagged."
+        ).series()
+        self.in_flight = metrics.gauge("router_writes_in_flight", "Writes with a copy still under way.").series()
+        self.seconds = metrics.histogram("router_write_seconds", "From request to answer.").series()
+
+    def acknowledged(self, seconds: float) -> None:
+        self._acknowledged.value += 1
+        self.seconds.observe(seconds)
+
+    def failed(self, error: EblaError) -> None:
+        self._ended.series(failure_of(0, error).error).add()
+
+
+class RoutedWrites:
+    def __init__(self, parts: RouterParts) -> None:
+        self._parts = parts
+        self._limits = parts.limits
+        self._view = parts.view
+        self._loop = asyncio.get_running_loop()
+        self._outboxes = Outboxes(OutboxParts(parts.doors, parts.tasks, parts.limits))
+        self._counts = WriteCounts(parts)
+        self._book: PlanBook | None = None
+        self._undecided: dict[Attempt, None] = {}
+        self._deadlines = Deadlines(self._loop, _DEADLINE_SLACK_MS, self._expire)
+        self._writes = 0
+        self._bytes = 0
+        self._waiting = 0
+
+    async def write(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> None:
+        """Returns when every mutation is acknowledged at the level. Raises `TooFewReplicas` and `Overloaded` where
+        nothing was sent, `WriteTimeout` and `WriteFailed` where something may be written."""
+        began_at = self._loop.time()
+        try:
+            request = WriteRequest(self._sized(mutations), level, began_at, began_at + timeout_ms / 1000)
+            attempt = self._start(request) or await self._start_when_room(request)
+            await attempt.look
+            if attempt.unmet:
+                await self._carry_on(request, attempt)
+        except EblaError as error:
+            self._counts.failed(error)
+            raise
+        self._counts.acknowledged(self._loop.time() - began_at)
+
+    @property
+    def in_flight(self) -> int:
+        return self._writes
+
+    # ---- starting
+
+    def _sized(self, mutations: Sequence[Mutation]) -> Sized:
+        limits = self._limits
+        if not 0 < len(mutations) <= limits.request_writes_max:
+            raise InvalidRequest(f"a request has 1 to {limits.request_writes_max} writes, not {len(mutations)}")
+        sized: Sized = []
+        for mutation in mutations:
+            size = _WRITE_OVERHEAD_BYTES
+            for key, value in mutation.items:
+                size += len(key) + len(value)
+            if size > limits.write_bytes_max:
+                raise TooLarge(f"a write of {size} bytes is over the limit of {limits.write_bytes_max}")
+            sized.append((mutation, size))
+        return sized
+
+    def _start(self, request: WriteRequest) -> Attempt | None:
+        """None: some replica has no room."""
+        view, plans = self._plan(request)
+        of = self._outboxes.of
+        for plan in plans:
+            for target in plan.targets:
+                if of(target).is_full:
+                    return None
+        return self._send(request, view, plans)
+
+    def _plan(self, request: WriteRequest) -> tuple[View, list[WritePlan]]:
+        book = self._current_book()
+        plans = []
+        for mutation, _ in request.writes:
+            plan = book.plan(mutation.table, mutation.token, request.level)
+            if not plan.is_available:
+                raise too_few(plan, request.level)
+            plans.append(plan)
+        return book.view, plans
+
+    def _current_book(self) -> PlanBook:
+        view, down, refused = self._view.current, self._view.down, self._parts.doors.refused
+        book = self._book
+        if book is None or not book.holds(view, down, refused):
+            book = self._book = PlanBook(view, self._parts.datacenter, down, refused)
+            self._outboxes.sweep()
+        return book
+
+    def _send(self, request: WriteRequest, view: View, plans: Sequence[WritePlan]) -> Attempt:
+        """No await between the look at the view and the hold: a version that nobody holds may be drained."""
+        version, expires_at = view.version, request.expires_at
+        size = sum([size for _, size in request.writes])
+        self._require_space(len(plans), size)
+        attempt = Attempt(self, self._loop, version, expires_at)
+        self._view.hold(version)
+        of = self._outboxes.of
+        for (mutation, size), plan in zip(request.writes, plans):
+            write = attempt.add(mutation, plan.rule, size)
+            row = RowWrite(version, mutation.table, mutation.items)
+            for position, target in enumerate(plan.targets):
+                of(target).add((row, size, write, position, expires_at))
+        self._writes += len(plans)
+        self._bytes += attempt.size
+        self._counts.in_flight.value = self._writes
+        self._undecided[attempt] = None
+        if expires_at < self._deadlines.armed_at:
+            self._deadlines.note(expires_at)
+        return attempt
+
+    def _require_space(self, writes: int, size: int) -> None:
+        limits = self._limits
+        if self._writes + writes > limits.writes_in_flight_max:
+            raise Overloaded(f"{self._writes} writes are in flight on this shard", advice="nothing was sent; try later")
+        if self._bytes + size > limits.write_bytes_in_flight_max:
+            raise Overloaded(f"{self._bytes} bytes of writes are in flight on this shard", advice="try later")
+
+    # ---- back-pressure
+
+    async def _start_when_room(self, request: WriteRequest) -> Attempt:
+        if self._waiting >= self._limits.waiting_writes_max:
+            raise Overloaded(f"{self._waiting} requests already wait for replicas that lag", advice="try later")
+        self._waiting += 1
+        try:
+            return await self._wait_for_room(request)
+        finally:
+            self._waiting -= 1
+
+    async def _wait_for_room(self, request: WriteRequest) -> Attempt:
+        lag_ends_at = self._loop.time() + self._limits.lag_wait_ms / 1000
+        while True:
+            view, plans = self._plan(request)
+            full = self._full_boxes(plans)
+            if not full:
+                return self._send(request, view, plans)
+            waited = self._loop.time() >= lag_ends_at
+            choice = room_choice(plans, [FullTarget(box.target, waited or box.is_stalled()) for box in full])
+            if isinstance(choice, LeaveOut):
+                return self._send_without(request, view, plans, choice.targets)
+            if self._loop.time() >= request.expires_at:
+                raise Overloaded(
+                    f"shard {choice.target.shard} of host {choice.target.host} lags and has no room for more",
+                    advice="nothing was sent; try later",
+                )
+            until = request.expires_at if waited else min(lag_ends_at, request.expires_at)
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._outboxes.of(choice.target).wait_room()
+            except TimeoutError:
+                pass  # what follows from it is decided above
+
+    def _full_boxes(self, plans: Sequence[WritePlan]) -> list[Outbox]:
+        boxes = {target: self._outboxes.of(target) for plan in plans for target in plan.targets}
+        return [box for box in boxes.values() if box.is_full]
+
+    def _send_without(
+        self, request: WriteRequest, view: View, plans: Sequence[WritePlan], left_out: frozenset[Replica]
+    ) -> Attempt:
+        fewer = [plan_without(plan, left_out) for plan in plans]
+        attempt = self._send(request, view, fewer)
+        self._counts.left_out.add(sum(len(plan.targets) for plan in plans) - sum(len(plan.targets) for plan in fewer))
+        return attempt
+
+    # ---- what becomes of them
+
+    async def _carry_on(self, request: WriteRequest, attempt: Attempt) -> None:
+        """Some write is not acknowledged: goes again where the topology was outdated, and raises otherwise."""
+        while attempt.unmet:
+            now = self._loop.time()
+            if not attempt.is_stale or now >= request.expires_at:
+                standing = _standing(request, attempt)
+                if attempt.is_open or attempt.is_stale:
+                    raise timeout_of(standing, round((now - request.began_at) * 1000))
+                raise failed_of(standing)
+            is_newer = await self._wait_newer(request, attempt)
+            if not attempt.unmet:
+                return
+            if not is_newer:
+                waited_ms = round((self._loop.time() - request.began_at) * 1000)
+                raise timeout_of(_standing(request, attempt), waited_ms)
+            attempt = await self._start_again(request, attempt)
+            await attempt.look
+
+    async def _wait_newer(self, request: WriteRequest, attempt: Attempt) -> bool:
+        """Whether there is a newer view. Ends as well when the attempt is acknowledged after all."""
+        wanted = TopologyVersion(attempt.version + 1)
+        if self._view.current.version >= wanted:
+            return True
+        timeout_s = min(self._limits.refresh_ms / 1000, request.expires_at - self._loop.time())
+        async with asyncio.TaskGroup() as waiting:
+            newer = waiting.create_task(self._view.wait_version(wanted, timeout_s))
+            newer.add_done_callback(lambda _: attempt.wake())
+            while attempt.unmet and not newer.done():
+                attempt.look_again()
+                await attempt.look
+            newer.cancel()
+        return not newer.cancelled() and newer.result()
+
+    async def _start_again(self, request: WriteRequest, attempt: Attempt) -> Attempt:
+        """Those that are not acknowledged, by the view that holds now. The attempt before goes on beside it and keeps
+        its own version until its copies have ended."""
+        self._counts.retries.add()
+        again = replace(request, writes=[(write.mutation, write.size) for write in attempt.lacking()])
+        try:
+            return self._start(again) or await self._start_when_room(again)
+        except EblaError as error:
+            raise not_again_of(_standing(request, attempt), error) from error
+
+    # ---- called by attempts and the clock
+
+    def decided(self, attempt: Attempt) -> None:
+        self._undecided.pop(attempt, None)
+
+    def ended(self, attempt: Attempt) -> None:
+        self._undecided.pop(attempt, None)
+        self._writes -= len(attempt.writes)
+        self._bytes -= attempt.size
+        self._counts.in_flight.value = self._writes
+        self._view.release(attempt.version)
+
+    def _expire(self, now: float) -> float:
+        earliest = math.inf
+        for attempt in list(self._undecided):
+            if attempt.expires_at <= now:
+                attempt.wake()
+            elif attempt.expires_at < earliest:
+                earliest = attempt.expires_at
+        return earliest
+
+
+def _standing(request: WriteRequest, attempt: Attempt) -> Standing:
+    acks = [write.acks for write in attempt.lacking()]
+    return Standing(request.level, len(request.writes), acks, attempt.failures)
