@@ -157,8 +157,11 @@ MUTATIONS = (
     _bug(
         "superseded-snapshot-goes-on",
         RECEIVING,
-        ('            arriving.task.cancel("superseded")\n', "            pass\n"),
-        "the next one waits for ever, or two write one file",
+        (
+            "            if arriving.failure is not None:\n                raise arriving.failure\n            moved",
+            "            moved",
+        ),
+        "what was written of it stays, and the next one waits for ever",
         PytestCheck(f"{RECEIVED}::test_a_later_leaders_or_a_later_try_takes_its_place"),
     ),
     _bug(

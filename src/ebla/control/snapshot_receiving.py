@@ -202,7 +202,7 @@ class IncomingSnapshots(Generic[Content]):
             if current.is_placing and not current.is_stored:
                 raise Refused(f"snapshot {current.message.snapshot.index} is just being put in place; try again")
             self._stop(current)
-            # Only then is its file gone: the next one may have the same name.
+            # Only then is its file gone, and the next one's may have the same name.
             if current.task is not None:
                 await asyncio.wait([current.task])
             if self._current is current:
@@ -214,9 +214,8 @@ class IncomingSnapshots(Generic[Content]):
         self._current = arriving
 
     def _stop(self, arriving: _Arriving[Content]) -> None:
+        """Its task ends by itself, after the step it is at."""
         arriving.fail(Refused("a later snapshot took its place, or its sender was silent for long"))
-        if arriving.task is not None and not arriving.task.cancelling():
-            arriving.task.cancel("superseded")
 
     async def _wait(self, arriving: _Arriving[Content], condition: Callable[[], bool]) -> bool:
         """False where it does not come true soon. Raises what became of the snapshot."""
