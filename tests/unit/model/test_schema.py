@@ -5,16 +5,19 @@ import uuid
 import pytest
 
 from ebla.model.cql_types import parse_type
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.identity import TableId
 from ebla.model.schema import (
     Column,
     ColumnKind,
+    TableOptions,
     TableSchema,
     decode_schema,
     encode_schema,
     new_schema,
     with_column,
+    with_options,
+    with_renamed,
     without_column,
 )
 
@@ -55,6 +58,10 @@ def test_a_name_dropped_and_declared_again_is_another_column() -> None:
         ((KEY, column("s", ColumnKind.STATIC)), "clustering key"),
         ((column("k", ColumnKind.PARTITION_KEY, "list<int>"),), "frozen"),
         ((KEY, column("c", ColumnKind.CLUSTERING, "duration")), "no order"),
+        ((KEY, column("")), "1 to 255 characters"),
+        ((KEY, column("c" * 256)), "1 to 255 characters"),
+        ((KEY, column("j", ColumnKind.PARTITION_KEY)), "counted from 0"),
+        ((KEY, Column("c", parse_type("int"), ColumnKind.CLUSTERING, 1)), "counted from 0"),
     ],
 )
 def test_impossible_shapes_are_refused(columns: tuple[Column, ...], word: str) -> None:
@@ -78,3 +85,47 @@ def test_key_columns_neither_come_nor_go() -> None:
         with_column(schema, column("c", ColumnKind.CLUSTERING))
     with pytest.raises(InvalidRequest, match="no column"):
         schema.column("nope")
+
+
+def test_a_key_column_renamed_keeps_its_number_and_place() -> None:
+    schema = table(KEY, column("c", ColumnKind.CLUSTERING), column("v"))
+    renamed = with_renamed(with_renamed(schema, "k", "id"), "c", "at")
+    assert [(one.name, one.number) for one in renamed.columns] == [("id", 0), ("at", 1), ("v", 2)]
+    assert renamed.version == 3
+    assert renamed.layouts == ((2,), (2,), (2,))
+
+
+def test_only_key_columns_are_renamed_and_only_to_free_names() -> None:
+    schema = table(KEY, column("v"))
+    with pytest.raises(InvalidRequest, match="not part of the key"):
+        with_renamed(schema, "v", "w")
+    with pytest.raises(InvalidRequest, match="already"):
+        with_renamed(schema, "k", "v")
+    with pytest.raises(InvalidRequest, match="1 to 255"):
+        with_renamed(schema, "k", "")
+    with pytest.raises(NotFound, match="no column 'nope'"):
+        with_renamed(schema, "nope", "w")
+
+
+def test_other_options_are_another_version() -> None:
+    schema = table(KEY, column("v"))
+    changed = with_options(schema, TableOptions(comment="rows of mine"))
+    assert changed.options.comment == "rows of mine"
+    assert (changed.version, changed.columns) == (2, schema.columns)
+    assert changed.layouts == ((1,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (TableOptions(default_ttl_s=-1), "default_time_to_live"),
+        (TableOptions(default_ttl_s=20 * 365 * 24 * 3600 + 1), "default_time_to_live"),
+        (TableOptions(gc_grace_s=-1), "gc_grace_seconds"),
+        (TableOptions(others=(("a", "1"), ("a", "2"))), "given twice"),
+    ],
+)
+def test_options_have_bounds(options: TableOptions, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word):
+        new_schema(IDENTITY, (KEY,), options)
+    with pytest.raises(InvalidRequest, match=word):
+        with_options(table(KEY), options)

@@ -1,0 +1,312 @@
+"""What clients wish of the schema, and the words for why not."""
+
+import uuid
+
+import msgspec
+import pytest
+from tests.unit.topology.world import Coordinator, World, cluster
+
+from ebla.control import schema_wishes
+from ebla.control.schema_wishes import NotYet, Plan, Seen, is_there, plan
+from ebla.model.cql_types import parse_type
+from ebla.model.errors import AlreadyExists, EblaError, InvalidRequest, NotFound, Refused, Unavailable
+from ebla.model.identity import TableId
+from ebla.model.schema import Column, ColumnKind, TableOptions, TableSchema, decode_schema
+from ebla.topology.apply_all import apply_all
+from ebla.topology.commands import CreateKeyspace, CreateTable, DropKeyspace, DropTable
+from ebla.topology.draft import Applied
+from ebla.topology.snapshot import Keyspace, Replication, Snapshot
+from ebla.topology.states import Strategy
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX
+from ebla.wire.schema_messages import (
+    AlterKeyspaceWish,
+    AlterTableWish,
+    CreateKeyspaceWish,
+    CreateTableWish,
+    DropKeyspaceWish,
+    DropTableWish,
+    SchemaWish,
+)
+
+KEY = Column("k", parse_type("int"), ColumnKind.PARTITION_KEY)
+VALUE = Column("v", parse_type("text"), ColumnKind.REGULAR)
+COLUMNS = (KEY, VALUE)
+
+
+def drawn(number: int = 1) -> TableId:
+    return TableId(uuid.UUID(int=number))
+
+
+def network(factor: int = 2, datacenter: str = "dc1") -> Replication:
+    return Replication(Strategy.NETWORK_TOPOLOGY, ((datacenter, factor),))
+
+
+def simple(factor: int = 2) -> Replication:
+    return Replication(Strategy.SIMPLE, (("", factor),))
+
+
+def tablets(name: str = "ks", replication: Replication | None = None) -> Keyspace:
+    return Keyspace(name, replication or network(), on_tablets=True)
+
+
+def vnodes(name: str = "ks", replication: Replication | None = None) -> Keyspace:
+    return Keyspace(name, replication or network(), on_tablets=False)
+
+
+def fulfil(world: World, wish: SchemaWish, number: int = 1) -> Plan:
+    """Commits what the wish comes to; the world checks every commit."""
+    planned = plan(wish, Seen(world.snapshot), drawn(number))
+    applied = apply_all(world.snapshot, planned.commands)
+    assert isinstance(applied, Applied)
+    world.commit(applied)
+    assert is_there(planned.commands, world.snapshot)
+    return planned
+
+
+def refusal(snapshot: Snapshot, wish: SchemaWish) -> EblaError:
+    with pytest.raises((EblaError, NotYet)) as caught:
+        plan(wish, Seen(snapshot), drawn(99))
+    error = caught.value
+    return error.error if isinstance(error, NotYet) else error  # type: ignore[return-value]  # one of the two
+
+
+def with_table(keyspace: Keyspace | None = None) -> World:
+    world, _ = cluster(3)
+    fulfil(world, CreateKeyspaceWish(keyspace or tablets()))
+    fulfil(world, CreateTableWish("ks", "t", COLUMNS))
+    return world
+
+
+def schema_of(world: World, number: int = 1) -> TableSchema:
+    return decode_schema(world.snapshot.tables[drawn(number)].definition)
+
+
+# ---- what comes of a wish
+
+
+def test_a_table_on_tablets_gets_its_replicas_at_once() -> None:
+    world = with_table()
+    placed = world.snapshot.tablets[drawn()]
+    assert {len(replicas) for replicas in placed.replica_sets()} == {2}
+    assert schema_of(world).full_name == "ks.t"
+
+
+def test_a_table_on_vnodes_has_no_tablets() -> None:
+    assert not with_table(vnodes()).snapshot.tablets
+
+
+def test_the_number_of_tablets_can_be_asked_for() -> None:
+    world, _ = cluster(3)
+    fulfil(world, CreateKeyspaceWish(tablets()))
+    fulfil(world, CreateTableWish("ks", "t", COLUMNS, min_tablet_count=64))
+    assert world.snapshot.tablets[drawn()].tablet_count == 64
+
+
+def test_factors_may_come_in_any_order() -> None:
+    world = World()
+    world.create(world.node(1))
+    world.ask_to_join(world.node(2, datacenter="aa"))
+    Coordinator(world).settle()
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("aa", 1)))
+    fulfil(world, CreateKeyspaceWish(tablets(replication=replication)))
+    assert world.snapshot.keyspaces["ks"].replication.factors == (("aa", 1), ("dc1", 1))
+
+
+def test_an_altered_table_keeps_what_is_not_named() -> None:
+    world = with_table()
+    added = Column("w", parse_type("int"), ColumnKind.REGULAR)
+    options = TableOptions(gc_grace_s=1)
+    wish = AlterTableWish("ks", "t", added=(added,), dropped=("v",), options=options, renamed=(("k", "id"),))
+    assert fulfil(world, wish).table == drawn()
+    schema = schema_of(world)
+    assert [one.name for one in schema.columns] == ["id", "w"]
+    assert schema.options == options
+    assert schema.version == 5
+
+
+def test_a_keyspace_goes_with_its_tables_in_one_commit() -> None:
+    world = with_table()
+    fulfil(world, CreateTableWish("ks", "u", COLUMNS), 2)
+    planned = fulfil(world, DropKeyspaceWish("ks"))
+    assert planned.commands == (DropTable(drawn(1)), DropTable(drawn(2)), DropKeyspace("ks"))
+    assert not planned.more
+    assert not world.snapshot.tables
+    assert not world.snapshot.keyspaces
+
+
+def test_a_keyspace_of_many_keys_goes_in_several_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = with_table()
+    for number in (2, 3):
+        fulfil(world, CreateTableWish("ks", f"t{number}", COLUMNS), number)
+    monkeypatch.setattr(schema_wishes, "KEYS_PER_COMMIT_MAX", 7)
+    commits = [fulfil(world, DropKeyspaceWish("ks")) for _ in range(2)]
+    assert [planned.more for planned in commits] == [True, False]
+    assert commits[0].commands == (DropTable(drawn(1)), DropTable(drawn(2)))
+    assert not world.snapshot.keyspaces
+
+
+def test_a_keyspace_on_vnodes_takes_other_factors() -> None:
+    world = with_table(vnodes())
+    fulfil(world, AlterKeyspaceWish(vnodes(replication=network(3))))
+    assert world.snapshot.keyspaces["ks"].replication == network(3)
+
+
+def test_a_keyspace_on_tablets_takes_other_options() -> None:
+    world = with_table()
+    fulfil(world, AlterKeyspaceWish(msgspec.structs.replace(tablets(), durable_writes=False)))
+    assert not world.snapshot.keyspaces["ks"].durable_writes
+
+
+def test_what_is_so_already_changes_nothing() -> None:
+    seen = Seen(with_table().snapshot)
+    assert plan(CreateKeyspaceWish(tablets(), if_not_exists=True), seen, drawn(9)) == Plan()
+    assert plan(CreateTableWish("ks", "t", (), if_not_exists=True), seen, drawn(9)) == Plan(table=drawn())
+    assert plan(DropTableWish("ks", "u", if_exists=True), seen, drawn(9)) == Plan()
+    assert plan(DropTableWish("no", "u", if_exists=True), seen, drawn(9)) == Plan()
+    assert plan(DropKeyspaceWish("no", if_exists=True), seen, drawn(9)) == Plan()
+    assert plan(AlterKeyspaceWish(tablets()), seen, drawn(9)) == Plan()
+
+
+# ---- why not
+
+CREATE = CreateKeyspaceWish
+TABLE = CreateTableWish
+TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
+
+
+@pytest.mark.parametrize(
+    ("wish", "kind", "words"),
+    [
+        (CREATE(tablets("")), InvalidRequest, "'' is no name for a keyspace"),
+        (CREATE(tablets("a-b")), InvalidRequest, "letters, digits and underscores"),
+        (CREATE(tablets("k" * 49)), InvalidRequest, "1 to 48"),
+        (CREATE(tablets("system")), InvalidRequest, "reserved"),
+        (CREATE(tablets("System_x"), if_not_exists=True), InvalidRequest, "reserved"),
+        (CREATE(tablets("ks")), AlreadyExists, "keyspace ks exists already"),
+        (CREATE(tablets("new", simple())), InvalidRequest, "tablets need NetworkTopologyStrategy"),
+        (CREATE(vnodes("new", network(1, "dc9"))), InvalidRequest, "no node in datacenter 'dc9'; datacenters are: dc1"),
+        (CREATE(tablets("new", network(1, ""))), InvalidRequest, "no node in datacenter ''"),
+        (CREATE(tablets("new", network(4))), InvalidRequest, "replication factor 4 .* dc1, which has 3"),
+        (CREATE(vnodes("new", network(0))), InvalidRequest, "needs a replica somewhere"),
+        (CREATE(vnodes("new", Replication(Strategy.NETWORK_TOPOLOGY, ()))), InvalidRequest, "needs a replica"),
+        (CREATE(vnodes("new", simple(0))), InvalidRequest, "needs a replica somewhere"),
+        (CREATE(vnodes("new", network(-1))), InvalidRequest, "not be negative"),
+        (CREATE(vnodes("new", TWO)), InvalidRequest, "dc1 has two replication factors"),
+        (
+            CREATE(vnodes("new", Replication(Strategy.SIMPLE, (("dc1", 1),)))),
+            InvalidRequest,
+            "SimpleStrategy has one replication factor and names no datacenter",
+        ),
+        (CREATE(msgspec.structs.replace(tablets("new"), initial_tablets=-1)), InvalidRequest, "at most 16384"),
+        (AlterKeyspaceWish(tablets("no")), NotFound, "there is no keyspace no"),
+        (AlterKeyspaceWish(tablets("system")), InvalidRequest, "reserved"),
+        (AlterKeyspaceWish(vnodes()), InvalidRequest, "stays on tablets"),
+        (AlterKeyspaceWish(tablets(replication=network(3))), Refused, "no topology coordinator"),
+        (DropKeyspaceWish("no"), NotFound, "there is no keyspace no"),
+        (DropKeyspaceWish("system", if_exists=True), InvalidRequest, "reserved"),
+        (TABLE("ks", "a b", COLUMNS), InvalidRequest, "'a b' is no name for a table"),
+        (TABLE("system", "t", COLUMNS), InvalidRequest, "reserved"),
+        (TABLE("no", "t", COLUMNS), NotFound, "there is no keyspace no"),
+        (TABLE("ks", "t", COLUMNS), AlreadyExists, "table ks.t exists already"),
+        (TABLE("ks", "u", (VALUE,)), InvalidRequest, "needs a primary key"),
+        (TABLE("ks", "u", (KEY, VALUE, VALUE)), InvalidRequest, "declared twice"),
+        (TABLE("ks", "u", COLUMNS, TableOptions(gc_grace_s=-1)), InvalidRequest, "gc_grace_seconds"),
+        (TABLE("ks", "u", COLUMNS, min_tablet_count=-1), InvalidRequest, "at most"),
+        (TABLE("ks", "u", COLUMNS, min_tablet_count=TABLETS_PER_COMMIT_MAX + 1), InvalidRequest, "at most 16384"),
+        (AlterTableWish("ks", "no", dropped=("v",)), NotFound, "there is no table ks.no"),
+        (AlterTableWish("no", "t", dropped=("v",)), NotFound, "there is no keyspace no"),
+        (AlterTableWish("system", "t", dropped=("v",)), InvalidRequest, "reserved"),
+        (AlterTableWish("ks", "t"), InvalidRequest, "nothing of table ks.t"),
+        (AlterTableWish("ks", "t", dropped=("no",)), NotFound, "no column 'no'"),
+        (AlterTableWish("ks", "t", dropped=("k",)), InvalidRequest, "cannot be dropped"),
+        (AlterTableWish("ks", "t", added=(VALUE,)), InvalidRequest, "declared twice"),
+        (AlterTableWish("ks", "t", renamed=(("v", "w"),)), InvalidRequest, "not part of the key"),
+        (AlterTableWish("ks", "t", options=TableOptions(default_ttl_s=-1)), InvalidRequest, "default_time_to_live"),
+        (DropTableWish("ks", "no"), NotFound, "there is no table ks.no"),
+        (DropTableWish("no", "t"), NotFound, "there is no keyspace no"),
+        (DropTableWish("system", "local", if_exists=True), InvalidRequest, "reserved"),
+    ],
+)
+def test_a_wish_that_cannot_be_fulfilled_says_why(wish: SchemaWish, kind: type[EblaError], words: str) -> None:
+    error = refusal(with_table().snapshot, wish)
+    assert type(error) is kind
+    with pytest.raises(kind, match=words):
+        raise error
+
+
+def test_names_that_exist_travel_with_the_error() -> None:
+    error = refusal(with_table().snapshot, TABLE("ks", "t", COLUMNS))
+    assert isinstance(error, AlreadyExists)
+    assert (error.keyspace, error.table) == ("ks", "t")
+
+
+def test_replicas_that_no_longer_have_room_are_counted_at_creation_too() -> None:
+    world, _ = cluster(3)
+    fulfil(world, CREATE(tablets(replication=network(3))))
+    nodes = dict(world.snapshot.nodes)
+    gone = next(iter(nodes))
+    snapshot = msgspec.structs.replace(world.snapshot.state, ignored_nodes=(gone,))
+    error = refusal(_with_state(world.snapshot, snapshot), TABLE("ks", "t", COLUMNS))
+    assert "replication factor 3" in error.message
+    assert "which has 2" in error.message
+
+
+def _with_state(snapshot: Snapshot, state: object) -> Snapshot:
+    values = {name: getattr(snapshot, name) for name in Snapshot.__slots__}
+    return Snapshot(**{**values, "state": state})
+
+
+# ---- not yet
+
+
+def test_without_a_node_in_the_ring_there_is_no_schema() -> None:
+    with pytest.raises(NotYet) as caught:
+        plan(CREATE(tablets()), Seen(Snapshot()), drawn())
+    assert isinstance(caught.value.error, Unavailable)
+
+
+def test_a_first_table_waits_for_nodes_that_are_up_and_about_to_join() -> None:
+    world = World()
+    world.create(world.node(1))
+    fulfil(world, CREATE(tablets(replication=network(1))))
+    joining = world.node(2)
+    world.ask_to_join(joining)
+    wish = TABLE("ks", "t", COLUMNS)
+    with pytest.raises(NotYet, match="is about to join"):
+        plan(wish, Seen(world.snapshot), drawn())
+    assert plan(wish, Seen(world.snapshot, {joining.host}), drawn()).commands, "one that is down holds up nothing"
+    Coordinator(world).step()
+    with pytest.raises(NotYet, match="is bootstrapping"):
+        plan(wish, Seen(world.snapshot, {joining.host}), drawn())
+    Coordinator(world).settle()
+    fulfil(world, wish)
+    world.ask_to_join(world.node(3))
+    assert plan(TABLE("ks", "u", COLUMNS), Seen(world.snapshot), drawn(2)).commands, "it waits for the coordinator"
+
+
+def test_a_factor_waits_for_the_nodes_that_are_about_to_be_enough() -> None:
+    world = World()
+    world.create(world.node(1))
+    world.ask_to_join(world.node(2))
+    with pytest.raises(NotYet, match="which has 1"):
+        plan(CREATE(tablets(replication=network(2))), Seen(world.snapshot), drawn())
+    with pytest.raises(InvalidRequest, match="which has 1"):
+        plan(CREATE(tablets(replication=network(3))), Seen(world.snapshot), drawn())
+
+
+# ---- after a commit without an answer
+
+
+def test_whether_a_change_is_there_shows_in_the_schema() -> None:
+    world = with_table()
+    other = Seen(world.snapshot)
+    created = plan(TABLE("ks", "u", COLUMNS), other, drawn(2)).commands
+    altered = plan(AlterTableWish("ks", "t", dropped=("v",)), other, drawn(3)).commands
+    dropped = plan(DropKeyspaceWish("ks"), other, drawn(4)).commands
+    keyspace = plan(CREATE(tablets("more")), other, drawn(5)).commands
+    for commands in (created, altered, dropped, keyspace):
+        assert not is_there(commands, world.snapshot)
+    fulfil(world, TABLE("ks", "u", COLUMNS), 7)
+    assert not is_there(created, world.snapshot), "another table of that name"
+    assert isinstance(created[0], CreateTable)
+    assert isinstance(keyspace[0], CreateKeyspace)
