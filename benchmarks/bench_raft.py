@@ -161,10 +161,10 @@ class UnsyncedDisk(FileDisk):
     """Real files that are written and never synced: what is left is the work of the processor."""
 
     def open(self, path: str) -> FileOnDisk:
-        return UnsyncedFile(path, os.open(path, os.O_RDWR), self._syncs)
+        return UnsyncedFile(path, os.open(path, os.O_RDWR), self._syncing)
 
     def create(self, path: str) -> FileOnDisk:
-        return UnsyncedFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), self._syncs)
+        return UnsyncedFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), self._syncing)
 
 
 class CoresAndLogs:

@@ -218,6 +218,22 @@ MUTATIONS = (
         why="the second sync succeeds although the first lost the bytes",
     ),
     Mutation(
+        name="disk-failed-sync-on-the-loop-forgiven",
+        module="ebla.runtime.file_disk",
+        find="            failure = error\n",
+        replace="            del error\n",
+        check=REAL_DISK,
+        why="the second sync succeeds although the first lost the bytes",
+    ),
+    Mutation(
+        name="disk-slow-device-synced-on-the-loop",
+        module="ebla.runtime.disk_syncs",
+        find="        return self._usual_s < SHORT_SYNC_S\n",
+        replace="        return True\n",
+        check=REAL_DISK,
+        why="a loop stands still for every sync of a slow device, and elections are lost over it",
+    ),
+    Mutation(
         name="disk-short-write-accepted",
         module="ebla.runtime.file_disk",
         find="    while written < len(data):\n",

@@ -337,12 +337,12 @@ class RaftServer(Generic[Content]):
     def _carry_out(self, effects: Effects, now_ms: int) -> None:
         if effects.standing is not None:
             self._stand(effects.standing)
-        # The own disk first: its thread starts while the messages leave, and a peer that a message wakes may take the
-        # processor from us.
-        if effects.write is not None:
-            self._take_up(effects.write)
+        # The messages first: they leave before the own disk is asked, which may keep this loop for its sync, and the
+        # peers' way is the longer one.
         if effects.messages:
             self._send(effects.messages)
+        if effects.write is not None:
+            self._take_up(effects.write)
         if effects.apply is not None:
             self._apply(effects.apply, now_ms)
         for read in effects.reads:

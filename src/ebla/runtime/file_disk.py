@@ -4,9 +4,7 @@ import asyncio
 import ctypes
 import errno
 import os
-import queue
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from ebla.model.errors import DiskFull
+from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, Syncing
 
 T = TypeVar("T")
 
@@ -38,69 +37,6 @@ def _full_disk_told(path: str) -> Iterator[None]:
         raise
 
 
-Ended = Callable[[BaseException | None], None]
-_Sync = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]", Callable[[], None], Ended]
-
-
-class SyncThreads:
-    """Threads that sync, and a queue of what is to be synced.
-
-    Not an executor: its two futures, locks and wake-ups took twice the processor time and 20 µs longer per sync, a good
-    part of what a fast device needs for the sync itself.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._waiting: queue.SimpleQueue[_Sync | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-
-    async def run(self, work: Callable[[], None], ended: Ended) -> None:
-        """`ended` is called in the thread, also if nobody waits any more."""
-        if not self._threads:
-            self._start()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self._waiting.put((loop, done, work, ended))
-        await done
-
-    def close(self) -> None:
-        """Waits for every sync that was asked for."""
-        for _ in self._threads:
-            self._waiting.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
-
-    def _start(self) -> None:
-        for number in range(self._count):
-            thread = threading.Thread(target=self._work, name=f"disk-sync-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def _work(self) -> None:
-        while (sync := self._waiting.get()) is not None:
-            loop, done, work, ended = sync
-            failure: BaseException | None = None
-            try:
-                work()
-            except BaseException as error:  # told to whoever waits; the thread goes on
-                failure = error
-            ended(failure)
-            try:
-                loop.call_soon_threadsafe(_settle, done, failure)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
-
-
-def _settle(done: "asyncio.Future[None]", failure: BaseException | None) -> None:
-    if done.done():
-        return
-    if failure is None:
-        done.set_result(None)
-    else:
-        done.set_exception(failure)
-
-
 class FileOnDisk:
     """One open file, used from the loop and, inside `FileDisk.run`, from worker threads.
 
@@ -108,10 +44,11 @@ class FileOnDisk:
     would send that thread's bytes into another file. So uses are counted, and the last one out closes.
     """
 
-    def __init__(self, path: str, descriptor: int, syncs: SyncThreads) -> None:
+    def __init__(self, path: str, descriptor: int, syncing: Syncing) -> None:
         self._path = path
         self._descriptor = descriptor
-        self._syncs = syncs
+        self._syncing = syncing
+        self._unsynced_bytes = 0
         self._guard = threading.Lock()
         self._users = 0
         self._closing = False
@@ -140,6 +77,7 @@ class FileOnDisk:
 
     def write(self, offset: int, data: bytes) -> None:
         descriptor = self._enter_to_change()
+        self._unsynced_bytes += len(data)
         try:
             _write_fully(descriptor, offset, data)
         except OSError as failure:
@@ -171,8 +109,24 @@ class FileOnDisk:
 
     async def sync(self) -> None:
         descriptor = self._enter_to_change()
+        syncing = self._syncing
+        little, self._unsynced_bytes = self._unsynced_bytes <= SHORT_SYNC_BYTES_MAX, 0
+        if little and syncing.may_be_here():
+            self._sync_here(descriptor)
+            return
         with _full_disk_told(self._path):
-            await self._syncs.run(partial(_sync_content, descriptor), self._note_sync_ended)
+            await syncing.threads.run(partial(syncing.sync_content, descriptor), self._note_sync_ended)
+
+    def _sync_here(self, descriptor: int) -> None:
+        failure: BaseException | None = None
+        try:
+            self._syncing.sync_content(descriptor)
+        except OSError as error:
+            failure = error
+            with _full_disk_told(self._path):
+                raise
+        finally:
+            self._note_sync_ended(failure)
 
     def close(self) -> None:
         with self._guard:
@@ -213,18 +167,18 @@ class FileOnDisk:
 
 
 class FileDisk:
-    """Syncs and other blocking work have a pool each, so that a long copy does not delay a commit."""
+    """Syncs and other blocking work have threads each, so that a long copy does not delay a commit."""
 
     def __init__(self, *, sync_threads: int = 2, work_threads: int = 2) -> None:
-        self._syncs = SyncThreads(sync_threads)
+        self._syncing = Syncing(sync_threads)
         self._work_pool = ThreadPoolExecutor(work_threads, thread_name_prefix="disk-work")
 
     def open(self, path: str) -> FileOnDisk:
-        return FileOnDisk(path, os.open(path, os.O_RDWR), self._syncs)
+        return FileOnDisk(path, os.open(path, os.O_RDWR), self._syncing)
 
     def create(self, path: str) -> FileOnDisk:
         with _full_disk_told(path):
-            return FileOnDisk(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE), self._syncs)
+            return FileOnDisk(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE), self._syncing)
 
     def rename(self, old: str, new: str) -> None:
         with _full_disk_told(new):
@@ -260,14 +214,20 @@ class FileDisk:
 
     async def sync_folder(self, path: str) -> None:
         with _full_disk_told(path):
-            await self._syncs.run(partial(_sync_folder, path), _ignore)
+            await self._syncing.threads.run(partial(_sync_folder, path), _ignore)
 
     async def run(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._work_pool.submit(work))
+        syncing = self._syncing
+        syncing.work_under_way += 1
+        try:
+            return await asyncio.wrap_future(self._work_pool.submit(work))
+        finally:
+            # A caller that was cancelled leaves its work behind, which may make a sync on the loop a long one; once.
+            syncing.work_under_way -= 1
 
     def close(self) -> None:
         """Waits for syncs and for the work that is running; work that has not begun is dropped."""
-        self._syncs.close()
+        self._syncing.threads.close()
         self._work_pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -312,14 +272,6 @@ def _reserve_blocks(descriptor: int, size: int) -> int:
     while (code := _fallocate(descriptor, _FALLOC_FL_KEEP_SIZE, 0, size)) == errno.EINTR:
         pass
     return code
-
-
-def _sync_content(descriptor: int) -> None:
-    # fdatasync also writes the size, which is all of the metadata that reading the bytes back needs.
-    if sys.platform == "darwin":
-        os.fsync(descriptor)
-    else:
-        os.fdatasync(descriptor)
 
 
 def _ignore(_failure: BaseException | None) -> None:

@@ -12,6 +12,7 @@ from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
 from ebla.ports.disk import Disk, File
 from ebla.runtime import file_disk
+from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, SHORT_SYNC_S, SyncPace
 from ebla.runtime.file_disk import FileDisk, FileOnDisk
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
@@ -324,3 +325,90 @@ def test_chance_draws_inside_its_bounds() -> None:
     assert len(chance.bytes(7)) == 7
     assert chance.uuid().version == 4
     assert chance.uuid() != chance.uuid()
+
+
+@pytest.fixture
+def short_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SyncPace, "is_short", True)
+
+
+def synced_by(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each sync was the main thread's."""
+    on_loop: list[bool] = []
+    monkeypatch.setattr(
+        os, "fdatasync", lambda _: on_loop.append(threading.current_thread() is threading.main_thread())
+    )
+    return on_loop
+
+
+@pytest.mark.usefixtures("short_syncs")
+def test_a_short_sync_is_made_on_the_loop_unless_much_was_written_or_the_disk_is_busy(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop = synced_by(monkeypatch)
+    let_go = threading.Event()
+
+    async def work() -> None:
+        file = disk.create(f"{tmp_path}/file")
+        for size in (100, SHORT_SYNC_BYTES_MAX, SHORT_SYNC_BYTES_MAX + 1, 1):
+            file.append(bytes(size))
+            await file.sync()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(disk.run(lambda: let_go.wait(10)))
+            await asyncio.sleep(0)
+            await file.sync()
+            let_go.set()
+        await file.sync()
+        file.close()
+
+    in_loop(work)
+    assert on_loop == [True, True, False, True, False, True]
+
+
+@pytest.mark.usefixtures("short_syncs")
+@pytest.mark.parametrize(("code", "kind"), [(errno.EIO, OSError), (errno.ENOSPC, DiskFull)])
+def test_a_sync_that_fails_on_the_loop_poisons_the_file(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(os, "fdatasync", failing_once(code))
+
+    async def work() -> None:
+        file = disk.create(f"{tmp_path}/file")
+        file.append(b"x")
+        with pytest.raises(kind):
+            await file.sync()
+        with pytest.raises(OSError, match="earlier sync failed"):
+            await file.sync()
+        file.close()
+
+    in_loop(work)
+
+
+def test_the_loop_syncs_only_what_was_short_for_long_enough() -> None:
+    def syncs_until_short(pace: SyncPace, took_s: float) -> int:
+        for count in range(1000):
+            if pace.is_short:
+                return count
+            pace.note(took_s)
+        return 1000
+
+    pace = SyncPace()
+    assert 10 < syncs_until_short(pace, SHORT_SYNC_S / 3) < 100
+    pace.note(0.010)
+    assert not pace.is_short
+    assert 5 < syncs_until_short(pace, SHORT_SYNC_S / 3) < 30
+    assert syncs_until_short(SyncPace(), SHORT_SYNC_S * 1.01) == 1000
+
+
+def test_syncs_of_several_files_at_once_all_end(disk: FileDisk, tmp_path: Path) -> None:
+    async def work() -> None:
+        files = [disk.create(f"{tmp_path}/{number}") for number in range(8)]
+        for _ in range(20):
+            async with asyncio.TaskGroup() as tasks:
+                for file in files:
+                    file.append(bytes(SHORT_SYNC_BYTES_MAX + 1))
+                    tasks.create_task(file.sync())
+        for file in files:
+            file.close()
+
+    in_loop(work)
