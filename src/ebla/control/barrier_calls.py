@@ -1,14 +1,12 @@
 """Asking nodes for a barrier, all at once, each until it has answered, is held to be down, or time is up."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from ebla.control.failure_detector import Opinion, Standing
-from ebla.group0.members import Member
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
-from ebla.wire.feed_messages import NodeBarrierAnswer, NodeBarrierRequest
+from ebla.wire.feed_messages import NodeBarrierRequest
 from ebla.wire.peers import Peers
 from ebla.wire.verbs import NODE_BARRIER
 
@@ -16,27 +14,10 @@ ASK_MS = 2_000
 """For one question: a connection that swallows it must not take all the time there is."""
 ASK_AGAIN_MS = 100
 
-OwnBarrier = Callable[[NodeBarrierRequest, int], Awaitable[NodeBarrierAnswer]]
+OwnBarrier = Callable[[NodeBarrierRequest, int], Awaitable[object]]
 """The barrier on this node, within so many milliseconds."""
-Down = Callable[[], frozenset[HostId]]
-
-
-def down_hosts(
-    members: Iterable[Member], opinions: Sequence[Opinion], now_ms: int, silence_ms: int
-) -> frozenset[HostId]:
-    """Members that are held to be down. One not heard since this process started is so only once it had the time to
-    be heard."""
-    standing = {opinion.peer: opinion for opinion in opinions}
-    down = []
-    for member in members:
-        opinion = standing.get(member.address)
-        if not member.present:
-            down.append(member.host)
-        elif opinion is not None and opinion.standing is Standing.DOWN:
-            never_heard = opinion.heard_ms is None
-            if not never_heard or now_ms - opinion.since_ms >= silence_ms:
-                down.append(member.host)
-    return frozenset(down)
+Down = Callable[[], tuple[HostId, ...]]
+"""Nodes that this one holds to be down."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,22 +4,29 @@ What it is made of comes from outside: the same function runs on real and on sim
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from ebla.control.barrier_calls import BarrierCalls
 from ebla.control.child_feed import ChildFeed, FeedSetup
 from ebla.control.down_hosts import down_hosts
 from ebla.control.failure_detector import Opinion, Standing
+from ebla.control.first_nodes import FirstNodes, FirstNodesParts
 from ebla.control.group0_doors import Group0Doors, report_of
 from ebla.control.group0_server import Group0Server, Group0Setup
 from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
 from ebla.control.node_barrier import takes_part
+from ebla.control.node_status import topology_status, with_versions
+from ebla.control.schema_changes import SchemaChanges, SchemaParts
 from ebla.control.topology_state import TopologyState
 from ebla.model.error_groups import leaves
-from ebla.model.errors import EblaError
+from ebla.model.errors import EblaError, Refused
 from ebla.model.identity import Address, HostId
 from ebla.model.transaction import Revision
 from ebla.ports.surroundings import Surroundings
+from ebla.topology.snapshot import Node
+from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
@@ -41,6 +48,7 @@ from ebla.wire.verbs import (
     StatusAnswer,
     StatusRequest,
     StopRequest,
+    TopologyStatus,
 )
 
 
@@ -67,6 +75,8 @@ class ControlSetup:
     release: str
     child_names: tuple[str, ...] = ()
     """Children that barriers wait for besides those that `Children` names: where somebody else starts them."""
+    shard_count: int = 1
+    num_tokens: int = 16
 
 
 class ControlProcess:
@@ -85,6 +95,8 @@ class ControlProcess:
         self._stop = stop
         self.topology = TopologyState(setup.report)
         self._feed: ChildFeed | None = None
+        self._first_nodes: FirstNodes | None = None
+        self._beats: dict[str, ChildBeatRequest] = {}
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
         """Why this node must stop, where its cluster or its own disk says so."""
@@ -110,9 +122,13 @@ class ControlProcess:
             group0_doors.serve_operator(for_own)
             self._feed = self._new_feed(self._group0, for_own, for_peers)
             self._liveness.on_change = self._feed.look_again
+            barriers = BarrierCalls(setup.introduction.host, self._own_barrier, peers, self._down)
+            schema = SchemaChanges(SchemaParts(self._group0, self.topology, barriers, self._down, surroundings.chance))
+            self._first_nodes = self._new_first_nodes(self._group0, barriers)
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
+                schema.serve_on(server)
             for_own.serve(STOP, self._stop_asked)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
@@ -122,7 +138,7 @@ class ControlProcess:
             self.ready.set()
             tasks.create_task(self._liveness.run())
             tasks.create_task(self._feed.run())
-            tasks.create_task(self._follow_topology(self._group0))
+            tasks.create_task(self._follow_topology(self._group0, self._first_nodes))
             try:
                 await self._run_group0(self._group0)
             finally:
@@ -141,10 +157,35 @@ class ControlProcess:
             self._stop.set()
         await asyncio.Event().wait()
 
-    async def _follow_topology(self, group0: Group0Server) -> None:
+    async def _follow_topology(self, group0: Group0Server, first_nodes: FirstNodes) -> None:
         await group0.started.wait()
         if group0.is_running:  # it may have ended in the same turn, and says why itself
             self.topology.attach(group0.running.machine)
+            try:
+                await first_nodes.run()
+            except* Refused as refusals:
+                self.gave_up = str(next(leaves(refusals)))
+                self._stop.set()
+
+    async def _own_barrier(self, request: NodeBarrierRequest, deadline_ms: int) -> None:
+        await self.feed.node_barrier(request.version, deadline_ms, drain=request.drain)
+
+    def _new_first_nodes(self, group0: Group0Server, barriers: BarrierCalls) -> FirstNodes:
+        setup, around = self._setup, self._surroundings
+        member = setup.group0.member
+        own = Node(
+            setup.introduction.host,
+            member.datacenter,
+            member.rack,
+            setup.shard_count,
+            0,
+            setup.release,
+            setup.address.host,
+            setup.num_tokens,
+            supported_features=member.features,
+        )
+        parts = FirstNodesParts(group0, self.topology, barriers, self._down, around.chance, around.clock, setup.report)
+        return FirstNodes(own, parts)
 
     def _new_feed(self, group0: Group0Server, for_own: Server, for_peers: Server) -> ChildFeed:
         async def read_barrier(deadline_ms: int) -> Revision:
@@ -191,6 +232,7 @@ class ControlProcess:
 
     def _child_beat(self, request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
         self._children.heard(request.name, request.pid)
+        self._beats[request.name] = request
         return ChildBeatAnswer(serving=not self._stop.is_set())
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:
@@ -202,13 +244,25 @@ class ControlProcess:
             setup.introduction.cluster_name,
             str(setup.address),
             self._started_wall_us,
-            (own, *self._children.statuses()),
+            (own, *with_versions(self._children.statuses(), self._reports(), self._beats)),
             tuple(_as_status(opinion, now_ms) for opinion in self.opinions()),
             now_ms - self._started_boot_ms,
             setup.release,
             report_of(self._group0.running) if self._group0 is not None and self._group0.is_running else None,
             self._group0.formation.waits_for if self._group0 is not None else "",
+            self._topology_status(),
         )
+
+    def _reports(self) -> Mapping[str, ChildReport]:
+        return {} if self._feed is None else self._feed.reports()
+
+    def _topology_status(self) -> TopologyStatus | None:
+        if self.topology.revision is None:
+            return None
+        waits_for = self.topology.trouble
+        if not waits_for and self._first_nodes is not None:
+            waits_for = self._first_nodes.waits_for
+        return topology_status(self.topology.snapshot, waits_for)
 
 
 def _as_status(opinion: Opinion, now_ms: int) -> PeerStatus:

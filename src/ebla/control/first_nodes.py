@@ -11,11 +11,11 @@ import msgspec
 
 from ebla.control.barrier_calls import BarrierCalls, Down
 from ebla.control.group0_server import Group0Server, Running
-from ebla.control.join_steps import Around, Deed, Idle, leader_step, own_commands, own_trouble
+from ebla.control.join_steps import Around, Deed, Idle, leader_step, own_commands, own_refusal, own_trouble
 from ebla.control.schema_changes import Topology
 from ebla.group0.commands import Done
 from ebla.model.errors import EblaError
-from ebla.model.identity import HostId
+from ebla.model.errors import Refused as NodeRefused
 from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
 from ebla.topology.apply import Refused
@@ -51,7 +51,7 @@ class FirstNodes:
         """For people: why this node is not in the ring."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises `Refused` where this node must not run as it is."""
         await self._parts.group0.started.wait()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._submit())
@@ -61,16 +61,16 @@ class FirstNodes:
 
     async def _submit(self) -> None:
         while True:
-            running = self._parts.group0.running
-            if running.store.index > 0:
-                await self._submit_once(running)
+            group0 = self._parts.group0
+            if group0.is_running and group0.running.store.index > 0:
+                await self._submit_once(group0.running)
             await asyncio.sleep(LOOK_MS / 1000)
 
     async def _submit_once(self, running: Running) -> None:
         """Decided by what a quorum knows: by its own state alone a node that slept could refresh what is newer."""
         snapshot = self._parts.topology.snapshot
         self.waits_for = own_trouble(snapshot, self._own)
-        if not self._commands_for_own(snapshot):
+        if not self._commands_for_own(snapshot) and not own_refusal(snapshot, self._own):
             return
         try:
             await running.calls.read_barrier(COMMIT_MS)
@@ -78,6 +78,9 @@ class FirstNodes:
             self.waits_for = error.message
             return
         snapshot = self._parts.topology.snapshot
+        refusal = own_refusal(snapshot, self._own)
+        if refusal:
+            raise NodeRefused(refusal, advice="start it again with options that fit")
         commands = self._commands_for_own(snapshot)
         if commands:
             refused = await self._commit(snapshot, commands)
@@ -90,18 +93,21 @@ class FirstNodes:
 
     async def _lead(self) -> None:
         while True:
-            running = self._parts.group0.running
-            went_on = False
-            if running.raft.is_leader:
-                snapshot = self._parts.topology.snapshot
-                step = leader_step(snapshot, self._around(running), self._parts.chance)
-                match step:
-                    case Deed():
-                        went_on = await self._do(snapshot, step)
-                    case Idle(why=why):
-                        self._tell(why)
-            if not went_on:
+            group0 = self._parts.group0
+            leads = group0.is_running and group0.running.raft.is_leader
+            if not leads or not await self._lead_once(group0.running):
                 await asyncio.sleep(LOOK_MS / 1000)
+
+    async def _lead_once(self, running: Running) -> bool:
+        """Whether a step was made, and the next one can be looked for at once."""
+        snapshot = self._parts.topology.snapshot
+        step = leader_step(snapshot, self._around(running), self._parts.chance)
+        match step:
+            case Deed():
+                return await self._do(snapshot, step)
+            case Idle(why=why):
+                self._tell(why)
+                return False
 
     async def _do(self, snapshot: Snapshot, deed: Deed) -> bool:
         """Whether it is done. The commit depends on the state that the deed was decided by, barrier included."""
@@ -146,32 +152,3 @@ class FirstNodes:
 
     def _now_ms(self) -> int:
         return self._parts.clock.wall_us() // 1000
-
-
-def own_node(member_host: HostId, place: tuple[str, str], means: "NodeMeans") -> Node:
-    """This node as it describes itself: `place` is its datacenter and rack."""
-    datacenter, rack = place
-    return Node(
-        member_host,
-        datacenter,
-        rack,
-        means.shards,
-        means.ignore_msb,
-        means.release,
-        means.address,
-        means.num_tokens,
-        supported_features=means.features,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMeans:
-    """What a node has, as the topology wants to know it."""
-
-    release: str
-    address: str
-    """The bare host: ports are the same on every node."""
-    shards: int = 1
-    num_tokens: int = 16
-    ignore_msb: int = 0
-    features: tuple[str, ...] = ()

@@ -13,6 +13,8 @@ import msgspec
 
 from ebla.model.identity import HostId, RequestId, SessionId, TopologyVersion
 from ebla.ports.chance import Chance
+from ebla.topology.apply import Refused
+from ebla.topology.apply_all import apply_all
 from ebla.topology.cdc_generations import generation_parts, generation_ranges, generation_timestamp_ms, ring_owners
 from ebla.topology.commands import (
     AdvanceNode,
@@ -59,11 +61,7 @@ def own_commands(snapshot: Snapshot, own: Node, now_ms: int, chance: Chance) -> 
         return (SubmitJoin(own, request),)
     if known.state is NodeState.LEFT or _as_told(known) == _as_told(own) or _must_keep_shards(snapshot, known, own):
         return ()
-    return (
-        RefreshNode(
-            own.host, own.release_version, own.address, own.shard_count, own.ignore_msb, own.supported_features
-        ),
-    )
+    return (_refresh(own),)
 
 
 def own_trouble(snapshot: Snapshot, own: Node) -> str:
@@ -78,6 +76,27 @@ def own_trouble(snapshot: Snapshot, own: Node) -> str:
     if known.state is NodeState.NONE:
         return WAITS_FOR_COORDINATOR if snapshot.tables else WAITS_FOR_TURN
     return ""
+
+
+def own_refusal(snapshot: Snapshot, own: Node) -> str:
+    """Why this node must not run as it is; empty: it may. Nothing that passes by itself: somebody has to act."""
+    known = snapshot.nodes.get(own.host)
+    if known is None:
+        return ""
+    if known.state is NodeState.LEFT:
+        return LEFT
+    if _must_keep_shards(snapshot, known, own):
+        return KEEPS_SHARDS.format(count=known.shard_count)
+    if _as_told(known) == _as_told(own):
+        return ""
+    applied = apply_all(snapshot, (_refresh(own),))
+    return applied.reason if isinstance(applied, Refused) else ""
+
+
+def _refresh(own: Node) -> RefreshNode:
+    return RefreshNode(
+        own.host, own.release_version, own.address, own.shard_count, own.ignore_msb, own.supported_features
+    )
 
 
 def _as_told(node: Node) -> tuple[str, str, int, int, tuple[str, ...]]:

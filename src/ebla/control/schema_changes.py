@@ -24,7 +24,6 @@ from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest, SchemaWish
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import SCHEMA
 
-ANSWER_SHARE_MS_MAX = 100
 FIND_OUT_SHARE = 0.25
 """Of the time left, what is kept for finding out what became of a commit that was not answered."""
 AGAIN_MS_MAX = 50
@@ -65,8 +64,7 @@ class SchemaChanges:
         server.serve(SCHEMA, self._serve)
 
     async def _serve(self, request: SchemaRequest, call: IncomingCall) -> SchemaAnswer:
-        remaining_ms = call.remaining_ms()
-        return await self.change(request.wish, remaining_ms - min(ANSWER_SHARE_MS_MAX, remaining_ms // 5))
+        return await self.change(request.wish, call.work_ms())
 
     async def change(self, wish: SchemaWish, deadline_ms: int) -> SchemaAnswer:
         """Returns once every node that is up has it. Raises what fits where the wish cannot be fulfilled, and
