@@ -1,0 +1,488 @@
+"""WHERE, sorted out: what chooses partitions, what chooses rows in them, what must be looked at in each row. Pure."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ebla.cql.bind import Binder, Bound, Receiver, Source
+from ebla.cql.key_spans import SliceEnd
+from ebla.cql.results import Unset
+from ebla.cql.statements import (
+    ColumnRelation,
+    ElementRelation,
+    MultiColumnRelation,
+    Operator,
+    Relation,
+    TokenRelation,
+)
+from ebla.cql.terms import FunctionCall, Term, TupleLiteral
+from ebla.model.cql_types import SCALARS, ListType, MapType, TupleType, is_multi_cell
+from ebla.model.errors import InvalidRequest
+from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.token import composite_key, token_of
+from ebla.model.values import split_elements, split_fields
+
+FILTERING = (
+    "Cannot execute this query as it might involve data filtering and thus may have unpredictable performance. "
+    "If you want to execute this query despite the performance unpredictability, use ALLOW FILTERING"
+)
+CHOICES_MAX = 100
+"""Partitions, or rows of one, that IN may name in one statement by their product."""
+
+_SLICES = (Operator.LESS, Operator.AT_MOST, Operator.GREATER, Operator.AT_LEAST)
+_LOWER = (Operator.GREATER, Operator.AT_LEAST)
+_INCLUSIVE = (Operator.AT_MOST, Operator.AT_LEAST)
+
+Choices = Callable[[Bound], list[tuple[bytes, ...]]]
+"""What one group of columns may be: tuples of values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring key columns that are fixed together: one by `=` or IN, or several by a tuple."""
+
+    width: int
+    choices: Choices
+    is_single: bool
+    """`=`: one choice, always."""
+    position: int | None = None
+    """Of the marker that gives its value, where that is all there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    sources: tuple[Source, ...]
+    columns: tuple[Column, ...]
+    is_lower: bool
+    inclusive: bool
+
+    def bound(self, request: Bound) -> SliceEnd:
+        return SliceEnd(
+            tuple(_key_value(source(request), column) for source, column in zip(self.sources, self.columns)),
+            self.is_lower,
+            self.inclusive,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEnd:
+    source: Source
+    operator: Operator
+
+
+@dataclass(frozen=True, slots=True)
+class Restrictions:
+    partition: tuple[Group, ...] = ()
+    """All partition key columns, or none."""
+    tokens: tuple[TokenEnd, ...] = ()
+    clustering: tuple[Group, ...] = ()
+    """The first clustering columns."""
+    ends: tuple[End, ...] = ()
+    """Of the columns behind them."""
+    filters: tuple[Relation, ...] = ()
+    """What is left, to be looked at in every row."""
+
+    @property
+    def has_partition(self) -> bool:
+        return bool(self.partition)
+
+    @property
+    def clustering_width(self) -> int:
+        return sum(group.width for group in self.clustering)
+
+    def partition_keys(self, request: Bound) -> list[bytes]:
+        """Serialised, each once."""
+        products = itertools.product(*(group.choices(request) for group in self.partition))
+        keys = [checked_key(composite_key(list(itertools.chain.from_iterable(parts)))) for parts in products]
+        return list(dict.fromkeys(keys))
+
+    def clustering_values(self, request: Bound) -> list[tuple[bytes, ...]]:
+        products = itertools.product(*(group.choices(request) for group in self.clustering))
+        return list(dict.fromkeys(tuple(itertools.chain.from_iterable(parts)) for parts in products))
+
+    def token_range(self, request: Bound) -> tuple[int, int] | None:
+        """The least and the greatest token asked for; None: none can be."""
+        low, high = -(1 << 63), (1 << 63) - 1
+        for end in self.tokens:
+            value = end.source(request)
+            if value is None or isinstance(value, Unset):
+                raise InvalidRequest("Invalid null value for the token of a partition key")
+            token = int.from_bytes(value, signed=True)
+            # The least token is nobody's: as an end it stands for the beginning and the end of the ring alike.
+            match end.operator:
+                case Operator.EQUAL:
+                    low, high = max(low, token), min(high, token)
+                case Operator.GREATER:
+                    low = max(low, token + 1)
+                case Operator.AT_LEAST:
+                    low = max(low, token)
+                case Operator.LESS if token != -(1 << 63):
+                    high = min(high, token - 1)
+                case Operator.AT_MOST if token != -(1 << 63):
+                    high = min(high, token)
+                case _:
+                    pass
+        return (low, high) if low <= high else None
+
+
+def checked_key(key: bytes) -> bytes:
+    if not key:
+        raise InvalidRequest("Key may not be empty")
+    if len(key) > 65_535:
+        raise InvalidRequest(f"Key length of {len(key)} is longer than maximum of 65535")
+    return key
+
+
+def _key_value(value: bytes | Unset | None, column: Column) -> bytes:
+    if value is None:
+        raise InvalidRequest(f"Invalid null value in condition for column {column.name}")
+    if isinstance(value, Unset):
+        raise InvalidRequest(f"Invalid unset value for column {column.name}")
+    return value
+
+
+@dataclass(slots=True)
+class _Sorter:
+    schema: TableSchema
+    binder: Binder
+    filters: list[Relation] = field(default_factory=list)
+
+    # ---- groups
+
+    def equal(self, column: Column, term: Term) -> Group:
+        source = self.binder.source(term, Receiver(column.name, column.type))
+        number = getattr(term, "number", None)
+        return Group(1, lambda request: [(_key_value(source(request), column),)], True, number)
+
+    def one_of(self, column: Column, relation: ColumnRelation) -> Group:
+        if relation.values is None:
+            assert relation.value is not None
+            whole = self.binder.source(relation.value, Receiver(f"in({column.name})", ListType(column.type)))
+            return Group(1, lambda request: [(one,) for one in _listed(whole(request), column)], False)
+        sources = [self.binder.source(term, Receiver(column.name, column.type)) for term in relation.values]
+        return Group(1, lambda request: [(_key_value(source(request), column),) for source in sources], False)
+
+    def several_equal(self, columns: Sequence[Column], term: Term) -> Group:
+        sources = self.tuple_sources(columns, term)
+        return Group(len(columns), lambda request: [_tuple_of(sources(request), columns)], True)
+
+    def several_one_of(self, columns: Sequence[Column], relation: MultiColumnRelation) -> Group:
+        kind = TupleType(tuple(column.type for column in columns))
+        if relation.values is None:
+            assert relation.value is not None
+            whole = self.binder.source(relation.value, Receiver(_in_name(columns), ListType(kind)))
+            return Group(
+                len(columns),
+                lambda request: [_tuple_of(split_fields(one), columns) for one in _listed(whole(request), columns[0])],
+                False,
+            )
+        sources = [self.tuple_sources(columns, term) for term in relation.values]
+        return Group(len(columns), lambda request: [_tuple_of(one(request), columns) for one in sources], False)
+
+    def tuple_sources(self, columns: Sequence[Column], term: Term) -> Callable[[Bound], Sequence[bytes | None]]:
+        """The parts of a tuple, written out or bound as a whole."""
+        if isinstance(term, TupleLiteral):
+            if len(term.elements) != len(columns):
+                raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
+            sources = [
+                self.binder.source(one, Receiver(column.name, column.type))
+                for one, column in zip(term.elements, columns)
+            ]
+            return lambda request: [_key_value(source(request), column) for source, column in zip(sources, columns)]
+        kind = TupleType(tuple(column.type for column in columns))
+        whole = self.binder.source(term, Receiver(_in_name(columns), kind))
+        return lambda request: split_fields(_key_value(whole(request), columns[0]))
+
+    def ends_of(self, columns: Sequence[Column], operator: Operator, term: Term) -> End:
+        if len(columns) == 1 and not isinstance(term, TupleLiteral):
+            sources = [self.binder.source(term, Receiver(columns[0].name, columns[0].type))]
+        elif isinstance(term, TupleLiteral):
+            if len(term.elements) > len(columns):
+                raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
+            sources = [
+                self.binder.source(one, Receiver(column.name, column.type))
+                for one, column in zip(term.elements, columns)
+            ]
+        else:
+            parts = self.tuple_sources(columns, term)
+            sources = [_part_source(parts, number) for number in range(len(columns))]
+        return End(tuple(sources), tuple(columns[: len(sources)]), operator in _LOWER, operator in _INCLUSIVE)
+
+
+def _part_source(parts: Callable[[Bound], Sequence[bytes | None]], number: int) -> Source:
+    return lambda request: parts(request)[number]
+
+
+def _in_name(columns: Sequence[Column]) -> str:
+    return f"in({','.join(column.name for column in columns)})"
+
+
+def _listed(value: bytes | Unset | None, column: Column) -> list[bytes]:
+    if value is None or isinstance(value, Unset):
+        raise InvalidRequest(f"Invalid null value for IN restriction on column {column.name}")
+    try:
+        parts = split_elements(value, 1)
+    except ValueError as error:
+        raise InvalidRequest(f"Invalid list for IN restriction on column {column.name}: {error}") from error
+    return [_key_value(part, column) for part in parts]
+
+
+def _tuple_of(values: Sequence[bytes | None], columns: Sequence[Column]) -> tuple[bytes, ...]:
+    if len(values) != len(columns):
+        raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(values)}")
+    return tuple(_key_value(value, column) for value, column in zip(values, columns))
+
+
+def sort_out(schema: TableSchema, relations: Iterable[Relation], binder: Binder) -> Restrictions:
+    """Raises `InvalidRequest` for columns there are not and relations that contradict one another. What could only be
+    answered by filtering is in `filters`: whether that may be is the statement's to say."""
+    sorter = _Sorter(schema, binder)
+    given = list(relations)
+    _check_columns(schema, given)
+    partition, given = _partition(sorter, given)
+    tokens, given = _tokens(sorter, given, bool(partition))
+    if not partition:
+        return Restrictions((), tokens, (), (), tuple(given))
+    clustering, ends, given = _clustering(sorter, given)
+    return Restrictions(partition, tokens, clustering, ends, tuple(given))
+
+
+def _check_columns(schema: TableSchema, relations: Sequence[Relation]) -> None:
+    for relation in relations:
+        for name in names_of(relation):
+            if name not in schema.by_name:
+                raise InvalidRequest(f"Undefined column name {name} in table {schema.full_name}")
+        if isinstance(relation, MultiColumnRelation):
+            _check_together(schema, relation)
+        if isinstance(relation, ColumnRelation):
+            _check_operator(schema.by_name[relation.column], relation)
+    _check_once(relations)
+
+
+def names_of(relation: Relation) -> tuple[str, ...]:
+    if isinstance(relation, ColumnRelation | ElementRelation):
+        return (relation.column,)
+    return relation.columns
+
+
+def _check_together(schema: TableSchema, relation: MultiColumnRelation) -> None:
+    positions = []
+    for name in relation.columns:
+        column = schema.by_name[name]
+        if column.kind is not ColumnKind.CLUSTERING:
+            raise InvalidRequest(
+                f"Multi-column relations can only be applied to clustering columns but was applied to: {name}"
+            )
+        positions.append(column.position)
+    if len(set(positions)) != len(positions):
+        raise InvalidRequest(f'Column "{relation.columns[0]}" appeared twice in a relation')
+    if positions != list(range(positions[0], positions[0] + len(positions))):
+        raise InvalidRequest(
+            f"Clustering columns must appear in the PRIMARY KEY order in multi-column relations: "
+            f"({', '.join(relation.columns)})"
+        )
+
+
+def _check_operator(column: Column, relation: ColumnRelation) -> None:
+    operator = relation.operator
+    if operator is Operator.LIKE:
+        raise InvalidRequest(
+            f"LIKE restriction is only supported on properly indexed columns, and {column.name} is not"
+        )
+    if operator is Operator.IS_NOT_NULL:
+        raise InvalidRequest("IS NOT NULL is for materialized views, which this release does not have")
+    if operator is Operator.NOT_EQUAL:
+        raise InvalidRequest(f'Unsupported "!=" relation: {column.name}')
+    is_collection = operator in (Operator.CONTAINS, Operator.CONTAINS_KEY)
+    if is_collection and isinstance(column.type, type(SCALARS["int"])):
+        raise InvalidRequest(f"Cannot use {operator} on non-collection column {column.name}")
+    if operator is Operator.CONTAINS_KEY and not isinstance(column.type, MapType):
+        raise InvalidRequest(f"Cannot use CONTAINS KEY on non-map column {column.name}")
+    if is_multi_cell(column.type) and not is_collection:
+        raise InvalidRequest(
+            f"Collection column '{column.name}' ({column.type}) cannot be restricted by a '{operator}' relation"
+        )
+
+
+def _check_once(relations: Sequence[Relation]) -> None:
+    seen: dict[str, list[Operator]] = {}
+    for relation in relations:
+        if not isinstance(relation, ColumnRelation) or relation.operator in (Operator.CONTAINS, Operator.CONTAINS_KEY):
+            continue
+        before = seen.setdefault(relation.column, [])
+        if before and (relation.operator not in _SLICES or any(one not in _SLICES for one in before)):
+            word = "an Equal" if Operator.EQUAL in (relation.operator, *before) else "a IN"
+            raise InvalidRequest(
+                f"{relation.column} cannot be restricted by more than one relation if it includes {word}"
+            )
+        if any((one in _LOWER) == (relation.operator in _LOWER) for one in before):
+            side = "start" if relation.operator in _LOWER else "end"
+            raise InvalidRequest(f"More than one restriction was found for the {side} bound on {relation.column}")
+        before.append(relation.operator)
+
+
+# ---- partitions
+
+
+def _partition(sorter: _Sorter, given: list[Relation]) -> tuple[tuple[Group, ...], list[Relation]]:
+    groups: list[Group] = []
+    taken: list[Relation] = []
+    for column in sorter.schema.partition_key:
+        found = _fixing(given, column.name)
+        if found is None:
+            return (), given
+        taken.append(found)
+    for column, relation in zip(sorter.schema.partition_key, taken):
+        assert isinstance(relation, ColumnRelation)
+        groups.append(_group(sorter, column, relation))
+    return tuple(groups), _without(given, taken)
+
+
+def _without(given: list[Relation], taken: Sequence[Relation]) -> list[Relation]:
+    return [one for one in given if not any(one is other for other in taken)]
+
+
+def _fixing(given: Sequence[Relation], name: str) -> ColumnRelation | None:
+    for relation in given:
+        fixes = isinstance(relation, ColumnRelation) and relation.operator in (Operator.EQUAL, Operator.IN)
+        if fixes and relation.column == name:
+            return relation
+    return None
+
+
+def _group(sorter: _Sorter, column: Column, relation: ColumnRelation) -> Group:
+    if relation.operator is Operator.IN:
+        return sorter.one_of(column, relation)
+    assert relation.value is not None
+    return sorter.equal(column, relation.value)
+
+
+def _tokens(sorter: _Sorter, given: list[Relation], has_partition: bool) -> tuple[tuple[TokenEnd, ...], list[Relation]]:
+    found = [one for one in given if isinstance(one, TokenRelation)]
+    if not found:
+        return (), given
+    names = tuple(column.name for column in sorter.schema.partition_key)
+    for relation in found:
+        if relation.columns != names:
+            raise InvalidRequest(
+                "The token() function must be applied to all partition key components or none of them: "
+                f"{', '.join(names)}"
+            )
+        if relation.operator not in (*_SLICES, Operator.EQUAL):
+            raise InvalidRequest(f"{relation.operator} cannot be used with the token function")
+    if has_partition:
+        raise InvalidRequest(
+            f'Columns "{", ".join(names)}" cannot be restricted by both a normal relation and a token relation'
+        )
+    ends = tuple(TokenEnd(_token_source(sorter, one.value), one.operator) for one in found)
+    return ends, [one for one in given if not isinstance(one, TokenRelation)]
+
+
+def _token_source(sorter: _Sorter, term: Term) -> Source:
+    """A number, or `token(…)` of the key's own values."""
+    if not (isinstance(term, FunctionCall) and term.name.removeprefix("system.") == "token"):
+        return sorter.binder.source(term, Receiver("partition key token", SCALARS["bigint"]))
+    columns = sorter.schema.partition_key
+    if len(term.arguments) != len(columns):
+        raise InvalidRequest(f"Invalid number of arguments in call to function token: {len(columns)} required")
+    sources = []
+    for argument, column in zip(term.arguments, columns):
+        if not isinstance(argument, Term):
+            raise InvalidRequest("a column cannot stand here: only values can")
+        sources.append(sorter.binder.source(argument, Receiver(column.name, column.type)))
+
+    def token(request: Bound) -> bytes:
+        parts = [_key_value(source(request), column) for source, column in zip(sources, columns)]
+        return int(token_of(composite_key(parts))).to_bytes(8, signed=True)
+
+    return token
+
+
+# ---- rows in a partition
+
+
+def _clustering(sorter: _Sorter, given: list[Relation]) -> tuple[tuple[Group, ...], tuple[End, ...], list[Relation]]:
+    columns = sorter.schema.clustering
+    groups: list[Group] = []
+    at = 0
+    while at < len(columns):
+        fixed = _fixed_at(sorter, given, at)
+        if fixed is None:
+            break
+        group, relation = fixed
+        groups.append(group)
+        given = _without(given, [relation])
+        at += group.width
+    ends: list[End] = []
+    if at < len(columns):
+        for relation in list(given):
+            end = _end_at(sorter, relation, at)
+            if end is not None:
+                ends.append(end)
+                given = _without(given, [relation])
+    _check_ends(ends)
+    return tuple(groups), tuple(ends), given
+
+
+def _fixed_at(sorter: _Sorter, given: Sequence[Relation], at: int) -> tuple[Group, Relation] | None:
+    columns = sorter.schema.clustering
+    single = _fixing(given, columns[at].name)
+    if single is not None:
+        return _group(sorter, columns[at], single), single
+    for relation in given:
+        if isinstance(relation, MultiColumnRelation) and relation.columns[0] == columns[at].name:
+            together = columns[at : at + len(relation.columns)]
+            if relation.operator is Operator.EQUAL:
+                assert relation.value is not None
+                return sorter.several_equal(together, relation.value), relation
+            if relation.operator is Operator.IN:
+                return sorter.several_one_of(together, relation), relation
+    return None
+
+
+def _end_at(sorter: _Sorter, relation: Relation, at: int) -> End | None:
+    columns = sorter.schema.clustering
+    if not isinstance(relation, ColumnRelation | MultiColumnRelation) or relation.operator not in _SLICES:
+        return None
+    names = names_of(relation)
+    if names[0] != columns[at].name:
+        return None
+    assert relation.value is not None
+    return sorter.ends_of(columns[at : at + len(names)], relation.operator, relation.value)
+
+
+def _check_ends(ends: Sequence[End]) -> None:
+    for is_lower in (True, False):
+        same = [end for end in ends if end.is_lower is is_lower]
+        if len(same) > 1:
+            side = "start" if is_lower else "end"
+            raise InvalidRequest(
+                f"More than one restriction was found for the {side} bound on {same[0].columns[0].name}"
+            )
+
+
+def check_filtering(schema: TableSchema, found: Restrictions) -> None:
+    """For a statement without ALLOW FILTERING: why it cannot do without, in the words people know."""
+    if not found.filters:
+        return
+    if found.has_partition:
+        for relation in found.filters:
+            for name in names_of(relation):
+                _check_clustering_filter(schema, found, schema.by_name[name])
+    raise InvalidRequest(FILTERING)
+
+
+def _check_clustering_filter(schema: TableSchema, found: Restrictions, column: Column) -> None:
+    if column.kind is not ColumnKind.CLUSTERING:
+        return
+    before = schema.clustering[min(found.clustering_width, column.position - 1)] if column.position else None
+    if before is None or before is column:
+        return
+    if found.ends:
+        raise InvalidRequest(
+            f'Clustering column "{column.name}" cannot be restricted (preceding column "{before.name}" is restricted '
+            f"by a non-EQ relation)"
+        )
+    raise InvalidRequest(
+        f'PRIMARY KEY column "{column.name}" cannot be restricted as preceding column "{before.name}" is not restricted'
+    )
