@@ -1,5 +1,11 @@
 """Control's side of the feed: tells the node's other processes the topology, hears how far they are, and answers other
-nodes whether a barrier holds here."""
+nodes whether a barrier holds here.
+
+Nothing is fed before this control process has done one read barrier. After a restart its store is what its disk knew
+to be committed, which may be older than a version whose barrier it acknowledged before: a process fed with that would
+route by it, and find the replica on its own node just as outdated and willing, fence and all. A node that starts
+without a quorum of group 0 therefore serves no rows; one that loses the quorum while it runs goes on.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,6 +34,8 @@ from ebla.wire.verbs import CHILD_REPORT, FEED, NODE_BARRIER, READ_BARRIER, Done
 from ebla.wire.wakeup import Wakeup
 
 PAGE_BYTES_MAX = 4 * 1024 * 1024
+CATCH_UP_MS = 5_000
+CATCH_UP_AGAIN_MS = 100
 CHILDREN_MAX = 1024
 WHOLE_STATES_MAX = 16
 """Whole states on their way to children in several pages. One more, and the oldest begins anew."""
@@ -54,6 +62,7 @@ class ChildFeed:
         self._reported = Wakeup()
         self._whole_states: dict[str, WholeState] = {}
         self._read_barriers = SharedReadBarrier(self._one_read_barrier)
+        self._caught_up = False
         self._loop = asyncio.get_running_loop()
 
     def serve_children(self, server: Server) -> None:
@@ -66,7 +75,9 @@ class ChildFeed:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._read_barriers.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_barriers.run())
+            tasks.create_task(self._catch_up())
 
     def look_again(self) -> None:
         """Who is down may have changed."""
@@ -92,14 +103,14 @@ class ChildFeed:
         while waits := self.waits_for(version, drain=drain):
             if not await self._reported.wait(expires_at - self._loop.time()):
                 raise DeadlineExceeded(f"version {version} of the topology: {'; '.join(waits)}")
-        reports = self._reports_of_now()
+        reports = self.reports()
         versions = [reports[name].version for name in self._setup.expected()]
         return min(versions, default=self._state.snapshot.version)
 
     def waits_for(self, version: TopologyVersion, *, drain: bool = True) -> tuple[str, ...]:
         """What the barrier of this version waits for on this node, in words."""
         decide = missing if drain else not_installed
-        return decide(version, self._setup.expected(), self._reports_of_now())
+        return decide(version, self._setup.expected(), self.reports())
 
     # ---- the feed
 
@@ -113,7 +124,7 @@ class ChildFeed:
     def _news_for(self, request: FeedRequest) -> FeedAnswer | None:
         """None: nothing that the child does not know."""
         store, revision, after = self._state.store, self._state.revision, request.after
-        if store is None or revision is None:
+        if store is None or revision is None or not self._caught_up:
             return None
         if after is None or request.after_key or after.history != revision.history:
             return self._page_for(request, store)
@@ -130,8 +141,8 @@ class ChildFeed:
         """The revision moves on with the store, so that a child stays within what the store still knows of changes. A
         store that is behind the child (control has just started) does not take it back."""
         store, after = self._state.store, request.after
-        if store is None or after is None:
-            raise Unavailable("this node is in no cluster yet, or waits for its first state", advice="ask again")
+        if store is None or after is None or not self._caught_up:
+            raise Unavailable("this node has not caught up with group 0 since it started", advice="ask again")
         here = store.revision
         return self._answer(request, here if here.index > after.index else after)
 
@@ -174,8 +185,8 @@ class ChildFeed:
         last = self._reports.get(request.name)
         return request.reported > (0 if last is None else last.serial)
 
-    def _reports_of_now(self) -> dict[str, ChildReport]:
-        """A child that has not come over to the present history yet has not reported."""
+    def reports(self) -> dict[str, ChildReport]:
+        """The latest of each child. One that has not come over to the present history yet has not reported."""
         revision = self._state.revision
         if revision is None:
             return {}
@@ -196,4 +207,14 @@ class ChildFeed:
         revision = self._state.revision
         if revision is None:
             raise Unavailable("this node waits for its first state of group 0")
+        if not self._caught_up:
+            self._caught_up = True
+            self._state.changed.wake()
         return revision
+
+    async def _catch_up(self) -> None:
+        while not self._caught_up:
+            try:
+                await self.read_barrier(CATCH_UP_MS)
+            except Unavailable:
+                await asyncio.sleep(CATCH_UP_AGAIN_MS / 1000)
