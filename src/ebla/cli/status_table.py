@@ -12,7 +12,7 @@ COLOURS = {NodeState.UP: "green", NodeState.DOWN: "red"}
 
 
 def as_table(view: ClusterView) -> Table:
-    """Three lines a node, so that whole host ids fit a terminal of 80 columns."""
+    """Some lines a node, so that whole host ids fit a terminal of 80 columns."""
     title = None if view.cluster is None else f"cluster {view.cluster_name} ({view.cluster})"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("node", overflow="fold")
@@ -22,7 +22,7 @@ def as_table(view: ClusterView) -> Table:
     for node in view.nodes:
         where = Text.assemble((f"{node.name} {node.address}".strip(), "bold"), f"\n{node.host or MISSING}")
         table.add_row(
-            Text.assemble(where, (f"\n{processes(node)}\n{group0(node)}", "dim")),
+            Text.assemble(where, ("".join(f"\n{line}" for line in _details(node)), "dim"), (_own_line(node), "yellow")),
             Text(node.state.value, style=COLOURS[node.state]),
             f"{node.held_up_by}/{node.asked_others}",
             round_trip(node.round_trip_us),
@@ -35,7 +35,7 @@ def as_lines(view: ClusterView) -> list[str]:
     return [
         f"{node.name or MISSING} {node.address} {node.state.value} seen-up-by={node.held_up_by}/{node.asked_others} "
         f"round-trip={round_trip(node.round_trip_us)} uptime={duration(node.uptime_ms)} "
-        f"host={node.host or MISSING} {processes(node)} {group0(node)}"
+        f"host={node.host or MISSING} {' '.join(part for part in (*_details(node), matter(node)) if part)}"
         for node in view.nodes
     ]
 
@@ -43,14 +43,21 @@ def as_lines(view: ClusterView) -> list[str]:
 def essence(view: ClusterView) -> tuple[object, ...]:
     """What makes a view news: everything but the figures that always move."""
     return tuple(
-        (node.name, node.host, node.state, node.held_up_by, processes(node), _standing(node)) for node in view.nodes
+        (node.name, node.host, node.state, node.held_up_by, processes(node), _standing(node), ring(node), matter(node))
+        for node in view.nodes
     )
 
 
+def _details(node: NodeView) -> tuple[str, str, str]:
+    return processes(node), group0(node), ring(node)
+
+
+def _own_line(node: NodeView) -> str:
+    return f"\n{matter(node)}" if matter(node) else ""
+
+
 def processes(node: NodeView) -> str:
-    """And what is the matter with the node, if anything is."""
-    shown = [*(_process(process) for process in node.processes), node.trouble]
-    return " ".join(part for part in shown if part) or MISSING
+    return " ".join(_process(process) for process in node.processes) or MISSING
 
 
 def group0(node: NodeView) -> str:
@@ -62,6 +69,26 @@ def group0(node: NodeView) -> str:
     return f"group0:{_standing(node)} term {place.term} index {place.applied}/{place.commit}{lag}"
 
 
+def ring(node: NodeView) -> str:
+    """The topology as the node has it: its version, who is in the ring, whether the shards serve."""
+    place = node.ring
+    if place is None:
+        return f"topology:{MISSING}"
+    shards = sum(process.is_shard for process in node.processes)
+    transition = f" {place.transition}" if place.transition else ""
+    return (
+        f"topology:v{place.version}{transition} nodes {place.normal}/{place.members} "
+        f"shards {node.shards_serving}/{shards}"
+    )
+
+
+def matter(node: NodeView) -> str:
+    """What is the matter with the node, if anything is."""
+    if node.trouble:
+        return node.trouble
+    return f"waits for {node.waits_for}" if node.waits_for else ""
+
+
 def _standing(node: NodeView) -> str:
     place = node.group0
     if place is None:
@@ -71,6 +98,8 @@ def _standing(node: NodeView) -> str:
 
 def _process(process: ProcessView) -> str:
     text = f"{process.name}:{process.pid or MISSING}"
+    if process.version is not None:
+        text += f"/v{process.version}"
     if process.state != ProcessState.RUNNING:
         text += f"({process.state})"
     if process.restarts:

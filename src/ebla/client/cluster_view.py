@@ -7,8 +7,11 @@ import msgspec
 
 from ebla.group0.members import Role
 from ebla.model.identity import HostId
+from ebla.topology.states import NodeState as TopologyState
 from ebla.wire.group0_messages import MemberReport
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
+
+SHARD_PREFIX = "shard-"
 
 
 class NodeState(enum.StrEnum):
@@ -32,6 +35,28 @@ class ProcessView(msgspec.Struct, frozen=True):
     state: str
     restarts: int
     last_exit: str
+    version: int | None = None
+    """Of the topology, as it has installed it."""
+    serving: bool = False
+    trouble: str = ""
+
+    @property
+    def is_shard(self) -> bool:
+        return self.name.startswith(SHARD_PREFIX)
+
+
+class RingView(msgspec.Struct, frozen=True):
+    """The topology as one node has it."""
+
+    version: int
+    fence: int
+    state: str
+    """The node's own; empty: the topology does not know it yet."""
+    normal: int
+    """Nodes in the ring."""
+    members: int
+    transition: str
+    waits_for: str
 
 
 class Group0View(msgspec.Struct, frozen=True):
@@ -62,6 +87,33 @@ class NodeView(msgspec.Struct, frozen=True):
     processes: tuple[ProcessView, ...]
     trouble: str
     group0: "Group0View | None" = None
+    ring: RingView | None = None
+
+    @property
+    def shards_serving(self) -> int:
+        return sum(process.serving for process in self.processes if process.is_shard)
+
+    @property
+    def waits_for(self) -> str:
+        """What keeps a node that answers from serving, in words; empty: it serves."""
+        if self.state is NodeState.DOWN:
+            return ""
+        if self.ring is None:
+            return "the topology"
+        if self.ring.waits_for:
+            return self.ring.waits_for
+        if self.ring.state != TopologyState.NORMAL:
+            return "its place in the ring"
+        waiting = [_waits_for(process) for process in self.processes]
+        return "; ".join(words for words in waiting if words)
+
+
+def _waits_for(process: ProcessView) -> str:
+    if process.state != ProcessState.RUNNING:
+        return f"{process.name}, which is {process.state}"
+    if process.trouble:
+        return f"{process.name}: {process.trouble}"
+    return f"{process.name} to serve" if process.is_shard and not process.serving else ""
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -77,6 +129,9 @@ class ClusterView(msgspec.Struct, frozen=True):
             and all(process.state == ProcessState.RUNNING for process in node.processes)
             and node.group0 is not None
             and node.group0.applied > 0
+            and not node.waits_for
+            and node.ring is not None
+            and node.ring.normal >= len(self.nodes)
             for node in self.nodes
         ) and any(node.group0 is not None and node.group0.leads for node in self.nodes)
 
@@ -112,6 +167,23 @@ def _node_view(node: Asked, answers: Sequence[StatusAnswer]) -> NodeView:
         () if node.answer is None else tuple(_process_view(process) for process in node.answer.processes),
         node.trouble or ("" if node.answer is None else node.answer.waits_for),
         None if node.answer is None else _group0_view(node.answer, answers),
+        None if node.answer is None else _ring_view(node.answer),
+    )
+
+
+def _ring_view(answer: StatusAnswer) -> RingView | None:
+    topology = answer.topology
+    if topology is None:
+        return None
+    states = dict(topology.nodes)
+    return RingView(
+        topology.version,
+        topology.fence,
+        states.get(answer.host, ""),
+        sum(state == TopologyState.NORMAL for state in states.values()),
+        len(states),
+        topology.transition,
+        topology.waits_for,
     )
 
 
@@ -122,7 +194,16 @@ def _host_of(node: Asked, opinions: Sequence[PeerStatus]) -> HostId | None:
 
 
 def _process_view(process: ProcessStatus) -> ProcessView:
-    return ProcessView(process.name, process.pid or None, process.state, process.restarts, process.last_exit)
+    return ProcessView(
+        process.name,
+        process.pid or None,
+        process.state,
+        process.restarts,
+        process.last_exit,
+        process.version,
+        process.serving,
+        process.trouble,
+    )
 
 
 def _group0_view(answer: StatusAnswer, answers: Sequence[StatusAnswer]) -> Group0View | None:

@@ -12,10 +12,10 @@ from ebla.cli.status_table import as_lines, as_table, duration, essence, round_t
 from ebla.client.cluster_view import Asked, Group0View, NodeState, view_of
 from ebla.group0.members import Member, Role
 from ebla.model.errors import InvalidRequest
-from ebla.model.identity import Address, ClusterId, HistoryId, HostId
+from ebla.model.identity import Address, ClusterId, HistoryId, HostId, TopologyVersion
 from ebla.options import Ports
 from ebla.wire.group0_messages import Group0Report, MemberReport
-from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
+from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer, TopologyStatus
 
 HOSTS = [HostId(uuid.UUID(int=number)) for number in range(4)]
 CLUSTER = ClusterId(uuid.UUID(int=99))
@@ -29,11 +29,21 @@ def at(number: int) -> str:
 def answer(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.RUNNING) -> StatusAnswer:
     processes = (
         ProcessStatus("control", 100 + number, 0, state=ProcessState.RUNNING),
-        ProcessStatus("shard-0", 200 + number, 0, state=child),
+        ProcessStatus("shard-0", 200 + number, 0, state=child, version=TopologyVersion(7), serving=True),
+        ProcessStatus("bulk", 300 + number, 0, state=ProcessState.RUNNING, version=TopologyVersion(7)),
     )
-    report = group0(number)
+    ring = TopologyStatus(TopologyVersion(7), TopologyVersion(6), ((HOSTS[1], "normal"), (HOSTS[2], "normal")))
     return StatusAnswer(
-        HOSTS[number], CLUSTER, "ebla", at(number), 0, processes, peers, uptime_ms=65_000, group0=report
+        HOSTS[number],
+        CLUSTER,
+        "ebla",
+        at(number),
+        0,
+        processes,
+        peers,
+        uptime_ms=65_000,
+        group0=group0(number),
+        topology=ring,
     )
 
 
@@ -92,6 +102,49 @@ def test_a_node_that_is_in_no_cluster_yet_says_what_it_waits_for() -> None:
     assert " control:" in as_lines(view)[0], "its processes run all the same"
 
 
+def with_ring(ring: TopologyStatus | None) -> Asked:
+    node = asked(2, peer(1))
+    assert node.answer is not None
+    return msgspec.structs.replace(node, answer=msgspec.structs.replace(node.answer, topology=ring))
+
+
+def with_shard(**changed: object) -> Asked:
+    node = asked(2, peer(1))
+    assert node.answer is not None
+    control, shard, bulk = node.answer.processes
+    processes = (control, msgspec.structs.replace(shard, **changed), bulk)
+    return msgspec.structs.replace(node, answer=msgspec.structs.replace(node.answer, processes=processes))
+
+
+def ring_of(state: str, waits_for: str = "") -> TopologyStatus:
+    nodes = ((HOSTS[1], "normal"), (HOSTS[2], state))
+    return TopologyStatus(TopologyVersion(7), TopologyVersion(6), nodes, "join_group0", waits_for)
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (with_ring(None), "waits for the topology"),
+        (with_ring(ring_of("bootstrapping")), "waits for its place in the ring"),
+        (with_ring(ring_of("none", "the barrier of version 3")), "waits for the barrier of version 3"),
+        (with_shard(serving=False), "waits for shard-0 to serve"),
+        (with_shard(state=ProcessState.STARTING), "waits for shard-0, which is starting"),
+        (with_shard(trouble="the disk is full"), "waits for shard-0: the disk is full"),
+    ],
+)
+def test_a_node_that_does_not_serve_yet_says_what_it_waits_for(node: Asked, told: str) -> None:
+    view = view_of([asked(1, peer(2)), node])
+    assert not view.all_up
+    assert told in as_lines(view)[1]
+    assert "waits" not in as_lines(view)[0]
+
+
+def test_each_node_shows_the_version_it_has_who_is_in_the_ring_and_which_shards_serve() -> None:
+    line = as_lines(view_of([asked(1, peer(2)), with_ring(ring_of("bootstrapping"))]))[1]
+    assert "shard-0:202/v7 bulk:302/v7" in line
+    assert "topology:v7 join_group0 nodes 1/2 shards 1/1" in line
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
@@ -143,7 +196,11 @@ def test_a_view_is_json() -> None:
         "state": "running",
         "restarts": 0,
         "last_exit": "",
+        "version": 7,
+        "serving": True,
+        "trouble": "",
     }
+    assert decoded["nodes"][0]["ring"]["normal"] == 2
 
 
 @pytest.mark.parametrize(
@@ -195,4 +252,4 @@ def test_a_table_shows_whole_host_ids_and_processes_in_80_columns() -> None:
         lines = written.getvalue().splitlines()
     assert any(str(host) in line for line in lines)
     assert any("node1 127.0.0.1:7000" in line and " up " in line and "1 min 5 s" in line for line in lines)
-    assert any("control:101 shard-0:201" in line for line in lines)
+    assert any("control:101 shard-0:201/v7 bulk:301/v7" in line for line in lines)
