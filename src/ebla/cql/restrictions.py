@@ -344,8 +344,9 @@ def _without(given: list[Relation], taken: Sequence[Relation]) -> list[Relation]
 
 def _fixing(given: Sequence[Relation], name: str) -> ColumnRelation | None:
     for relation in given:
-        fixes = isinstance(relation, ColumnRelation) and relation.operator in (Operator.EQUAL, Operator.IN)
-        if fixes and relation.column == name:
+        if not isinstance(relation, ColumnRelation) or relation.column != name:
+            continue
+        if relation.operator in (Operator.EQUAL, Operator.IN):
             return relation
     return None
 
