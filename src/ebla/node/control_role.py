@@ -142,6 +142,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
                 report=report,
                 pid=os.getpid(),
                 release=release(),
+                shard_count=options.shards,
             ),
             supervisor,
             stop,
