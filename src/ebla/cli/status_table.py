@@ -86,7 +86,7 @@ def matter(node: NodeView) -> str:
     """What is the matter with the node, if anything is."""
     if node.trouble:
         return node.trouble
-    return f"waits for {node.waits_for}" if node.waits_for else ""
+    return f"not serving: {node.why_not_serving}" if node.why_not_serving else ""
 
 
 def _standing(node: NodeView) -> str:

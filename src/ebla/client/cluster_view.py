@@ -94,26 +94,26 @@ class NodeView(msgspec.Struct, frozen=True):
         return sum(process.serving for process in self.processes if process.is_shard)
 
     @property
-    def waits_for(self) -> str:
-        """What keeps a node that answers from serving, in words; empty: it serves."""
+    def why_not_serving(self) -> str:
+        """What keeps a node that answers from serving rows, in words; empty: it serves."""
         if self.state is NodeState.DOWN:
             return ""
         if self.ring is None:
-            return "the topology"
+            return "it has not been told the topology"
         if self.ring.waits_for:
             return self.ring.waits_for
         if self.ring.state != TopologyState.NORMAL:
-            return "its place in the ring"
-        waiting = [_waits_for(process) for process in self.processes]
+            return "it has no place in the ring yet"
+        waiting = [_why_not_serving(process) for process in self.processes]
         return "; ".join(words for words in waiting if words)
 
 
-def _waits_for(process: ProcessView) -> str:
+def _why_not_serving(process: ProcessView) -> str:
     if process.state != ProcessState.RUNNING:
-        return f"{process.name}, which is {process.state}"
+        return f"{process.name} is {process.state}"
     if process.trouble:
         return f"{process.name}: {process.trouble}"
-    return f"{process.name} to serve" if process.is_shard and not process.serving else ""
+    return f"{process.name} does not serve yet" if process.is_shard and not process.serving else ""
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class ClusterView(msgspec.Struct, frozen=True):
             and all(process.state == ProcessState.RUNNING for process in node.processes)
             and node.group0 is not None
             and node.group0.applied > 0
-            and not node.waits_for
+            and not node.why_not_serving
             and node.ring is not None
             and node.ring.normal >= len(self.nodes)
             for node in self.nodes

@@ -124,19 +124,19 @@ def ring_of(state: str, waits_for: str = "") -> TopologyStatus:
 @pytest.mark.parametrize(
     ("node", "told"),
     [
-        (with_ring(None), "waits for the topology"),
-        (with_ring(ring_of("bootstrapping")), "waits for its place in the ring"),
-        (with_ring(ring_of("none", "the barrier of version 3")), "waits for the barrier of version 3"),
-        (with_shard(serving=False), "waits for shard-0 to serve"),
-        (with_shard(state=ProcessState.STARTING), "waits for shard-0, which is starting"),
-        (with_shard(trouble="the disk is full"), "waits for shard-0: the disk is full"),
+        (with_ring(None), "not serving: it has not been told the topology"),
+        (with_ring(ring_of("bootstrapping")), "not serving: it has no place in the ring yet"),
+        (with_ring(ring_of("none", "the barrier of version 3")), "not serving: the barrier of version 3"),
+        (with_shard(serving=False), "not serving: shard-0 does not serve yet"),
+        (with_shard(state=ProcessState.STARTING), "not serving: shard-0 is starting"),
+        (with_shard(trouble="the disk is full"), "not serving: shard-0: the disk is full"),
     ],
 )
 def test_a_node_that_does_not_serve_yet_says_what_it_waits_for(node: Asked, told: str) -> None:
     view = view_of([asked(1, peer(2)), node])
     assert not view.all_up
     assert told in as_lines(view)[1]
-    assert "waits" not in as_lines(view)[0]
+    assert "not serving" not in as_lines(view)[0]
 
 
 def test_each_node_shows_the_version_it_has_who_is_in_the_ring_and_which_shards_serve() -> None:
