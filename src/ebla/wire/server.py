@@ -2,9 +2,9 @@
 
 A verb is served by a plain function, whose answer leaves in the same step, or by a coroutine function, which runs as
 a task that ends with its deadline (INV-WIRE-5), its cancel, or its connection; or by a plain function that gives a
-future, which is cancelled where the task would be. Whatever a peer sends, only its own
-connection suffers: an unknown verb or an unreadable request is answered with a failure, and bytes that are no frame
-end the connection with the cause in the event log.
+future, which is cancelled where the task would be, or a `GoOn`, which becomes a task only then. Whatever a peer
+sends, only its own connection suffers: an unknown verb or an unreadable request is answered with a failure, and bytes
+that are no frame end the connection with the cause in the event log.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -67,7 +67,21 @@ class IncomingCall(msgspec.Struct, frozen=True, gc=False):
         return remaining_ms - min(ANSWER_SHARE_MS_MAX, remaining_ms // 5)
 
 
-Serve = Callable[[Q, IncomingCall], A] | Callable[[Q, IncomingCall], Awaitable[A]]
+class GoOn(Generic[A]):
+    """What a plain function gives where it cannot answer in the same step: the rest, to be run as a task. It bounds by
+    itself how many of these there are, before it has any effect."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Callable[[], Awaitable[A]]) -> None:
+        self.work = work
+
+
+Serve = (
+    Callable[[Q, IncomingCall], A]
+    | Callable[[Q, IncomingCall], Awaitable[A]]
+    | Callable[[Q, IncomingCall], A | GoOn[A]]
+)
 ServeNotice = Callable[[Q, IncomingCall], None] | Callable[[Q, IncomingCall], Awaitable[None]]
 
 
@@ -298,15 +312,22 @@ class ServedLink:
             except Exception as error:  # every error of a verb is its caller's to hear
                 self._fail(message.id, self._as_ours(served.name, error))
                 return
-            self._answer(message.id, served.name, answer)
+            if type(answer) is GoOn:
+                self._go_on(message.id, served.name, answer.work, call.expires_at)
+            else:
+                self._answer(message.id, served.name, answer)
         elif len(self._running) >= self._server.limits.running_requests_max:
             self._fail(message.id, Overloaded(f"{len(self._running)} requests of this connection are under way"))
         elif served.later is not None:
             self._begin(message.id, served.name, served.later, (request, call))
         else:
-            task = self._start(self._run(message.id, served, request, call))
-            if task is not None:
-                self._note_running(message.id, task, call.expires_at)
+            assert served.task is not None
+            self._go_on(message.id, served.name, partial(served.task, request, call), call.expires_at)
+
+    def _go_on(self, request_id: int, name: str, work: Callable[[], Awaitable[Any]], expires_at: float) -> None:
+        task = self._start(self._run(request_id, name, work))
+        if task is not None:
+            self._note_running(request_id, task, expires_at)
 
     def _note_running(self, request_id: int, running: "asyncio.Future[Any]", expires_at: float) -> None:
         self._running[request_id] = (running, expires_at)
@@ -343,18 +364,17 @@ class ServedLink:
             self._end("this process is stopping")
             return None
 
-    async def _run(self, request_id: int, served: _Served, request: Any, call: IncomingCall) -> None:
-        assert served.task is not None
+    async def _run(self, request_id: int, name: str, work: Callable[[], Awaitable[Any]]) -> None:
         try:
-            answer = await served.task(request, call)
+            answer = await work()
         except Exception as error:  # every error of a verb is its caller's to hear
             if not self._closing:
-                self._fail(request_id, self._as_ours(served.name, error))
+                self._fail(request_id, self._as_ours(name, error))
             return
         finally:
             self._running.pop(request_id, None)
         if not self._closing:
-            self._answer(request_id, served.name, answer)
+            self._answer(request_id, name, answer)
 
     def _one_way(self, message: OneWay, peer: Introduction) -> None:
         served = self._server.notices.get(message.notice)

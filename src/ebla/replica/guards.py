@@ -1,0 +1,104 @@
+"""Guards of sessions on this shard: the right of an operation to have effects here, held while it has them.
+
+A guard is entered only after a read barrier: the list of sessions that this process has may be behind, and a session
+that was closed meanwhile must not be entered. It is released when the effect is over; until then every barrier that
+has seen the session closed waits for it.
+"""
+
+from typing import Protocol
+
+from ebla.model.errors import Refused, Stale, Unavailable
+from ebla.model.identity import SessionId
+from ebla.model.transaction import Revision
+from ebla.ports.clock import Clock
+from ebla.replica.replica_limits import ReplicaLimits
+from ebla.topology.sessions import BarrierProof, FrozenGuard, GuardRefusal, SessionBook
+from ebla.wire.topology_view import TopologyView, View
+
+
+class ReadBarriers(Protocol):
+    async def read_barrier(self, deadline_ms: int) -> Revision: ...
+
+    def changed(self) -> None:
+        """What this process reports may be something else now."""
+        ...
+
+
+class Guards:
+    def __init__(self, view: TopologyView, barriers: ReadBarriers, clock: Clock, limits: ReplicaLimits) -> None:
+        self._view = view
+        self._barriers = barriers
+        self._clock = clock
+        self._limits = limits
+        self._book: SessionBook | None = None
+
+    def installed(self, view: View) -> None:
+        """To be called in the step in which the view is installed."""
+        book = self._book or SessionBook(view.revision)
+        self._book = book.followed(view.snapshot, view.revision)
+
+    @property
+    def closing(self) -> tuple[SessionId, ...]:
+        """Held, though no longer listed: what barriers wait for."""
+        return () if self._book is None else tuple(self._book.closing())
+
+    @property
+    def held(self) -> int:
+        return 0 if self._book is None else sum(self._book.guards.values())
+
+    def materialised(self, session: SessionId, deadline_ms: int) -> "GuardHold":
+        """For `async with`: held inside. Entering raises `Stale` where the session is closed, `Unavailable` where that
+        cannot be found out."""
+        return GuardHold(self, FrozenGuard(session), deadline_ms)
+
+    async def enter(self, guard: FrozenGuard, deadline_ms: int) -> None:
+        """What `materialised` does at its beginning; `release` is its end."""
+        proof = await self._proof(deadline_ms)
+        assert self._book is not None, "a revision was reached, so a view was installed"
+        refusal = self._book.refusal(guard, proof)
+        if refusal is not None:
+            raise _refused(guard.session, refusal)
+        self._book = self._book.entered(guard, proof)
+
+    def release(self, guard: FrozenGuard) -> None:
+        assert self._book is not None
+        self._book = self._book.released(guard)
+        if guard.session not in self._book.guards:
+            self._barriers.changed()
+
+    async def _proof(self, deadline_ms: int) -> BarrierProof:
+        deadline_ms = min(deadline_ms, self._limits.barrier_ms)
+        revision = await self._barriers.read_barrier(deadline_ms)
+        if not await self._view.wait_revision(revision, deadline_ms / 1000):
+            raise Unavailable(
+                f"the topology has not come here up to revision {revision.index} within {deadline_ms} ms",
+                advice="try again in a moment",
+            )
+        return BarrierProof(revision, self._clock.wall_us() // 1000)
+
+
+class GuardHold:
+    """Not a generator: one that is dropped with its process must not go on at some later time."""
+
+    def __init__(self, guards: Guards, guard: FrozenGuard, deadline_ms: int) -> None:
+        self._guards = guards
+        self._guard = guard
+        self._deadline_ms = deadline_ms
+
+    async def __aenter__(self) -> None:
+        await self._guards.enter(self._guard, self._deadline_ms)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._guards.release(self._guard)
+
+
+def _refused(session: SessionId, refusal: GuardRefusal) -> Refused | Unavailable:
+    match refusal:
+        case GuardRefusal.NOT_LISTED:
+            return Stale(
+                f"session {session} is closed, or was never opened", advice="the operation it belongs to is over"
+            )
+        case GuardRefusal.PAST_DEADLINE:
+            return Stale(f"session {session} is past its deadline", advice="start the job again")
+        case GuardRefusal.NO_BARRIER | GuardRefusal.BEHIND_BARRIER:
+            return Unavailable(f"whether session {session} is open is not known here", advice="try again in a moment")

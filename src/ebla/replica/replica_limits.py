@@ -1,0 +1,29 @@
+"""The bounds of a shard's replica side, with their units."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLimits:
+    version_wait_ms: int = 2_000
+    """How long a request waits for the version it was routed by, where that is newer than the installed one."""
+    barrier_ms: int = 5_000
+    """For a read barrier of group 0, asked of control before a guard is entered."""
+    page_bytes_max: int = 8 << 20
+    """Of one answer, whatever is asked for: it has to fit a frame."""
+    page_items_max: int = 16_384
+    """Stored items looked at for one page, tombstones among them. A page may so end before it has all its rows."""
+    turn_items_max: int = 512
+    """Stored items looked at before others get their turn on the loop."""
+    writes_waiting_max: int = 16_384
+    """Batches of writes that wait for something, over all connections; more are refused."""
+    reads_waiting_max: int = 4_096
+    """Reads that take more than one turn."""
+    sibling_ms: int = 2_000
+    """For a write passed on to another shard of the node."""
+    stop_ms: int = 3_000
+    """For flushing everything when the shard stops; what is not flushed then is replayed from the log."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.turn_items_max <= self.page_items_max
+        assert self.page_bytes_max > 0

@@ -1,0 +1,161 @@
+"""The replica side of a shard: the verbs that routers and operations ask of it, over the wire or from within.
+
+Nothing is served while the shard has no right to serve, and nothing is acknowledged if the right was lost meanwhile: a
+process that was stopped and goes on may hold a view that the cluster has left, and its own fence with it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Unavailable
+from ebla.replica.row_reads import RowReader
+from ebla.replica.row_streams import RowStreams
+from ebla.replica.row_writes import RowWriter
+from ebla.replica.shard_metrics import ShardMetrics
+from ebla.wire.row_messages import (
+    ReadRowsAnswer,
+    ReadRowsRequest,
+    StreamRowsRequest,
+    WriteRowsAnswer,
+    WriteRowsRequest,
+)
+from ebla.wire.server import GoOn, IncomingCall, Server
+from ebla.wire.verbs import READ_ROWS, STREAM_ROWS, WRITE_ROWS, A, Done
+
+
+class LostRight(Unavailable):
+    """The shard lost its right to serve while it worked: what it did may not count."""
+
+    outcome = Outcome.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaParts:
+    writer: RowWriter
+    reader: RowReader
+    streams: RowStreams
+    metrics: ShardMetrics
+    serves: Callable[[], bool]
+
+
+class ReplicaServer:
+    """Shaped as a router's `LocalReplica`: `write`, `read`, `read_now`."""
+
+    def __init__(self, parts: ReplicaParts) -> None:
+        self._writer = parts.writer
+        self._reader = parts.reader
+        self._streams = parts.streams
+        self._metrics = parts.metrics
+        self._serves = parts.serves
+        self._now = asyncio.get_running_loop().time
+
+    def attach(self, server: Server) -> None:
+        server.serve(WRITE_ROWS, self.write_rows)
+        server.serve(READ_ROWS, self.read_rows)
+        server.serve(STREAM_ROWS, self.stream_rows)
+
+    # -- over the wire -----------------------------------------------------------------------------------------------
+
+    def write_rows(self, request: WriteRowsRequest, call: IncomingCall) -> WriteRowsAnswer | GoOn[WriteRowsAnswer]:
+        return self._write(request, call.work_ms())
+
+    def read_rows(self, request: ReadRowsRequest, call: IncomingCall) -> ReadRowsAnswer | GoOn[ReadRowsAnswer]:
+        return self._read(request, call.work_ms())
+
+    async def stream_rows(self, request: StreamRowsRequest, call: IncomingCall) -> Done:
+        self._check_right()
+        done = await self._streams.stream(request, call.work_ms())
+        self._check_right_after()
+        self._metrics.streamed.add(len(request.items))
+        return done
+
+    # -- from within -------------------------------------------------------------------------------------------------
+
+    async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
+        answer = self._write(request, deadline_ms)
+        if type(answer) is GoOn:
+            return await _within(answer, deadline_ms)
+        assert isinstance(answer, WriteRowsAnswer)
+        return answer
+
+    async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        answer = self._read(request, deadline_ms)
+        if type(answer) is GoOn:
+            return await _within(answer, deadline_ms)
+        assert isinstance(answer, ReadRowsAnswer)
+        return answer
+
+    def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
+        """At once, or None where it has to wait for something and `read` must be asked."""
+        began = self._now()
+        self._check_right()
+        try:
+            answer = self._reader.read_now(request)
+        except EblaError as error:
+            self._metrics.read_failed(error)
+            raise
+        if answer is not None:
+            self._metrics.read(self._now() - began)
+        return answer
+
+    # -- both --------------------------------------------------------------------------------------------------------
+
+    def _write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | GoOn[WriteRowsAnswer]:
+        began = self._now()
+        self._check_right()
+        answer = self._writer.begin(request, deadline_ms)
+        if type(answer) is GoOn:
+            return GoOn(partial(self._finish_write, request, answer, began))
+        assert isinstance(answer, WriteRowsAnswer)
+        self._metrics.wrote(len(request.writes), answer.failures, self._now() - began)
+        return answer
+
+    async def _finish_write(
+        self, request: WriteRowsRequest, rest: GoOn[WriteRowsAnswer], began: float
+    ) -> WriteRowsAnswer:
+        answer = await rest.work()
+        self._check_right_after()
+        self._metrics.wrote(len(request.writes), answer.failures, self._now() - began)
+        return answer
+
+    def _read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer | GoOn[ReadRowsAnswer]:
+        began = self._now()
+        self._check_right()
+        try:
+            answer = self._reader.begin(request, deadline_ms)
+        except EblaError as error:
+            self._metrics.read_failed(error)
+            raise
+        if type(answer) is GoOn:
+            return GoOn(partial(self._finish_read, answer, began))
+        assert isinstance(answer, ReadRowsAnswer)
+        self._metrics.read(self._now() - began)
+        return answer
+
+    async def _finish_read(self, rest: GoOn[ReadRowsAnswer], began: float) -> ReadRowsAnswer:
+        try:
+            answer = await rest.work()
+            self._check_right()
+        except EblaError as error:
+            self._metrics.read_failed(error)
+            raise
+        self._metrics.read(self._now() - began)
+        return answer
+
+    def _check_right(self) -> None:
+        if not self._serves():
+            raise Unavailable("this shard does not serve now", advice="ask another replica, or try again in a moment")
+
+    def _check_right_after(self) -> None:
+        if not self._serves():
+            raise LostRight("this shard lost its right to serve meanwhile", advice="write again")
+
+
+async def _within(rest: GoOn[A], deadline_ms: int) -> A:
+    try:
+        async with asyncio.timeout(deadline_ms / 1000):
+            return await rest.work()
+    except TimeoutError:
+        raise DeadlineExceeded(f"this shard's own replica has not answered within {deadline_ms} ms") from None

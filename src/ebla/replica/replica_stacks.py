@@ -1,0 +1,246 @@
+"""The stacks of a shard as views of the topology come in: made before a view is installed, found by every request,
+dropped after nobody is left who was sent to them.
+
+Views come in order. `prepare` makes what the next one needs; `installed` changes over to it in one step; stacks that
+no view gives the shard any more are *doomed*, and dropped once no request of an older version runs.
+
+After a start the first view may be older than what the shard had seen in its last life, if its control is still
+catching up. So strangers on disk are neither served nor dropped, and no tombstone is collected, until a read barrier
+has shown a view to be recent (`confirm`): a replica thrown away by mistake, or a tombstone dropped in the middle of a
+move, would not come back.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ebla.model.errors import DiskFull, Stale
+from ebla.model.identity import Replica, TableId, TopologyVersion
+from ebla.model.schema import TableSchema
+from ebla.replica.stack_plan import Hop, ShardPlan, StackPlace, TablePlan, check_no_resize, places_of, plan_shard
+from ebla.storage.stack import Stack
+from ebla.storage.store import GC_HOLD_AT_START, Store
+from ebla.wire.report import Report
+from ebla.wire.topology_view import TopologyView, View
+
+IN_TRANSITION = "in transition"
+SETTLE_S = 0.1
+"""How often it is looked whether doomed stacks may go, while there are any."""
+
+
+class TableStacks:
+    """One table on this shard at one version. The stack of a key: `stacks.get(int.from_bytes(key[:8]) >> shift)`."""
+
+    __slots__ = ("hops", "plan", "shift", "stacks")
+
+    def __init__(self, plan: TablePlan, stacks: Mapping[int, Stack]) -> None:
+        self.plan = plan
+        self.shift = plan.shift
+        self.stacks = stacks
+        self.hops: Mapping[int, Hop] = plan.hops
+
+
+Layout = Mapping[TableId, TableStacks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    view: View
+    plan: ShardPlan
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Doomed:
+    since: TopologyVersion
+    """Installed without it."""
+    place: StackPlace
+    stack: Stack
+
+
+class ReplicaStacks:
+    """`run` must be running in the shard's task group."""
+
+    def __init__(self, store: Store, view: TopologyView, own: Replica, report: Report) -> None:
+        self._store = store
+        self._view = view
+        self._own = own
+        self._report = report
+        self._known: dict[StackPlace, Stack] = {
+            (stack.entry.table, stack.entry.range): stack for stack in store.stacks.values()
+        }
+        self._prepared: _Prepared | None = None
+        self._installed: _Prepared | None = None
+        self._doomed: list[_Doomed] = []
+        self._dropped_tables: list[tuple[TopologyVersion, TableId]] = []
+        self._confirmed = False
+        self._settling = asyncio.Lock()
+        self._work = asyncio.Event()
+        self.layout: Layout = {}
+        """What requests are served by."""
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def find(self, table: TableId, key: bytes) -> Stack | None:
+        """The stack that has this key; None: it is not here. Good until the next await."""
+        found = self.layout.get(table)
+        return None if found is None else found.stacks.get(int.from_bytes(key[:8]) >> found.shift)
+
+    @property
+    def count(self) -> int:
+        return len(self._known)
+
+    @property
+    def doomed_count(self) -> int:
+        return len(self._doomed)
+
+    @property
+    def pending_open(self) -> bool:
+        """Every pending replica that the installed version names here takes writes."""
+        return all(
+            number in table.stacks and not table.stacks[number].damage
+            for table in self.layout.values()
+            for number in table.plan.pending
+        )
+
+    def served(self) -> Iterator[Stack]:
+        for table in self.layout.values():
+            yield from table.stacks.values()
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    async def prepare(self, view: View) -> None:
+        """Everything the view needs is there on return; nothing is served by it yet. Raises `Refused` where the shard
+        cannot follow, `DiskFull` where there is no space: then it may be asked again."""
+        before = self._installed
+        plan = plan_shard(view.snapshot, self._own, None if before is None else (before.view.snapshot, before.plan))
+        await self._learn_schemas(view, before)
+        wanted = places_of(plan)
+        await self._drop_returning(wanted)
+        missing = [place for place in wanted if place not in self._known]
+        if missing:
+            check_no_resize(missing, self._known)
+            for place, stack in zip(missing, await self._store.create_all(missing)):
+                self._known[place] = stack
+        layout = {table: self._table_stacks(table, one) for table, one in plan.items()}
+        await self._hold_gc(layout)
+        self._prepared = _Prepared(view, plan, layout)
+
+    def installed(self, view: View) -> None:
+        """The prepared view was installed, in this same step."""
+        prepared, before = self._prepared, self._installed
+        assert prepared is not None, "a view is prepared before it is installed"
+        assert prepared.view is view, "views are installed in the order in which they were prepared"
+        self._prepared, self._installed = None, prepared
+        self.layout = prepared.layout
+        if before is not None:
+            self._doom(before, prepared)
+            self._dropped_tables += [
+                (view.version, table) for table in before.view.snapshot.tables if table not in view.snapshot.tables
+            ]
+        self._release_gc()
+        self._work.set()
+
+    async def confirm(self) -> None:
+        """The installed view is known to be recent: what it does not give the shard may go."""
+        assert self._installed is not None
+        self._confirmed = True
+        wanted = set(places_of(self._installed.plan))
+        doomed = {one.place for one in self._doomed}
+        version = self._installed.view.version
+        for place, stack in self._known.items():
+            if place not in wanted and place not in doomed:
+                self._doomed.append(_Doomed(version, place, stack))
+        known_tables = self._installed.view.snapshot.tables
+        self._dropped_tables += [(version, one.id) for one in self._store.tables if one.id not in known_tables]
+        self._release_gc()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Drops what may go by now."""
+        async with self._settling:
+            current = self._view.current
+            oldest = self._view.versions.oldest(current.version)
+            for one in [doomed for doomed in self._doomed if doomed.since <= oldest]:
+                await self._drop(one)
+            for since, table in [dropped for dropped in self._dropped_tables if dropped[0] <= oldest]:
+                if table not in current.snapshot.tables:
+                    await self._store.drop_table(table)
+                    self._known = {place: stack for place, stack in self._known.items() if place[0] != table}
+                self._dropped_tables.remove((since, table))
+
+    async def run(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._doomed or self._dropped_tables:
+                try:
+                    await self.settle()
+                except DiskFull as failure:
+                    self._report("replica.not_dropped", {"cause": failure.message})
+                if self._doomed or self._dropped_tables:
+                    await asyncio.sleep(SETTLE_S)
+
+    # -- parts of a change -------------------------------------------------------------------------------------------
+
+    async def _learn_schemas(self, view: View, before: _Prepared | None) -> None:
+        for table, schema in view.schemas.items():
+            if before is None or before.view.schemas.get(table) is not schema:
+                await self._learn_schema(schema)
+
+    async def _learn_schema(self, schema: TableSchema) -> None:
+        try:
+            await self._store.set_schema(schema)
+        except Stale:
+            pass  # of a version that the last life already had: rows of it may be on disk
+
+    async def _drop_returning(self, wanted: list[StackPlace]) -> None:
+        """A replica that left and comes back begins empty. What it had may hold rows whose tombstones are gone from
+        all the others."""
+        if self._doomed:
+            returning = set(wanted)
+            async with self._settling:
+                for one in [doomed for doomed in self._doomed if doomed.place in returning]:
+                    await self._drop(one)
+
+    def _table_stacks(self, table: TableId, plan: TablePlan) -> TableStacks:
+        before = self.layout.get(table)
+        if before is not None and before.plan is plan:
+            return before
+        stacks = {number: self._known[(table, token_range)] for number, token_range in plan.ranges.items()}
+        return TableStacks(plan, stacks)
+
+    def _doom(self, before: _Prepared, now: _Prepared) -> None:
+        for table, stacks in before.layout.items():
+            kept = now.layout.get(table)
+            if kept is stacks:
+                continue
+            still = {} if kept is None else kept.plan.ranges
+            for number, token_range in stacks.plan.ranges.items():
+                if number not in still:
+                    self._doomed.append(_Doomed(now.view.version, (table, token_range), stacks.stacks[number]))
+
+    async def _drop(self, doomed: _Doomed) -> None:
+        await self._store.drop(doomed.stack)
+        self._doomed.remove(doomed)
+        if self._known.get(doomed.place) is doomed.stack:
+            del self._known[doomed.place]
+        table, token_range = doomed.place
+        self._report("replica.dropped", {"table": str(table), "after": token_range.start, "last": token_range.end})
+
+    async def _hold_gc(self, layout: Layout) -> None:
+        for table in layout.values():
+            for number in table.plan.moving:
+                stack = table.stacks[number]
+                if IN_TRANSITION not in stack.gc_holds:
+                    await self._store.hold_gc(stack, IN_TRANSITION)
+
+    def _release_gc(self) -> None:
+        if not self._confirmed:
+            return
+        for table in self.layout.values():
+            moving = set(table.plan.moving)
+            for number, stack in table.stacks.items():
+                if stack.gc_holds and number not in moving:
+                    self._store.release_gc(stack, IN_TRANSITION)
+                    self._store.release_gc(stack, GC_HOLD_AT_START)

@@ -1,0 +1,279 @@
+"""One page of a replica's rows, read in turns so that a long one does not hold the loop.
+
+A page ends where it has the rows or bytes asked for, where it has looked at as many items as one page may, or with its
+spans. Deleted rows cost as much to pass as live ones, and may be far more: so items looked at are counted, not rows
+found, and a page may end without a row. Between turns the stack may get other layers; each turn opens it anew and goes
+on behind the last key.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from ebla.model.errors import Stale
+from ebla.model.rows import EMPTY_HEAD
+from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_stacks import TableStacks
+from ebla.replica.row_digest import digest_of
+from ebla.storage.key_codec import after_prefix, encode_token, head_key, row_key
+from ebla.storage.layer import Item
+from ebla.storage.live_rows import is_head, is_live_row
+from ebla.storage.merge import uncovered
+from ebla.storage.row_codec import Flag, decode_head
+from ebla.storage.stack import OpenStack, Stack
+from ebla.topology.tablet_map import TOKEN_BIAS, TOKEN_BITS
+from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, Span
+
+_HEAD = int(Flag.HEAD)
+POINTS_MAX = 2
+"""A head and a row."""
+PART_ITEMS = 16
+"""What the beginning of a scan counts as: many empty tablets are work too."""
+
+
+class Part:
+    """A span, or a piece of one, within one stack."""
+
+    __slots__ = ("end", "stack", "start")
+
+    def __init__(self, stack: Stack, start: bytes, end: bytes | None) -> None:
+        self.stack = stack
+        self.start = start
+        self.end = end
+
+
+class PageRead:
+    def __init__(self, request: ReadRowsRequest, table: TableStacks, limits: ReplicaLimits) -> None:
+        self._request = request
+        self._limits = limits
+        self._parts = _parts(request.spans, table, is_reversed=request.is_reversed)
+        self._part: Part | None = None
+        self._is_over = False
+        self._is_whole = False
+        self._items: list[Item] = []
+        self._last_key = b""
+        self._live_rows = 0
+        self._bytes = 0
+        self._bytes_max = min(request.bytes_max, limits.page_bytes_max)
+        self._looked_at = 0
+        self._prefix = b""
+        """Of the partition in which the read stands; empty: of none yet."""
+        self._head = EMPTY_HEAD
+        self._partition_rows = 0
+        self._schema = next(iter(table.stacks.values())).schema
+
+    def turn(self) -> Stack | None:
+        """Reads on without an await. Returns a stack whose layers must be opened first; None: the page is ready
+        (`is_over`), or others should have their turn."""
+        turn_ends = self._looked_at + self._limits.turn_items_max
+        while not self._is_over and self._looked_at < turn_ends:
+            part = self._part or self._next_part()
+            if part is None:
+                break
+            opened = part.stack.find_open()
+            if opened is None:
+                return part.stack
+            self._looked_at += PART_ITEMS
+            self._schema = part.stack.schema
+            if self._read(part, opened, turn_ends):
+                self._last_key = (part.start if self._request.is_reversed else part.end) or b""
+                self._part = None
+                self._check_bounds()
+        return None
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @property
+    def stack(self) -> Stack | None:
+        """Where it is reading."""
+        return None if self._part is None else self._part.stack
+
+    def answer(self) -> ReadRowsAnswer:
+        request = self._request
+        digest = digest_of(self._items, self._schema, request.gc_before_s)
+        items = () if request.digest_only else tuple(self._items)
+        last_key = b"" if self._is_whole else self._last_key
+        return ReadRowsAnswer(items, digest, self._is_whole, last_key, self._live_rows)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _next_part(self) -> Part | None:
+        """None: the page is over, with the spans or before a tablet that is not here."""
+        try:
+            self._part = next(self._parts, None)
+        except Stale:
+            if not self._last_key:
+                raise
+            self._is_over = True
+            return None
+        if self._part is None:
+            self._is_over = self._is_whole = True
+        return self._part
+
+    def _check_bounds(self) -> None:
+        """Behind a part: there may be others, and the page may have all it can take."""
+        full = self._live_rows >= self._request.rows_max or self._bytes >= self._bytes_max
+        if full or self._looked_at >= self._limits.page_items_max:
+            rest = self._next_part()
+            self._is_over = True
+            self._part = None
+            self._is_whole = rest is None and self._is_whole
+
+    # -- items -------------------------------------------------------------------------------------------------------
+
+    def _read(self, part: Part, opened: OpenStack, turn_ends: int) -> bool:
+        """Whether the part was read to its end; otherwise it now begins where to go on."""
+        is_reversed = self._request.is_reversed
+        has_heads = opened.has_heads
+        self._enter(part, opened, has_heads=has_heads)
+        items = opened.scan_merged((part.start, part.end), is_reversed=is_reversed)
+        rows_max, partition_rows_max = self._request.rows_max, self._request.partition_rows_max
+        needs_prefix = has_heads or bool(partition_rows_max)
+        for key, value in items:
+            self._looked_at += 1
+            if value[1] & _HEAD:
+                self._at_head(key, value)
+                self._add(key, value)
+            else:
+                if needs_prefix:
+                    self._at_row(key, opened if is_reversed and has_heads else None)
+                left: bytes | None = value
+                if self._head is not EMPTY_HEAD:
+                    left = uncovered(value, self._head, key[len(self._prefix) + 1 :], self._schema)
+                if left is not None:
+                    self._add(key, left)
+                    if is_live_row(left, self._schema, self._request.now_s):
+                        self._live_rows += 1
+                        self._partition_rows += 1
+            self._last_key = key
+            if self._live_rows >= rows_max or self._bytes >= self._bytes_max:
+                return self._cut(part, key, items)
+            if partition_rows_max and self._partition_rows >= partition_rows_max:
+                return self._skip_partition(part)
+            if self._looked_at >= self._limits.page_items_max:
+                return self._cut(part, key, items)
+            if self._looked_at >= turn_ends:
+                _go_on(part, key, is_reversed=is_reversed)
+                return False
+        return True
+
+    def _enter(self, part: Part, opened: OpenStack, *, has_heads: bool) -> None:
+        """A part that begins inside a partition is under its head, which may lie outside of it."""
+        if self._request.is_reversed:
+            # Where the turn before ended; the first row of another partition sees to the rest.
+            self._head = opened.head(self._prefix) if has_heads and self._prefix else EMPTY_HEAD
+            return
+        prefix = _partition_of(part.start) or b""
+        if prefix != self._prefix:
+            self._prefix, self._partition_rows = prefix, 0
+        self._head = opened.head(prefix) if has_heads and prefix else EMPTY_HEAD
+
+    def _at_head(self, key: bytes, value: bytes) -> None:
+        prefix = key[:-1]
+        if prefix != self._prefix:
+            self._partition_rows = 0
+        self._prefix, self._head = prefix, decode_head(value)
+
+    def _at_row(self, key: bytes, opened: OpenStack | None) -> None:
+        """A row of another partition. Reading forward its head would have come before it; in a reversed read it is
+        still to come, and is looked up."""
+        end = 10 + int.from_bytes(key[8:10])
+        if len(self._prefix) == end and key.startswith(self._prefix):
+            return
+        self._prefix, self._partition_rows = key[:end], 0
+        self._head = EMPTY_HEAD if opened is None else opened.head(self._prefix)
+
+    def _add(self, key: bytes, value: bytes) -> None:
+        self._items.append((key, value))
+        self._bytes += len(key) + len(value)
+
+    def _cut(self, part: Part, key: bytes, items: Iterator[Item]) -> bool:
+        """The page has what it can take. It is whole all the same where nothing follows."""
+        if next(islice(items, 1), None) is None:
+            return True
+        _go_on(part, key, is_reversed=self._request.is_reversed)
+        self._is_over = True
+        return False
+
+    def _skip_partition(self, part: Part) -> bool:
+        """The rest of its rows is not asked for; in a reversed read its head still is."""
+        if self._request.is_reversed:
+            part.end = row_key(self._prefix)
+            return part.end <= part.start
+        part.start = after_prefix(self._prefix)
+        return part.end is not None and part.end <= part.start
+
+
+def _go_on(part: Part, key: bytes, *, is_reversed: bool) -> None:
+    if is_reversed:
+        part.end = key
+    else:
+        part.start = key + b"\0"
+
+
+def _partition_of(start: bytes) -> bytes | None:
+    """The partition behind whose head a span begins."""
+    if len(start) <= 10:
+        return None
+    prefix = start[: 10 + int.from_bytes(start[8:10])]
+    return prefix if len(start) > len(prefix) and start > head_key(prefix) else None
+
+
+def _parts(spans: Sequence[Span], table: TableStacks, *, is_reversed: bool) -> Iterator[Part]:
+    """In the order of the read. Raises `Stale` at a tablet that is not here."""
+    shift, stacks = table.shift, table.stacks
+    for start, end in reversed(spans) if is_reversed else spans:
+        first, last = _first_number(start, shift), _last_number(end, shift)
+        for number in range(last, first - 1, -1) if is_reversed else range(first, last + 1):
+            stack = stacks.get(number)
+            if stack is None:
+                raise Stale(f"this shard has no replica of tablet {number}", advice="refresh and retry")
+            low = start if number == first else _boundary(number, shift)
+            high = end if number == last else _boundary(number + 1, shift)
+            yield Part(stack, low, high)
+
+
+def _first_number(start: bytes, shift: int) -> int:
+    return int.from_bytes(start[:8].ljust(8, b"\0")) >> shift
+
+
+def _last_number(end: bytes | None, shift: int) -> int:
+    if end is None:
+        return ((1 << TOKEN_BITS) - 1) >> shift
+    token = int.from_bytes(end[:8].ljust(8, b"\0"))
+    return (token if len(end) > 8 else max(token - 1, 0)) >> shift
+
+
+def _boundary(number: int, shift: int) -> bytes:
+    """The least key of a tablet."""
+    return encode_token((number << shift) - TOKEN_BIAS)
+
+
+def read_points(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> ReadRowsAnswer:
+    """Single keys of one partition, one get for each in every layer."""
+    schema = stack.schema
+    items: list[Item] = []
+    live_rows = 0
+    for start, _ in request.spans:
+        value = opened.read(start)
+        if value is None:
+            continue
+        items.append((start, value))
+        if not is_head(value) and is_live_row(value, schema, request.now_s):
+            live_rows += 1
+    if request.is_reversed:
+        items.reverse()
+    digest = digest_of(items, schema, request.gc_before_s)
+    return ReadRowsAnswer(() if request.digest_only else tuple(items), digest, True, b"", live_rows)
+
+
+def are_points(spans: Sequence[Span]) -> bool:
+    """Whether these are so few single keys, all of one token, that a page has room for them."""
+    if len(spans) > POINTS_MAX or not spans:
+        return False
+    token = spans[0][0][:8]
+    for start, end in spans:
+        if end is None or len(end) != len(start) + 1 or end[-1] or not end.startswith(start) or start[:8] != token:
+            return False
+    return True

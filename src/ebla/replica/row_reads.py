@@ -1,0 +1,116 @@
+"""Reads of the replicas of this shard. Fenced on arrival and after; a read has no effect that a version must be held
+for, and whoever routed it holds its own until the answer is there."""
+
+import asyncio
+from functools import partial
+
+from ebla.model.errors import EblaError, InvalidRequest, NotFound, Overloaded, Stale
+from ebla.replica.fences import Fences
+from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_stacks import ReplicaStacks, TableStacks
+from ebla.replica.row_pages import PageRead, are_points, read_points
+from ebla.storage.layer import LayerDamaged
+from ebla.storage.stack import Stack
+from ebla.storage.store import Store
+from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
+from ebla.wire.server import GoOn
+from ebla.wire.topology_view import TopologyView
+
+
+class RowReader:
+    def __init__(self, view: TopologyView, store: Store, stacks: ReplicaStacks, limits: ReplicaLimits) -> None:
+        self._view = view
+        self._store = store
+        self._stacks = stacks
+        self._limits = limits
+        self.fences = Fences(view)
+        self.waiting = 0
+
+    def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
+        """The answer, if nothing has to be waited for and one turn is enough; else None."""
+        if request.version > self._view.current.version:
+            return None
+        table = self._arrive(request)
+        if are_points(request.spans):
+            return self._read_points(request, table)
+        page = PageRead(request, table, self._limits)
+        self._turn(page)
+        return page.answer() if page.is_over else None
+
+    def begin(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer | GoOn[ReadRowsAnswer]:
+        """The answer, or what is still to be waited for. Raises `Overloaded` where too many wait already."""
+        found = self.read_now(request)
+        if found is not None:
+            return found
+        if self.waiting >= self._limits.reads_waiting_max:
+            raise Overloaded(f"{self.waiting} reads wait already", advice="try again in a moment")
+        return GoOn(partial(self.read, request, deadline_ms))
+
+    async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        self.waiting += 1
+        try:
+            await self._wait_version(request, deadline_ms)
+            page = PageRead(request, self._arrive(request), self._limits)
+            await self._read_all(page)
+        finally:
+            self.waiting -= 1
+        refusal = self.fences.after_read(request.version)
+        if refusal is not None:
+            raise refusal
+        return page.answer()
+
+    async def _read_all(self, page: PageRead) -> None:
+        while True:
+            stack = self._turn(page)
+            if page.is_over:
+                return
+            if stack is None:
+                await asyncio.sleep(0)
+            else:
+                await self._store.open(stack)
+
+    def _arrive(self, request: ReadRowsRequest) -> TableStacks:
+        refusal = self.fences.on_arrival(request.version)
+        if refusal is not None:
+            raise refusal
+        if request.rows_max < 1 or not request.spans:
+            raise InvalidRequest("a read asks for at least one row of one span")
+        table = self._stacks.layout.get(request.table)
+        if table is None or not table.stacks:
+            raise self._not_here(request)
+        return table
+
+    def _not_here(self, request: ReadRowsRequest) -> EblaError:
+        view = self._view.current
+        if request.table not in view.snapshot.tables:
+            return NotFound(f"there is no table {request.table} at version {view.version}")
+        return Stale(f"this shard has no replica of it at version {view.version}", advice="refresh and retry")
+
+    def _read_points(self, request: ReadRowsRequest, table: TableStacks) -> ReadRowsAnswer | None:
+        stack = table.stacks.get(int.from_bytes(request.spans[0][0][:8]) >> table.shift)
+        if stack is None:
+            raise self._not_here(request)
+        opened = stack.find_open()
+        if opened is None:
+            return None
+        try:
+            return read_points(request, opened, stack)
+        except LayerDamaged as failure:
+            self._store.note_damage(stack, failure)
+            raise
+
+    def _turn(self, page: PageRead) -> Stack | None:
+        try:
+            return page.turn()
+        except LayerDamaged as failure:
+            if page.stack is not None:
+                self._store.note_damage(page.stack, failure)
+            raise
+
+    async def _wait_version(self, request: ReadRowsRequest, deadline_ms: int) -> None:
+        version = request.version
+        if version <= self._view.current.version:
+            return
+        wait_ms = min(deadline_ms, self._limits.version_wait_ms)
+        if not await self._view.wait_version(version, wait_ms / 1000):
+            raise Stale(f"version {version} of the topology has not come here within {wait_ms} ms", advice="try again")

@@ -1,0 +1,65 @@
+"""Rows that an operation streams into this shard's replicas, under a guard of its session."""
+
+from collections.abc import Sequence
+
+from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Stale
+from ebla.model.identity import TableId
+from ebla.replica.guards import Guards
+from ebla.replica.replica_stacks import ReplicaStacks
+from ebla.storage.layer import Item
+from ebla.storage.stack import Stack
+from ebla.storage.store import Store
+from ebla.wire.row_messages import StreamRowsRequest
+from ebla.wire.topology_view import TopologyView
+from ebla.wire.verbs import Done
+
+
+class StreamCut(InternalError):
+    """Some rows were merged and others not. Sent again under the same session, all will be."""
+
+
+class RowStreams:
+    def __init__(self, view: TopologyView, store: Store, stacks: ReplicaStacks, guards: Guards) -> None:
+        self._view = view
+        self._store = store
+        self._stacks = stacks
+        self._guards = guards
+
+    async def stream(self, request: StreamRowsRequest, deadline_ms: int) -> Done:
+        """Everything is merged and durable on return, in either mode of the log. Sent again it changes nothing."""
+        if not request.items:
+            raise InvalidRequest("a stream of rows has at least one item")
+        async with self._guards.materialised(request.session, deadline_ms):
+            merged = 0
+            try:
+                for items in self._by_stack(request.table, request.items).values():
+                    await self._merge(request.table, items)
+                    merged += 1
+                await self._store.sync()
+            except EblaError as error:
+                if not merged:
+                    raise
+                raise StreamCut(
+                    f"only some of the rows were merged: {error.message}", advice="send them again"
+                ) from error
+        return Done()
+
+    async def _merge(self, table: TableId, items: Sequence[Item]) -> None:
+        # Looked up again: the stack before may have waited, and this replica may have left meanwhile.
+        stack = self._find(table, items[0][0])
+        self._store.write_open(stack, await self._store.open_live(stack), items)
+
+    def _by_stack(self, table: TableId, items: Sequence[Item]) -> dict[int, list[Item]]:
+        groups: dict[int, list[Item]] = {}
+        for item in items:
+            groups.setdefault(self._find(table, item[0]).incarnation, []).append(item)
+        return groups
+
+    def _find(self, table: TableId, key: bytes) -> Stack:
+        stack = self._stacks.find(table, key)
+        if stack is None:
+            version = self._view.current.version
+            if table not in self._view.current.snapshot.tables:
+                raise NotFound(f"there is no table {table} at version {version}")
+            raise Stale(f"this shard has no replica of key {key.hex()} at version {version}")
+        return stack

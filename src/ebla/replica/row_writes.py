@@ -1,0 +1,266 @@
+"""Writes to the replicas of this shard, many at a time, each standing for itself.
+
+The usual batch finds its live layers open: everything that has an effect then happens in one step, and in `periodic`
+mode the answer leaves in it too. Whoever has to wait (for a layer to be opened, for a version, for the log's sync, for
+the other shard of a moving tablet) holds its version meanwhile, so that no barrier is told that nothing older runs.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Outcome, Overloaded, Stale
+from ebla.model.identity import ShardNumber, TopologyVersion
+from ebla.replica.fences import Fences
+from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_stacks import ReplicaStacks
+from ebla.replica.stack_plan import Hop
+from ebla.storage.layer import Layer
+from ebla.storage.stack import Stack
+from ebla.storage.store import Store
+from ebla.wire.failures import failure_of
+from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
+from ebla.wire.server import GoOn
+from ebla.wire.topology_view import TopologyView
+
+ALL_ACKNOWLEDGED = WriteRowsAnswer()
+
+
+class Sibling(Protocol):
+    """The other shards of the node."""
+
+    async def write(self, shard: ShardNumber, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
+
+
+class _Batch:
+    """How far the writes of one request are."""
+
+    __slots__ = ("failures", "hops", "later", "made", "sequence", "writes")
+
+    def __init__(self, writes: Sequence[RowWrite]) -> None:
+        self.writes = writes
+        self.failures: list[WriteFailure] = []
+        self.made: list[int] = []
+        """In a live layer, and perhaps not yet durable."""
+        self.later: list[int] = []
+        """For what has to wait for something before its effect."""
+        self.hops: list[tuple[int, Hop]] = []
+        self.sequence = 0
+
+    def fail(self, index: int, error: EblaError) -> None:
+        told = failure_of(0, error)
+        self.failures.append(WriteFailure(index, told.error, told.outcome, told.message, told.advice))
+
+    def fail_made(self, error: EblaError) -> None:
+        """An error that leaves the outcome of all that was made unknown."""
+        for index in self.made:
+            self.fail(index, error)
+        self.made.clear()
+
+    def answer(self) -> WriteRowsAnswer:
+        return WriteRowsAnswer(tuple(self.failures)) if self.failures else ALL_ACKNOWLEDGED
+
+
+class RowWriter:
+    def __init__(
+        self, view: TopologyView, store: Store, stacks: ReplicaStacks, limits: ReplicaLimits, sibling: Sibling | None
+    ) -> None:
+        self._view = view
+        self._store = store
+        self._stacks = stacks
+        self._limits = limits
+        self._sibling = sibling
+        self._syncs = store.answers_after_sync
+        self.fences = Fences(view)
+        self.waiting = 0
+
+    def begin(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | GoOn[WriteRowsAnswer]:
+        """The answer, or what is still to be waited for. Every effect that needs no waiting has happened on return.
+        Raises `Overloaded` with nothing done."""
+        if self.waiting >= self._limits.writes_waiting_max:
+            raise Overloaded(f"{self.waiting} batches of writes wait already", advice="try again in a moment")
+        batch = _Batch(request.writes)
+        self._take(batch)
+        if batch.later or batch.hops or (batch.made and self._syncs):
+            return GoOn(partial(self._finish, batch, deadline_ms))
+        return batch.answer()
+
+    # -- at once -----------------------------------------------------------------------------------------------------
+
+    def _take(self, batch: _Batch) -> None:
+        """All that can be done in this step."""
+        newest = self._view.current.version
+        groups: dict[int, tuple[Stack, Layer, list[int]]] = {}
+        for index, write in enumerate(batch.writes):
+            try:
+                self._check(write)
+                if write.version > newest or self._must_hop(batch, index, write):
+                    batch.later.append(index)
+                    continue
+                stack = self._find(write)
+                group = groups.get(stack.incarnation)
+                if group is not None:
+                    group[2].append(index)
+                    continue
+                live = stack.find_live()
+                if live is None:
+                    batch.later.append(index)
+                else:
+                    groups[stack.incarnation] = (stack, live, [index])
+            except EblaError as error:
+                batch.fail(index, error)
+        for stack, live, indexes in groups.values():
+            self._apply(batch, stack, live, indexes)
+
+    def _check(self, write: RowWrite) -> None:
+        if not write.items:
+            raise InvalidRequest("a write has at least one item")
+        refusal = self.fences.on_arrival(write.version)
+        if refusal is not None:
+            raise refusal
+
+    def _find(self, write: RowWrite) -> Stack:
+        table = self._stacks.layout.get(write.table)
+        stack = None if table is None else table.stacks.get(int.from_bytes(write.items[0][0][:8]) >> table.shift)
+        if stack is None:
+            raise self._not_here(write)
+        return stack
+
+    def _not_here(self, write: RowWrite) -> EblaError:
+        view = self._view.current
+        if write.table not in view.snapshot.tables:
+            return NotFound(f"there is no table {write.table} at version {view.version}")
+        return Stale(
+            f"this shard has no replica of key {write.items[0][0].hex()} at version {view.version}",
+            advice="refresh and retry",
+        )
+
+    def _must_hop(self, batch: _Batch, index: int, write: RowWrite) -> bool:
+        """Whether the write is for another shard of this node, alone or as well; it is noted for there. True: it has
+        no effect here."""
+        table = self._stacks.layout.get(write.table)
+        if table is None or not table.hops:
+            return False
+        hop = table.hops.get(int.from_bytes(write.items[0][0][:8]) >> table.shift)
+        if hop is None:
+            return False
+        batch.hops.append((index, hop))
+        return not hop.here
+
+    def _apply(self, batch: _Batch, stack: Stack, live: Layer, indexes: Sequence[int]) -> None:
+        """The effect. Nothing awaits between the look at the fence and the last put."""
+        writes = batch.writes
+        passed: list[int] = []
+        for index in indexes:
+            refusal = self.fences.before_effect(writes[index].version)
+            if refusal is None:
+                passed.append(index)
+            else:
+                batch.fail(index, refusal)
+        if not passed:
+            return
+        items = writes[passed[0]].items if len(passed) == 1 else [one for at in passed for one in writes[at].items]
+        try:
+            sequence = self._store.write_open(stack, live, items)
+        except EblaError as error:
+            if len(passed) == 1:
+                batch.fail(passed[0], error)
+            else:
+                # One that is not right must not take the others with it; all or none of them were made.
+                for index in passed:
+                    self._apply(batch, stack, live, [index])
+            return
+        except OSError as failure:
+            for index in passed:
+                batch.fail(index, InternalError(f"the write broke: {failure}"))
+            return
+        batch.made += passed
+        batch.sequence = max(batch.sequence, sequence)
+
+    # -- with waiting ------------------------------------------------------------------------------------------------
+
+    async def _finish(self, batch: _Batch, deadline_ms: int) -> WriteRowsAnswer:
+        running = (*batch.made, *batch.later, *(index for index, _ in batch.hops))
+        version = min(batch.writes[index].version for index in running)
+        self._view.hold(version)
+        self.waiting += 1
+        try:
+            for index in batch.later:
+                await self._take_later(batch, index, deadline_ms)
+            if batch.hops:
+                await self._pass_on(batch, deadline_ms)
+            if batch.sequence and self._syncs:
+                await self._wait_durable(batch)
+            self._check_after(batch)
+        finally:
+            self.waiting -= 1
+            self._view.release(version)
+        return batch.answer()
+
+    async def _take_later(self, batch: _Batch, index: int, deadline_ms: int) -> None:
+        write = batch.writes[index]
+        try:
+            await self._wait_version(write.version, deadline_ms)
+            if any(at == index for at, _ in batch.hops):
+                return  # for the other shard alone
+            if self._must_hop(batch, index, write):
+                return
+            stack = self._find(write)
+            live = await self._store.open_live(stack)
+            if self._find(write) is not stack:
+                raise Stale("the replica left this shard meanwhile", advice="refresh and retry")
+        except EblaError as error:
+            batch.fail(index, error)
+            return
+        self._apply(batch, stack, live, [index])
+
+    async def _wait_version(self, version: TopologyVersion, deadline_ms: int) -> None:
+        if version <= self._view.current.version:
+            return
+        wait_ms = min(deadline_ms, self._limits.version_wait_ms)
+        if not await self._view.wait_version(version, wait_ms / 1000):
+            raise Stale(f"version {version} of the topology has not come here within {wait_ms} ms", advice="try again")
+
+    async def _pass_on(self, batch: _Batch, deadline_ms: int) -> None:
+        """To the shard that the tablet moves to. A write is acknowledged when every shard that must have it does."""
+        by_shard: dict[ShardNumber, list[int]] = {}
+        for index, hop in batch.hops:
+            if all(failure.index != index for failure in batch.failures):
+                by_shard.setdefault(hop.to, []).append(index)
+        for shard, indexes in by_shard.items():
+            request = WriteRowsRequest(tuple(batch.writes[index] for index in indexes))
+            try:
+                if self._sibling is None:
+                    raise Overloaded(f"shard {shard} of this node cannot be reached", advice="try again in a moment")
+                answer = await self._sibling.write(shard, request, min(deadline_ms, self._limits.sibling_ms))
+            except EblaError as error:
+                told = failure_of(0, error)
+                failures = [
+                    WriteFailure(number, told.error, told.outcome, told.message, told.advice)
+                    for number in range(len(indexes))
+                ]
+            else:
+                failures = list(answer.failures)
+            for failure in failures:
+                _half_made(batch, indexes[failure.index], failure)
+
+    async def _wait_durable(self, batch: _Batch) -> None:
+        try:
+            await self._store.wait_durable(batch.sequence)
+        except EblaError as error:
+            batch.fail_made(error)
+
+    def _check_after(self, batch: _Batch) -> None:
+        for index in batch.made:
+            refusal = self.fences.after_effect(batch.writes[index].version)
+            if refusal is not None:
+                batch.fail(index, refusal)
+
+
+def _half_made(batch: _Batch, index: int, failure: WriteFailure) -> None:
+    """Not made there. What was made here all the same leaves the outcome unknown, whatever the other side says."""
+    is_made = index in batch.made
+    if is_made:
+        batch.made.remove(index)
+    outcome = Outcome.UNKNOWN if is_made else failure.outcome
+    batch.failures.append(WriteFailure(index, failure.error, outcome, failure.message, failure.advice))
