@@ -55,8 +55,9 @@ class FollowerSetup:
     """Of this node: control is called by it."""
     clock: Clock
     report: Report
-    poll_ms: int = 1_000
-    """How long control may hold a poll that has nothing to tell."""
+    poll_ms: int = 500
+    """How long control may hold a poll that has nothing to tell. An answer proves that control lived when the question
+    left, so even a control that is well seems silent for up to twice this."""
     answer_ms: int = 1_000
     """How long an answer may take beyond that."""
     again_ms: int = 100

@@ -1,0 +1,173 @@
+"""Group 0's store without Raft, control's feed on it, and a way to call that without a network."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, cast
+
+from tests.unit.wire.rig import introduction
+
+from ebla.control.child_feed import PAGE_BYTES_MAX, ChildFeed, FeedSetup
+from ebla.control.group0_machine import Group0Machine
+from ebla.control.topology_state import TopologyState
+from ebla.group0.commands import CallId, Command, encode_command
+from ebla.group0.history import HistoryStart
+from ebla.group0.snapshot import Builder, encode, freeze
+from ebla.group0.store import Store
+from ebla.model.errors import DeadlineExceeded, Unavailable, Unreachable
+from ebla.model.identity import HistoryId, HostId, TopologyVersion
+from ebla.model.transaction import Change, Put, Revision, Transaction
+from ebla.raft.messages import Entry
+from ebla.sim.world import World
+from ebla.topology import keys
+from ebla.topology.snapshot import TopologyState as StateRow
+from ebla.wire.feed_messages import ChildReport, FeedRequest
+from ebla.wire.limits import WireLimits
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import A, Q, Verb
+
+HISTORY = HistoryId(uuid.UUID(int=7))
+HOST = HostId(uuid.UUID(int=1))
+V = TopologyVersion
+_clients = itertools.count(1)
+
+
+def in_virtual_time(story: Callable[[], Awaitable[None]]) -> None:
+    async def run(_world: World) -> None:
+        await story()
+
+    World(seed=1, seconds=120.0).run(run)
+
+
+def state_put(version: int, fence: int = 1) -> Put:
+    return Put(keys.STATE, keys.encode(StateRow(V(version), V(fence))))
+
+
+class FeedStore:
+    """A store that commits what it is told, one index after another."""
+
+    def __init__(self, history: HistoryId = HISTORY) -> None:
+        self.machine = Group0Machine(Store((HistoryStart(history, 0),)))
+        self._serials = itertools.count(1)
+        self._client = uuid.UUID(int=next(_clients))
+
+    @property
+    def store(self) -> Store:
+        return self.machine.store
+
+    def commit(self, *changes: Change) -> Revision:
+        serial = next(self._serials)
+        command = Command(CallId(self._client, 1, serial, serial - 1), Transaction((), changes))
+        self.machine.apply(Entry(self.store.index + 1, 1, encode_command(command)))
+        return self.store.revision
+
+    def version(self, version: int, fence: int = 1) -> Revision:
+        return self.commit(state_put(version, fence))
+
+    def copy(self) -> "FeedStore":
+        """The same state as a node finds it after a restart: nothing is known of how it came about."""
+        restarted = FeedStore()
+        builder = Builder()
+        for chunk in encode(freeze(self.store)):
+            builder.add(chunk)
+        restarted.machine.install(builder.finish())
+        return restarted
+
+
+class ControlLife:
+    """One control process, from its start to its end, on the tasks of a test."""
+
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        feed_store: FeedStore,
+        expected: tuple[str, ...] = ("shard-0",),
+        page_bytes_max: int = PAGE_BYTES_MAX,
+    ) -> None:
+        self.feed_store = feed_store
+        self.down: tuple[HostId, ...] = ()
+        self.has_quorum = True
+        self.barriers: list[asyncio.Future[None]] = []
+        """Read barriers under way, where the test wants to end them itself."""
+        self.holds_barriers = False
+        self.barriers_asked = 0
+        self.events: list[tuple[str, Mapping[str, object]]] = []
+        self.state = TopologyState(self.report)
+        self.state.attach(feed_store.machine)
+        setup = FeedSetup(self._read_barrier, lambda: self.down, lambda: expected, lambda: True, page_bytes_max)
+        self.feed = ChildFeed(self.state, setup)
+        self._server = Server(tasks, introduction(1), WireLimits(), self.report)
+        self.feed.serve_children(self._server)
+        self.feed.serve_peers(self._server)
+        self._running = tasks.create_task(self.feed.run())
+
+    def report(self, event: str, details: Mapping[str, object]) -> None:
+        self.events.append((event, details))
+
+    def end(self) -> None:
+        self._running.cancel()
+        self.state.detach()
+
+    async def _read_barrier(self, deadline_ms: int) -> Revision:
+        self.barriers_asked += 1
+        if self.holds_barriers:
+            held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.barriers.append(held)
+            await held
+        if not self.has_quorum:
+            await asyncio.sleep(deadline_ms / 1000)
+            raise Unavailable("no quorum")
+        return self.feed_store.store.revision
+
+    async def call(self, verb: Verb[Q, A], request: Q, deadline_ms: int = 2_000) -> A:
+        loop = asyncio.get_running_loop()
+        served = self._server.verbs[verb.number]
+        call = IncomingCall(introduction(2), verb.lane, loop.time() + deadline_ms / 1000, loop)
+        if served.inline is not None:
+            return cast("A", served.inline(request, call))
+        assert served.task is not None
+        try:
+            async with asyncio.timeout(deadline_ms / 1000):
+                return cast("A", await served.task(request, call))
+        except TimeoutError:
+            raise DeadlineExceeded("no answer") from None
+
+
+class ControlSocket:
+    """Where a child finds its control: whichever lives, if any."""
+
+    def __init__(self) -> None:
+        self.life: ControlLife | None = None
+        self.calls: list[Any] = []
+        self.paged = asyncio.Event()
+        """Set once a second page of a whole state was asked for."""
+        self._gone = asyncio.Event()
+
+    def point_to(self, life: ControlLife | None) -> None:
+        """Calls to the one before end with an error."""
+        self.life = life
+        gone, self._gone = self._gone, asyncio.Event()
+        gone.set()
+
+    async def call(self, host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+        assert host == HOST
+        self.calls.append(request)
+        if isinstance(request, FeedRequest) and request.after_key:
+            self.paged.set()
+        await asyncio.sleep(0.001)
+        life, gone = self.life, self._gone
+        if life is None:
+            raise Unreachable("nobody listens")
+        asking: Coroutine[Any, Any, A] = life.call(verb, request, deadline_ms)
+        answer = asyncio.ensure_future(asking)
+        leaving = asyncio.ensure_future(gone.wait())
+        await asyncio.wait([answer, leaving], return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if not answer.done():
+            answer.cancel()
+            raise Unreachable("it hung up")
+        return answer.result()
+
+    def reports(self) -> list[ChildReport]:
+        return [request for request in self.calls if isinstance(request, ChildReport)]
