@@ -1,10 +1,10 @@
 """The writes of one request as they were sent by one version, until the last of their copies has ended.
 
 Nothing here waits or sends. Copies tell their ends, and the attempt says when somebody should look (`decided`) and when
-all is over (`AttemptOwner.ended`), which is when the version is released: exactly once, whoever still waits.
+all is over (`ended`), which is when the version is released: exactly once, whoever still waits.
 """
 
-import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from ebla.model.identity import TopologyVersion
@@ -16,7 +16,8 @@ _FAILURES_KEPT_MAX = 8
 
 class AttemptOwner(Protocol):
     def decided(self, attempt: "Attempt") -> None:
-        """Its client can be told something. May come more than once."""
+        """There is something to do: every write is acknowledged, impossible or stale, no copy is under way any more,
+        or the time is over. Comes once, and again where all are acknowledged after that."""
         ...
 
     def ended(self, attempt: "Attempt") -> None:
@@ -40,9 +41,9 @@ class OneWrite:
         attempt = self._attempt
         if self.acks.acknowledge(position):
             attempt.unmet -= 1
+            if self._is_decided and not attempt.unmet:
+                attempt.tell_decided()
             self._decide()
-            if not attempt.unmet:
-                attempt.wake()
         attempt.copy_ended()
 
     def failed(self, position: int, failure: CopyFailure) -> None:
@@ -67,13 +68,9 @@ class OneWrite:
 
 
 class Attempt:
-    """`look` is done when there is something to do: every write is acknowledged, impossible or stale, no copy is under
-    way any more, or the time is over."""
-
     __slots__ = (
         "_copies",
         "_failures",
-        "_loop",
         "_owner",
         "_undecided",
         "expires_at",
@@ -85,19 +82,17 @@ class Attempt:
         "writes",
     )
 
-    def __init__(
-        self, owner: AttemptOwner, loop: asyncio.AbstractEventLoop, version: TopologyVersion, expires_at: float
-    ) -> None:
+    def __init__(self, owner: AttemptOwner, version: TopologyVersion, expires_at: float) -> None:
         self.version = version
         self.expires_at = expires_at
-        self.look: asyncio.Future[None] = loop.create_future()
+        self.look: Callable[[Attempt], None] | None = None
+        """For its owner, who calls it once when it is decided."""
         self.writes: list[OneWrite] = []
         self.size = 0
         self.unmet = 0
         self.is_stale = False
         """A copy of a write that was not acknowledged yet was refused as stale."""
         self._owner = owner
-        self._loop = loop
         self._copies = 0
         self._undecided = 0
         self._failures: list[CopyFailure] | None = None
@@ -135,20 +130,14 @@ class Attempt:
     def one_decided(self) -> None:
         self._undecided -= 1
         if not self._undecided:
-            self.wake()
+            self.tell_decided()
+
+    def tell_decided(self) -> None:
+        self._owner.decided(self)
 
     def copy_ended(self) -> None:
         self._copies -= 1
         if not self._copies:
             if self._undecided:
-                self.wake()
+                self.tell_decided()
             self._owner.ended(self)
-
-    def wake(self) -> None:
-        if not self.look.done():
-            self.look.set_result(None)
-            self._owner.decided(self)
-
-    def look_again(self) -> None:
-        """Makes `look` anew, to be done with the next change."""
-        self.look = self._loop.create_future()

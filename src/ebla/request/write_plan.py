@@ -18,11 +18,13 @@ from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
 from ebla.wire.topology_view import View
 
-_PLANS_MAX = 16_384
+PLANS_MAX = 16_384
 """Of one view and level. A tablet has one; a vnode one per shard."""
 
 
-class WritePlan(msgspec.Struct, frozen=True):
+class WritePlan(msgspec.Struct, frozen=True, eq=False):
+    """One object for all writes that go the same way, known by its identity."""
+
     targets: ReplicaSet
     """Those that are up, natural ones first."""
     skipped: ReplicaSet
@@ -86,7 +88,7 @@ class _TablePlans:
         found = self._known.get(key)
         if found is None:
             book, level = self._make
-            if len(self._known) >= _PLANS_MAX:
+            if len(self._known) >= PLANS_MAX:
                 self._known.clear()
             found = self._known[key] = book.work_out(self._replicas, writing, level)
         return found

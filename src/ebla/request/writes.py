@@ -12,16 +12,26 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.errors import EblaError, InvalidRequest, Overloaded, TooLarge
+from ebla.model.errors import EblaError, InternalError, InvalidRequest, Overloaded, TooLarge
 from ebla.model.identity import Replica, TopologyVersion
 from ebla.observe.metrics import CounterSeries
 from ebla.request.outbox import Outbox, Outboxes, OutboxParts
 from ebla.request.parts import Mutation, RouterParts
 from ebla.request.write_attempt import Attempt
 from ebla.request.write_errors import Standing, failed_of, not_again_of, timeout_of
-from ebla.request.write_plan import FullTarget, LeaveOut, PlanBook, WritePlan, plan_without, room_choice, too_few
+from ebla.request.write_plan import (
+    PLANS_MAX,
+    FullTarget,
+    LeaveOut,
+    PlanBook,
+    WritePlan,
+    plan_without,
+    room_choice,
+    too_few,
+)
 from ebla.wire.deadlines import Deadlines
 from ebla.wire.failures import failure_of
 from ebla.wire.row_messages import RowWrite
@@ -78,6 +88,7 @@ class RoutedWrites:
         self._outboxes = Outboxes(OutboxParts(parts.doors, parts.tasks, parts.limits))
         self._counts = WriteCounts(parts)
         self._book: PlanBook | None = None
+        self._boxes: dict[WritePlan, tuple[Outbox, ...]] = {}
         self._undecided: dict[Attempt, None] = {}
         self._deadlines = Deadlines(self._loop, _DEADLINE_SLACK_MS, self._expire)
         self._writes = 0
@@ -87,17 +98,66 @@ class RoutedWrites:
     async def write(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> None:
         """Returns when every mutation is acknowledged at the level. Raises `TooFewReplicas` and `Overloaded` where
         nothing was sent, `WriteTimeout` and `WriteFailed` where something may be written."""
+        await self.begin(mutations, level, timeout_ms)
+
+    def begin(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> "asyncio.Future[None]":
+        """As `write`, without a task of its own: what can be refused at once raises here. Cancelling the future gives
+        up waiting; what was sent goes on."""
         began_at = self._loop.time()
         try:
             request = WriteRequest(self._sized(mutations), level, began_at, began_at + timeout_ms / 1000)
-            attempt = self._start(request) or await self._start_when_room(request)
-            await attempt.look
-            if attempt.unmet:
-                await self._carry_on(request, attempt)
+            attempt = self._start(request)
         except EblaError as error:
             self._counts.failed(error)
             raise
-        self._counts.acknowledged(self._loop.time() - began_at)
+        answer: asyncio.Future[None] = self._loop.create_future()
+        if attempt is None:
+            self._finish_in_task(request, None, answer)
+        else:
+            attempt.look = partial(self._looked, request, answer)
+        return answer
+
+    def _looked(self, request: WriteRequest, answer: "asyncio.Future[None]", attempt: Attempt) -> None:
+        if answer.done():
+            return  # its client gave up
+        if attempt.unmet:
+            self._finish_in_task(request, attempt, answer)
+        else:
+            self._counts.acknowledged(self._loop.time() - request.began_at)
+            answer.set_result(None)
+
+    def _finish_in_task(self, request: WriteRequest, attempt: Attempt | None, answer: "asyncio.Future[None]") -> None:
+        """The few that need more than one look."""
+        work = self._finish(request, attempt, answer)
+        try:
+            task = self._parts.tasks.create_task(work)
+        except RuntimeError:  # the group takes no more tasks
+            work.close()
+            answer.set_exception(InternalError("this shard is stopping"))
+            return
+        answer.add_done_callback(lambda _: task.cancel())
+        task.add_done_callback(lambda _: answer.cancel())
+
+    async def _finish(self, request: WriteRequest, attempt: Attempt | None, answer: "asyncio.Future[None]") -> None:
+        try:
+            if attempt is None:
+                attempt = await self._start_when_room(request)
+                await self._look(attempt)
+            await self._carry_on(request, attempt)
+        except EblaError as error:
+            self._counts.failed(error)
+            answer.set_exception(error)
+        except Exception as error:  # a defect must fail this write, not the shard
+            answer.set_exception(InternalError(f"a write broke: {error!r}"))
+        else:
+            self._counts.acknowledged(self._loop.time() - request.began_at)
+            answer.set_result(None)
+
+    async def _look(self, attempt: Attempt) -> None:
+        """Returns when it is decided. To be called in the step in which it was seen undecided."""
+        decided: asyncio.Future[None] = self._loop.create_future()
+        attempt.look = partial(_give, decided)
+        await decided
 
     @property
     def in_flight(self) -> int:
@@ -122,12 +182,19 @@ class RoutedWrites:
     def _start(self, request: WriteRequest) -> Attempt | None:
         """None: some replica has no room."""
         view, plans = self._plan(request)
-        of = self._outboxes.of
         for plan in plans:
-            for target in plan.targets:
-                if of(target).is_full:
+            for box in self._boxes_of(plan):
+                if box.is_full:
                     return None
         return self._send(request, view, plans)
+
+    def _boxes_of(self, plan: WritePlan) -> tuple[Outbox, ...]:
+        found = self._boxes.get(plan)
+        if found is None:
+            if len(self._boxes) >= PLANS_MAX:
+                self._boxes.clear()
+            found = self._boxes[plan] = tuple([self._outboxes.of(target) for target in plan.targets])
+        return found
 
     def _plan(self, request: WriteRequest) -> tuple[View, list[WritePlan]]:
         book = self._current_book()
@@ -144,6 +211,7 @@ class RoutedWrites:
         book = self._book
         if book is None or not book.holds(view, down, refused):
             book = self._book = PlanBook(view, self._parts.datacenter, down, refused)
+            self._boxes.clear()
             self._outboxes.sweep()
         return book
 
@@ -152,14 +220,13 @@ class RoutedWrites:
         version, expires_at = view.version, request.expires_at
         size = sum([size for _, size in request.writes])
         self._require_space(len(plans), size)
-        attempt = Attempt(self, self._loop, version, expires_at)
+        attempt = Attempt(self, version, expires_at)
         self._view.hold(version)
-        of = self._outboxes.of
         for (mutation, size), plan in zip(request.writes, plans):
             write = attempt.add(mutation, plan.rule, size)
             row = RowWrite(version, mutation.table, mutation.items)
-            for position, target in enumerate(plan.targets):
-                of(target).add((row, size, write, position, expires_at))
+            for position, box in enumerate(self._boxes_of(plan)):
+                box.add((row, size, write, position, expires_at))
         self._writes += len(plans)
         self._bytes += attempt.size
         self._counts.in_flight.value = self._writes
@@ -239,7 +306,7 @@ class RoutedWrites:
                 waited_ms = round((self._loop.time() - request.began_at) * 1000)
                 raise timeout_of(_standing(request, attempt), waited_ms)
             attempt = await self._start_again(request, attempt)
-            await attempt.look
+            await self._look(attempt)
 
     async def _wait_newer(self, request: WriteRequest, attempt: Attempt) -> bool:
         """Whether there is a newer view. Ends as well when the attempt is acknowledged after all."""
@@ -249,10 +316,9 @@ class RoutedWrites:
         timeout_s = min(self._limits.refresh_ms / 1000, request.expires_at - self._loop.time())
         async with asyncio.TaskGroup() as waiting:
             newer = waiting.create_task(self._view.wait_version(wanted, timeout_s))
-            newer.add_done_callback(lambda _: attempt.wake())
+            newer.add_done_callback(lambda _: self.decided(attempt))
             while attempt.unmet and not newer.done():
-                attempt.look_again()
-                await attempt.look
+                await self._look(attempt)
             newer.cancel()
         return not newer.cancelled() and newer.result()
 
@@ -270,6 +336,9 @@ class RoutedWrites:
 
     def decided(self, attempt: Attempt) -> None:
         self._undecided.pop(attempt, None)
+        look, attempt.look = attempt.look, None
+        if look is not None:
+            look(attempt)
 
     def ended(self, attempt: Attempt) -> None:
         self._undecided.pop(attempt, None)
@@ -282,10 +351,15 @@ class RoutedWrites:
         earliest = math.inf
         for attempt in list(self._undecided):
             if attempt.expires_at <= now:
-                attempt.wake()
+                self.decided(attempt)
             elif attempt.expires_at < earliest:
                 earliest = attempt.expires_at
         return earliest
+
+
+def _give(decided: "asyncio.Future[None]", _attempt: Attempt) -> None:
+    if not decided.done():
+        decided.set_result(None)
 
 
 def _standing(request: WriteRequest, attempt: Attempt) -> Standing:

@@ -7,6 +7,7 @@ if its deadline allows and is told `Unreachable` otherwise: nothing was sent.
 
 import asyncio
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebla.model.errors import EblaError, Unreachable
@@ -39,6 +40,7 @@ class _Route:
         self.caller: Caller | None = None
         self.error = ""
         self.failures = 0
+        self.is_refused = False
         self.next_attempt_at = 0.0
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -80,6 +82,9 @@ class Peers:
         self._loop = asyncio.get_running_loop()
         self._addresses: dict[HostId, Address] = {}
         self._routes: dict[tuple[HostId, Lane], _Route] = {}
+        self.on_refused: Callable[[HostId, bool], None] = _nobody_told
+        """Told when an attempt to connect to a host fails, and again when there is a connection or no route any more.
+        A connection that ends is no refusal yet: the next attempt will show."""
 
     # ---- who is where
 
@@ -154,6 +159,7 @@ class Peers:
             if route is None:
                 continue
             route.error = cause
+            self._note_refused(route, False)
             caller, route.caller = route.caller, None
             route.move(RouteState.ENDED)
             if caller is not None:
@@ -182,6 +188,7 @@ class Peers:
                 caller, _ = await connect(self._context, route.address, Target(route.lane, route.host))
             except EblaError as error:
                 self._failed(route, error.message)
+                self._note_refused(route, True)
             else:
                 ready_at = self._loop.time()
                 await self._use(route, caller)
@@ -196,6 +203,7 @@ class Peers:
         """Holds the connection until it ends. The count of failures goes back only once it has lasted a while: a
         peer that accepts and hangs up at once must meet a growing back-off too."""
         route.caller, route.error = caller, ""
+        self._note_refused(route, False)
         route.move(RouteState.READY)
         details = {"host": str(route.host), "lane": route.lane.name, "address": str(route.address)}
         self._context.report("wire.peer_connected", details)
@@ -206,6 +214,11 @@ class Peers:
             caller.close("no longer needed")
         self._failed(route, cause)
 
+    def _note_refused(self, route: _Route, is_refused: bool) -> None:
+        if is_refused is not route.is_refused:
+            route.is_refused = is_refused
+            self.on_refused(route.host, is_refused)
+
     def _failed(self, route: _Route, cause: str) -> None:
         route.failures += 1
         changed = cause != route.error
@@ -213,6 +226,10 @@ class Peers:
         if changed:  # the same failure is told once, not once a second
             details = {"host": str(route.host), "lane": route.lane.name, "address": str(route.address), "cause": cause}
             self._context.report("wire.peer_unreachable", details)
+
+
+def _nobody_told(_host: HostId, _is_refused: bool) -> None:
+    pass
 
 
 def _unreachable(route: _Route) -> Unreachable:
