@@ -87,25 +87,32 @@ class SchemaChanges:
         """One attempt after another, each on what it reads then."""
         changed = False
         why: EblaError | None = None
-        while (remaining_ms := self._remaining_ms(expires_at)) > 0:
-            await self._parts.group0.running.calls.read_barrier(remaining_ms)
-            snapshot = self._parts.topology.snapshot
+        while self._remaining_ms(expires_at) > 0:
             try:
-                planned = plan(wish, Seen(snapshot, self._parts.down()), TableId(self._parts.chance.uuid()))
+                planned, snapshot = await self._plan(wish, expires_at)
+                if not planned.commands:
+                    return _Made(changed, snapshot.version, planned.table)
+                version = await self._commit(planned, snapshot, expires_at)
             except NotYet as not_yet:
                 why = not_yet.error
                 await asyncio.sleep(min(LOOK_AGAIN_MS, self._remaining_ms(expires_at)) / 1000)
                 continue
-            if not planned.commands:
-                return _Made(changed, snapshot.version, planned.table)
-            version = await self._commit(planned, snapshot, expires_at)
+            except EblaError as error:
+                if changed:
+                    raise _partly(error.message) from error
+                raise
             if version is not None and not planned.more:
                 return _Made(True, version, planned.table)
-            changed = changed or version is not None
-            why = None
+            why, changed = None, changed or version is not None
             if version is None:
                 await asyncio.sleep(self._parts.chance.random() * AGAIN_MS_MAX / 1000)
-        raise why or _out_of_time(changed)
+        raise _partly("time ran out") if changed else why or _out_of_time()
+
+    async def _plan(self, wish: SchemaWish, expires_at: float) -> tuple[Plan, Snapshot]:
+        await self._parts.group0.running.calls.read_barrier(self._remaining_ms(expires_at))
+        snapshot = self._parts.topology.snapshot
+        drawn = TableId(self._parts.chance.uuid())
+        return plan(wish, Seen(snapshot, self._parts.down()), drawn), snapshot
 
     async def _commit(self, planned: Plan, snapshot: Snapshot, expires_at: float) -> TopologyVersion | None:
         """The version that has it; None where something else was committed first."""
@@ -152,9 +159,11 @@ def _nobody_knows(cause: EblaError) -> DeadlineExceeded:
     )
 
 
-def _out_of_time(partly: bool) -> EblaError:
-    if partly:
-        return DeadlineExceeded("a part of the tables was dropped, and time ran out", advice="drop the keyspace again")
+def _partly(cause: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"a part of the tables was dropped, then: {cause}", advice="drop the keyspace again")
+
+
+def _out_of_time() -> Refused:
     return Refused("other changes of the topology came first, again and again, and time ran out", advice="try again")
 
 

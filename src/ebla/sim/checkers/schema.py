@@ -1,0 +1,126 @@
+"""What changes of the schema promise, checked from outside every life.
+
+INV-SCHEMA-1  the changes of a table have an order that explains every answer: of two that create it, one wins
+INV-SCHEMA-2  when a change is answered, every node that was up all the time has it, or is named as not told
+INV-SCHEMA-3  a node never shows half of a change: every state it shows is one that the topology allows
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ebla.model.schema import decode_schema
+from ebla.sim.checkers.history import History, Operation
+from ebla.sim.checkers.linearizability import find_violation
+from ebla.topology.invariants import violations
+from ebla.topology.snapshot import Snapshot
+
+UNSURE = "unsure"
+"""The id of a table whose creation nobody was told of."""
+
+
+class Create(msgspec.Struct, frozen=True):
+    """Result: the id, where it was created; None where there was one already."""
+
+
+class Alter(msgspec.Struct, frozen=True):
+    """Result: the id; None where there was no such table."""
+
+    column: str
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Result: the id; None where there was no such table."""
+
+
+State = tuple[str, str]
+"""The id of the table there is, and of the one dropped last; empty: none."""
+
+
+class TableModel:
+    """One name. A drop may find, when it could not learn what became of it, that the table is gone: so the same table
+    may be dropped by two callers, and by two only of those who asked while it was there."""
+
+    def initial(self) -> State:
+        return "", ""
+
+    def step(self, state: State, operation: Operation) -> tuple[bool, State]:
+        match operation.call:
+            case Create():
+                return self._create(state, operation)
+            case Drop():
+                return self._drop(state, operation)
+            case _:
+                return self._alter(state, operation)
+
+    def changes(self, operation: Operation) -> bool:
+        return not isinstance(operation.call, Alter)
+
+    def _create(self, state: State, operation: Operation) -> tuple[bool, State]:
+        here, gone = state
+        if operation.returned is None:
+            return True, (here or UNSURE, gone)
+        if operation.result is None:
+            return here != "", state
+        return here == "", (operation.result, gone)
+
+    def _drop(self, state: State, operation: Operation) -> tuple[bool, State]:
+        here, gone = state
+        if operation.returned is None:
+            return True, ("", here or gone)
+        if operation.result is None:
+            return here == "", state
+        if here == "":
+            return gone in (operation.result, UNSURE), state
+        return here in (operation.result, UNSURE), ("", operation.result)
+
+    def _alter(self, state: State, operation: Operation) -> tuple[bool, State]:
+        here, _ = state
+        if operation.returned is None:
+            return True, state
+        return here == "" if operation.result is None else here in (operation.result, UNSURE), state
+
+
+@dataclass(slots=True)
+class SchemaRecord:
+    history: History = field(default_factory=History)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    """By id, what was added to a table."""
+    answered: int = 0
+
+    def problem(self, snapshots: Mapping[str, Snapshot]) -> str | None:
+        violation = find_violation(self.history.operations(), TableModel())
+        if violation is not None:
+            return f"INV-SCHEMA-1: {violation}"
+        shown = list(snapshots.values())
+        if any(snapshot != shown[0] for snapshot in shown):
+            return f"the nodes do not agree: {[snapshot.version for snapshot in shown]}"
+        return half_done(shown[0]) or self._lost_columns(shown[0])
+
+    def _lost_columns(self, snapshot: Snapshot) -> str | None:
+        for table in snapshot.tables.values():
+            names = decode_schema(table.definition).by_name
+            lost = [name for name in self.columns.get(str(table.id), ()) if name not in names]
+            if lost:
+                return f"columns {lost} of {table.full_name} were added, said their callers, and are not there"
+        return None
+
+
+def half_done(snapshot: Snapshot) -> str | None:
+    """INV-SCHEMA-3, of one snapshot."""
+    broken = violations(snapshot)
+    if broken:
+        return f"INV-SCHEMA-3: {broken[0]}"
+    names = [table.full_name for table in snapshot.tables.values()]
+    if len(set(names)) != len(names):
+        return f"INV-SCHEMA-3: two tables of one name: {sorted(names)}"
+    for table in snapshot.tables.values():
+        if table.keyspace not in snapshot.keyspaces:
+            return f"INV-SCHEMA-3: table {table.full_name} has no keyspace"
+        if snapshot.on_tablets(table.id) != (table.id in snapshot.tablets):
+            return f"INV-SCHEMA-3: table {table.full_name} and its tablets do not fit together"
+        if decode_schema(table.definition).id != table.id:
+            return f"INV-SCHEMA-3: table {table.full_name} has the definition of another"
+    lost = [table for table in snapshot.tablets if table not in snapshot.tables]
+    return f"INV-SCHEMA-3: tablets of table {lost[0]}, which is gone" if lost else None

@@ -1,0 +1,218 @@
+"""Control processes alone: first nodes get into the ring from any order of starts, then clients change the schema on
+all of them at once, both under every fault."""
+
+import asyncio
+import functools
+from dataclasses import dataclass, field
+
+from ebla.control.control_process import ControlProcess, ControlSetup
+from ebla.control.formation import FormationLimits
+from ebla.control.group0_server import Group0Setup
+from ebla.control.liveness import LivenessLimits
+from ebla.group0.members import Member, Role
+from ebla.journal.segments import LogFailed
+from ebla.model.errors import DiskFull, Refused
+from ebla.model.identity import Address, ClusterId, HostId
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.schema import half_done
+from ebla.sim.faults.harsh import harsh
+from ebla.sim.scenario import Scenario
+from ebla.sim.workloads.schema_client import KEYSPACES, Answered, SchemaClient, SchemaLoad
+from ebla.sim.world import Unit, World
+from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import NodeState
+from ebla.wire.frames import Introduction
+from ebla.wire.limits import WireLimits
+from ebla.wire.report import Report
+from ebla.wire.schema_messages import CreateKeyspaceWish, SchemaAnswer
+from ebla.wire.verbs import ProcessStatus
+
+PORT = 7000
+SOCKET = Address("/data/run/control.sock")
+CLIENTS = ("c1", "c2", "c3")
+SAMPLE_S = 0.2
+CALM_S = 60.0
+
+
+class NoChildren:
+    def heard(self, name: str, pid: int) -> None:
+        pass
+
+    def statuses(self) -> tuple[ProcessStatus, ...]:
+        return ()
+
+
+@dataclass(slots=True)
+class SchemaNode:
+    """What outlives the node's crashes, for the scenario to look at."""
+
+    unit: Unit
+    host: HostId
+    process: ControlProcess | None = None
+    """Of the present life; only to be read."""
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return None if self.unit.down or self.process is None else self.process.topology.snapshot
+
+
+@dataclass(slots=True)
+class Cluster:
+    world: World
+    introduction: Introduction
+    nodes: list[SchemaNode] = field(default_factory=list)
+
+    def snapshots(self) -> dict[str, Snapshot]:
+        return {node.unit.name: node.snapshot for node in self.nodes if node.snapshot is not None}
+
+    def begin(self) -> Answered:
+        """INV-SCHEMA-2: who has been up since now has, when the answer comes, what it tells of."""
+        lives = [node.unit.lives if not node.unit.down else None for node in self.nodes]
+
+        def answered(answer: SchemaAnswer) -> None:
+            for node, life in zip(self.nodes, lives, strict=True):
+                if node.unit.down or node.unit.lives != life or node.host in answer.not_told:
+                    continue
+                snapshot = node.snapshot
+                if snapshot is None or snapshot.version < answer.version:
+                    self.world.fail(f"INV-SCHEMA-2: {node.unit.name} lacks version {answer.version}")
+
+        return answered
+
+
+async def run(world: World) -> None:
+    cluster = build(world, world.chance.randrange(3, 6))
+    units = [node.unit for node in cluster.nodes]
+    async with asyncio.TaskGroup() as tasks:
+        sampling = tasks.create_task(_sample(world, cluster))
+        for unit in units:
+            tasks.create_task(_start_later(world, unit))
+        await harsh(world, units, world.seconds / 2)
+        await _until_all_normal(world, cluster)
+        load = SchemaLoad({unit.name: unit.address(PORT) for unit in units}, cluster.introduction, cluster.begin)
+        await _create_keyspaces(world, load)
+        for name in CLIENTS:
+            world.unit(name, functools.partial(_client, name=name, load=load)).start()
+        await harsh(world, units, world.seconds / 2)
+        await _judge(world, cluster, load)
+        sampling.cancel()
+
+
+def build(world: World, count: int) -> Cluster:
+    """Nodes that are not yet started."""
+    cluster = Cluster(world, Introduction(HostId(world.chance.uuid()), ClusterId(world.chance.uuid()), "sim"))
+    for number in range(count):
+        host = HostId(world.chance.uuid())
+        unit = world.unit(f"n{number}", functools.partial(_node, cluster=cluster, number=number), host_id=host)
+        unit.may_end = (DiskFull, OSError, Refused, LogFailed)
+        cluster.nodes.append(SchemaNode(unit, host))
+    return cluster
+
+
+async def _node(around: Surroundings, cluster: Cluster, number: int) -> None:
+    node = cluster.nodes[number]
+    introduction = Introduction(node.host, cluster.introduction.cluster, cluster.introduction.cluster_name)
+    assert introduction.cluster is not None
+    own = node.unit.address(PORT)
+    contacts = tuple(other.unit.address(PORT) for other in cluster.nodes)
+    group0 = Group0Setup(
+        Member(node.host, Role.LEARNER, own, rack=f"rack{number % 3}"),
+        introduction.cluster,
+        introduction.cluster_name,
+        contacts,
+        "/data/group0",
+        snapshot_entries_max=40,
+        kept_entries=10,
+        formation=FormationLimits(ask_again_ms=300),
+    )
+    setup = ControlSetup(
+        introduction,
+        own,
+        SOCKET,
+        group0,
+        LivenessLimits(),
+        WireLimits(),
+        _report(cluster.world, node.unit.name),
+        number,
+        "sim",
+        shard_count=2,
+    )
+    stop = asyncio.Event()
+    node.process = process = ControlProcess(around, setup, NoChildren(), stop)
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(process.run())
+        await stop.wait()
+        serving.cancel()
+        raise Refused(process.gave_up or "asked to stop")
+
+
+def _report(world: World, name: str) -> Report:
+    def tell(event: str, details: object) -> None:
+        world.tell(name, f"{event} {details}")
+
+    return tell
+
+
+async def _client(around: Surroundings, name: str, load: SchemaLoad) -> None:
+    await SchemaClient(around, name, load).run()
+
+
+async def _start_later(world: World, unit: Unit) -> None:
+    await asyncio.sleep(world.chance.random() * world.seconds / 3)
+    if unit.down:
+        unit.start()
+
+
+async def _sample(world: World, cluster: Cluster) -> None:
+    """INV-SCHEMA-3, of whatever any node shows at any time."""
+    while True:
+        for name, snapshot in cluster.snapshots().items():
+            problem = half_done(snapshot)
+            if problem is not None:
+                world.fail(f"{name}: {problem}")
+        await asyncio.sleep(SAMPLE_S)
+
+
+async def _until_all_normal(world: World, cluster: Cluster) -> None:
+    for _ in range(int(CALM_S * 2)):
+        if _all_normal(cluster):
+            return
+        await asyncio.sleep(0.5)
+    shown = {name: [node.state.value for node in each.members()] for name, each in cluster.snapshots().items()}
+    world.fail(f"not every node is in the ring: {shown}")
+
+
+def _all_normal(cluster: Cluster) -> bool:
+    snapshots = list(cluster.snapshots().values())
+    return len(snapshots) == len(cluster.nodes) and all(
+        [node.state for node in snapshot.members()] == [NodeState.NORMAL] * len(cluster.nodes) for snapshot in snapshots
+    )
+
+
+async def _create_keyspaces(world: World, load: SchemaLoad) -> None:
+    client = SchemaClient(world.outside("operator"), "operator", load)
+    for keyspace in KEYSPACES:
+        answer = await client.ask(CreateKeyspaceWish(keyspace), 20_000)
+        world.check(answer.changed, f"keyspace {keyspace.name} was there already")
+
+
+async def _judge(world: World, cluster: Cluster, load: SchemaLoad) -> None:
+    load.stopping = True
+    for _ in range(int(CALM_S * 2)):
+        if not load.running and _agreed(cluster):
+            break
+        await asyncio.sleep(0.5)
+    world.check(not load.running, "calls are still open long after all was healed")
+    world.check(_agreed(cluster), "the nodes do not come to show the same")
+    problem = load.record.problem(cluster.snapshots())
+    world.check(problem is None, str(problem))
+    world.check(load.record.answered > 0, "no change was ever answered")
+    world.tell("scenario", f"{load.record.answered} changes of the schema are right")
+
+
+def _agreed(cluster: Cluster) -> bool:
+    shown = list(cluster.snapshots().values())
+    return len(shown) == len(cluster.nodes) and all(one == shown[0] for one in shown)
+
+
+SCENARIO = Scenario("schema", "first nodes get in, and changes of the schema have one order", 60.0, run)

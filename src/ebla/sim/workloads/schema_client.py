@@ -1,0 +1,144 @@
+"""Clients that create, alter and drop tables and keyspaces on whichever node they reach."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ebla.model.cql_types import parse_type
+from ebla.model.errors import AlreadyExists, EblaError, NotFound, Outcome
+from ebla.model.identity import Address, HostId
+from ebla.model.schema import Column, ColumnKind
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.schema import Alter, Create, Drop, SchemaRecord
+from ebla.topology.snapshot import Keyspace, Replication
+from ebla.topology.states import Strategy
+from ebla.wire.calls import Caller, Target
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.schema_messages import (
+    AlterTableWish,
+    CreateKeyspaceWish,
+    CreateTableWish,
+    DropKeyspaceWish,
+    DropTableWish,
+    SchemaAnswer,
+    SchemaRequest,
+    SchemaWish,
+)
+from ebla.wire.verbs import SCHEMA
+
+DEADLINE_MS = 4_000
+THINK_S = 0.3
+TABLES = (("ks", "a"), ("ks", "b"), ("vn", "a"))
+KEYSPACES = (
+    Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True, initial_tablets=8),
+    Keyspace("vn", Replication(Strategy.SIMPLE, (("", 2),)), on_tablets=False),
+)
+"""They stay. `PASSING` comes and goes, with its tables."""
+PASSING = Keyspace("passing", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)), on_tablets=True, initial_tablets=2)
+COLUMNS = (
+    Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
+    Column("v", parse_type("text"), ColumnKind.REGULAR),
+)
+
+Answered = Callable[[SchemaAnswer], None]
+
+
+@dataclass(slots=True)
+class SchemaLoad:
+    addresses: Mapping[str, Address]
+    introduction: Introduction
+    begin: Callable[[], Answered]
+    """Called before each change; what it gives, with the answer."""
+    record: SchemaRecord = field(default_factory=SchemaRecord)
+    stopping: bool = False
+    running: int = 0
+    columns: int = 0
+
+
+class SchemaClient:
+    def __init__(self, around: Surroundings, name: str, load: SchemaLoad) -> None:
+        self._chance = around.chance
+        self._name = name
+        self._load = load
+        ours = load.introduction
+        introduction = Introduction(HostId(around.chance.uuid()), ours.cluster, ours.cluster_name, process=name)
+        self._context = PeersContext(around.transport, around.chance, introduction, WireLimits(), unreported)
+        self._caller: Caller | None = None
+
+    async def run(self) -> None:
+        while not self._load.stopping:
+            self._load.running += 1
+            try:
+                await self._act()
+            except EblaError:
+                self._leave()
+            self._load.running -= 1
+            if self._chance.random() < 0.2:
+                self._leave()
+            await asyncio.sleep(self._chance.random() * THINK_S)
+        await asyncio.Event().wait()
+
+    async def ask(self, wish: SchemaWish, deadline_ms: int = DEADLINE_MS) -> SchemaAnswer:
+        if self._caller is None:
+            address = self._load.addresses[self._chance.choice(sorted(self._load.addresses))]
+            self._caller, _ = await connect(self._context, address, Target(Lane.CONTROL))
+        answered = self._load.begin()
+        answer = await self._caller.call(SCHEMA, SchemaRequest(wish), deadline_ms)
+        answered(answer)
+        self._load.record.answered += 1
+        return answer
+
+    def _leave(self) -> None:
+        if self._caller is not None:
+            self._caller.close("on to another node")
+        self._caller = None
+
+    async def _act(self) -> None:
+        keyspace, name = self._chance.choice(TABLES)
+        kind = self._chance.randrange(0, 100)
+        lenient = self._chance.random() < 0.3
+        if kind < 40:
+            await self._note(Create(), CreateTableWish(keyspace, name, COLUMNS, if_not_exists=lenient))
+        elif kind < 65:
+            await self._note(Drop(), DropTableWish(keyspace, name, if_exists=lenient))
+        elif kind < 85:
+            self._load.columns += 1
+            column = f"c{self._load.columns}"
+            added = Column(column, parse_type("int"), ColumnKind.REGULAR)
+            await self._note(Alter(column), AlterTableWish(keyspace, name, added=(added,)))
+        else:
+            await self._pass_by()
+
+    async def _note(self, call: Create | Alter | Drop, wish: CreateTableWish | AlterTableWish | DropTableWish) -> None:
+        history = self._load.record.history
+        number = history.invoke(self._name, call, f"{wish.keyspace}.{wish.name}")
+        try:
+            answer = await self.ask(wish)
+        except (AlreadyExists, NotFound):
+            history.complete(number, None)
+            return
+        except EblaError as error:
+            if error.outcome is Outcome.NOT_APPLIED:
+                history.withdraw(number)
+            raise
+        result = str(answer.table) if answer.changed else None
+        if isinstance(call, Alter) and result is not None:
+            self._load.record.columns.setdefault(result, []).append(call.column)
+        history.complete(number, result)
+
+    async def _pass_by(self) -> None:
+        """A keyspace with tables, dropped with them: no checker follows each of them, all look at what is left."""
+        kind = self._chance.randrange(0, 4)
+        try:
+            if kind == 0:
+                await self.ask(CreateKeyspaceWish(PASSING, if_not_exists=True))
+            elif kind < 3:
+                name = self._chance.choice(("a", "b", "c"))
+                await self.ask(CreateTableWish(PASSING.name, name, COLUMNS, if_not_exists=True))
+            else:
+                await self.ask(DropKeyspaceWish(PASSING.name, if_exists=True))
+        except NotFound:
+            pass
