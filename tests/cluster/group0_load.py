@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ebla.cli.local_cluster import LocalNode
+from ebla.client.group0_pages import ReadPages
 from ebla.group0.commands import Done
 from ebla.model.errors import EblaError, Outcome
 from ebla.model.identity import Address
@@ -130,4 +131,7 @@ def report_of(node: LocalNode) -> Group0Report | None:
 
 
 def read_all(node: LocalNode, prefix: str, *, quorum: bool = True) -> ReadAnswer:
-    return ask(node, GROUP0_READ, ReadRequest((), (prefix,), quorum), 10_000)
+    pages = ReadPages(ReadRequest((), (prefix,), quorum))
+    while (whole := pages.take(ask(node, GROUP0_READ, pages.request(), 10_000))) is None:
+        pass
+    return whole

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from ebla.cli.app import app
 from ebla.cli.local_cluster import LocalNode, find_nodes
+from ebla.group0.commands import Done
 from ebla.group0.members import Role
 from ebla.model.identity import HostId
 from ebla.model.transaction import Put, Transaction
@@ -353,11 +354,27 @@ def test_every_command_answers_in_json_and_tells_what_became_of_the_operation(ma
     assert (stale["code"], stale["json"]["answer"]) == (1, "LockRevoked")
     assert group0("get", "user/locked")["json"]["found"][0]["text"] == "1"
 
+    more_than_a_frame_holds(group, group0)
     refused_commands(group0)
     leader_moves_and_a_lost_quorum_is_told(group, group0)
 
 
 Group0Command = Callable[..., dict[str, Any]]
+
+
+def more_than_a_frame_holds(group: Group, group0: Group0Command) -> None:
+    """20 MB below one prefix: read, watched from the beginning, and resumed before all of it."""
+    keys = [f"user/large/{number:02d}" for number in range(40)]
+    before = group0("check-quorum")["json"]["index"]
+    for key in keys:
+        request = ExecuteRequest(Transaction((), (Put(key, b"v" * 500_000),)))
+        assert isinstance(ask(group.nodes[0], GROUP0_EXECUTE, request, 10_000).answer, Done)
+    found = group0("get", "user/large/")["json"]["found"]
+    assert [(one["key"], len(one["text"])) for one in found] == [(key, 500_000) for key in keys]
+    for resumed in ((), ("--after", str(before))):
+        told = run(group.cluster.data, "group0", "watch", "user/large/", "--count", "40", "--json", *resumed)
+        lines = [json.loads(line) for line in told["text"].splitlines()]
+        assert [(line["key"], line["reset"]) for line in lines] == [(key, not resumed) for key in keys]
 
 
 def refused_commands(group0: Group0Command) -> None:
