@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import TableId
@@ -85,19 +86,21 @@ def check_query(query: ReadQuery) -> None:
     """Raises `InvalidRequest`."""
     if query.rows_max <= 0 or query.partition_rows_max < 0:
         raise InvalidRequest(f"a page of {query.rows_max} rows, {query.partition_rows_max} per partition, is none")
-    before: bytes | None = b""
+    if not query.spans:
+        raise InvalidRequest("a read of no spans")
     for start, end in query.spans:
-        if before is None or start < before or (end is not None and end < start):
-            raise InvalidRequest("the spans of a read are not in order", advice="sort them, and join those that meet")
-        before = end
+        if end is not None and end <= start:
+            raise InvalidRequest("a span of a read ends before it begins")
+    for (_, end), (start, _) in pairwise(query.spans):
+        if end is None or start <= end:
+            raise InvalidRequest("the spans of a read are not apart", advice="sort them, and join those that meet")
 
 
 class PageBuilder:
     """The page of one request as it grows, and what of the spans is left to read."""
 
-    def __init__(self, query: ReadQuery, moment: Moment, bytes_max: int) -> None:
+    def __init__(self, query: ReadQuery, bytes_max: int) -> None:
         self._query = query
-        self._moment = moment
         self._bytes_left = bytes_max
         self._prefix = b""
         self._partition_left = query.partition_rows_max
@@ -125,13 +128,13 @@ class PageBuilder:
             return self._prefix, self._partition_left
         return None
 
-    def take(self, page: Settled, spans: Sequence[Span]) -> bool:
+    def take(self, page: Settled, spans: Sequence[Span], moment: Moment) -> bool:
         """Adds what is live of the part of the rest that comes next, read of these spans. False: what follows on them
         must not be taken now, for the page is full or this part is not known to its end."""
         for key, value in page.items:
             if is_head(value):
-                self._take_head(key, value)
-            elif self._may_give(key) and is_live_row(value, self._moment.schema, self._moment.now_s):
+                self._take_head(key, value, moment)
+            elif self._may_give(key) and is_live_row(value, moment.schema, moment.now_s):
                 self._take_row(key, value)
                 if self.is_full:
                     self._go_behind(key)
@@ -180,9 +183,9 @@ class PageBuilder:
         self._bytes_left -= len(key) + len(value)
         self._partition_left -= 1
 
-    def _take_head(self, key: bytes, value: bytes) -> None:
+    def _take_head(self, key: bytes, value: bytes, moment: Moment) -> None:
         """Heads that were read only for what they delete are in none of the spans."""
-        if has_static(value, self._moment.schema, self._moment.now_s) and contains_key(self.rest, key):
+        if has_static(value, moment.schema, moment.now_s) and contains_key(self.rest, key):
             self.items.append((key, value))
             self._bytes_left -= len(key) + len(value)
 

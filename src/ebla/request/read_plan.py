@@ -2,20 +2,23 @@
 nearest first. Pure.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ebla.model.consistency import LEVELS, ConsistencyLevel, Needed, Scope, is_met
-from ebla.model.errors import NotFound, TooFewReplicas
+from ebla.model.consistency import LEVELS, ConsistencyLevel, Needed, Scope, answers_needed, is_met
+from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, Replica, TableId
 from ebla.model.schema import TombstoneGc
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN
+from ebla.request.write_plan import Away, table_replicas
 from ebla.storage.key_codec import TOKEN_BYTES, decode_token, encode_token
 from ebla.topology.replica_sets import TableReplicas
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
 from ebla.wire.row_messages import Span
 from ebla.wire.topology_view import View
+
+_CHOICES_MAX = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,10 @@ def pieces_of(
 
 
 def is_one_token(spans: Sequence[Span]) -> bool:
-    """A single span inside one token: a row, a slice or a partition. It is one piece, wherever stretches end."""
-    if len(spans) != 1:
-        return False
-    start, end = spans[0]
-    return end is not None and len(start) >= TOKEN_BYTES and start[:TOKEN_BYTES] == end[:TOKEN_BYTES]
+    """Whether all spans are inside one token: a row with its head, slices, a partition. They are one piece, wherever
+    stretches end."""
+    start, end = spans[0][0], spans[-1][1]
+    return end is not None and len(start) >= TOKEN_BYTES < len(end) and start[:TOKEN_BYTES] == end[:TOKEN_BYTES]
 
 
 def first_token(start: bytes) -> int:
@@ -96,49 +98,84 @@ class Chosen:
         return sum(each.count for each in self.needed)
 
 
+@dataclass(frozen=True, slots=True)
+class RepairRoute:
+    """Who has to know what a read has shown, and how many of them must before it is shown: as for a write, so that it
+    is also seen by reads that a change under way sends elsewhere."""
+
+    targets: ReplicaSet
+    needed: tuple[Needed, ...]
+    is_changing: bool
+    """Some of them are not read from now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the router is."""
+
+    own: Replica
+    datacenter: str
+
+
 class ReadPlanner:
     """Choices at one version, with those down that are down now; each is made once."""
 
-    def __init__(self, view: View, own: Replica, datacenter: str, away: Callable[[Replica], bool]) -> None:
-        self._view = view
-        self._own = own
-        self._datacenter = datacenter
-        self._away = away
+    def __init__(self, view: View, place: Place, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
+        left = frozenset(host for host, node in view.snapshot.nodes.items() if node.state is NodeState.LEFT)
+        self.view = view
+        self._place = place
+        self._down = down
+        self._refused = refused
+        self._away = Away(left | down, refused)
+        self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
         self._chosen: dict[tuple[TableId, ReplicaSet, ConsistencyLevel], Chosen] = {}
 
-    def chosen(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel, token: int) -> Chosen:
+    def holds(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
+        """By identity: all three are replaced when they change."""
+        return view is self.view and down is self._down and refused is self._refused
+
+    def chosen(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> Chosen:
         """Raises `TooFewReplicas`."""
         key = (table, replicas, level)
         found = self._chosen.get(key)
         if found is None:
-            found = self._chosen[key] = self._choose(table, replicas, level, token)
+            if len(self._chosen) >= _CHOICES_MAX:
+                self._chosen.clear()
+            found = self._chosen[key] = self._choose(table, replicas, level)
         return found
 
     def datacenter_of(self, replica: Replica) -> str:
-        return self._view.snapshot.node(replica.host).datacenter
+        return self._datacenters[replica.host]
 
-    def _choose(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel, token: int) -> Chosen:
-        snapshot = self._view.snapshot
-        needed = self._view.sets.read_answers_needed(table, token, level, self._datacenter)
-        datacenters = {each.host: snapshot.node(each.host).datacenter for each in replicas}
-        there = [
-            each for each in replicas if snapshot.node(each.host).state is not NodeState.LEFT and not self._away(each)
-        ]
-        return choose(by_distance(there, self._own, self._datacenter, datacenters), needed, datacenters)
+    def repair_route(self, table: TableId, token: int, level: ConsistencyLevel) -> RepairRoute:
+        sets = self.view.sets
+        replicas = sets.of(table)
+        writing = replicas.writing(token)
+        targets = (*writing.natural, *writing.pending)
+        needed = sets.write_answers_needed(table, token, level, self._place.datacenter)
+        reading = replicas.reading(token)
+        return RepairRoute(targets, needed, any(each not in reading for each in targets))
+
+    def is_away(self, replica: Replica) -> bool:
+        return self._away.has(replica)
+
+    def _choose(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> Chosen:
+        counts = table_replicas(self.view, table).counts(replicas)
+        needed = answers_needed(level, counts, self._place.datacenter)
+        there = [each for each in replicas if not self._away.has(each)]
+        return choose(by_distance(there, self._place, self._datacenters), needed, self._datacenters)
 
 
-def by_distance(
-    replicas: Iterable[Replica], own: Replica, datacenter: str, datacenters: Mapping[HostId, str]
-) -> ReplicaSet:
+def by_distance(replicas: Iterable[Replica], place: Place, datacenters: Mapping[HostId, str]) -> ReplicaSet:
     """The own shard, the own node, the own datacenter, the others; among equals in the order of the set, which differs
     from tablet to tablet and so spreads the reads."""
 
     def distance(replica: Replica) -> int:
-        if replica == own:
+        if replica == place.own:
             return 0
-        if replica.host == own.host:
+        if replica.host == place.own.host:
             return 1
-        return 2 if datacenters[replica.host] == datacenter else 3
+        return 2 if datacenters[replica.host] == place.datacenter else 3
 
     return tuple(sorted(replicas, key=distance))
 
@@ -182,6 +219,24 @@ def stand_in(
     return next((each for each in spares if datacenter_of(each) == wanted), None)
 
 
+def without_slow(chosen: Chosen, is_slow: Callable[[Replica], bool], datacenter_of: Callable[[Replica], str]) -> Chosen:
+    """Spares in the place of those that seem to have stopped. These become the last spares."""
+    slow = [each for each in chosen.asked if is_slow(each)]
+    if not slow:
+        return chosen
+    asked = list(chosen.asked)
+    spares = [each for each in chosen.spares if not is_slow(each)]
+    others = [each for each in chosen.spares if is_slow(each)]
+    for each in slow:
+        instead = stand_in(spares, each, (chosen.needed, datacenter_of))
+        if instead is not None:
+            asked.remove(each)
+            asked.append(instead)
+            spares.remove(instead)
+            others.append(each)
+    return Chosen(tuple(asked), (*spares, *others), chosen.needed)
+
+
 ANY_ONE = frozenset(
     level for level, rule in LEVELS.items() if rule.count == 1 and rule.scope is not Scope.EACH_DATACENTER
 )
@@ -200,15 +255,3 @@ def gc_before_s(view: View, table: TableId, now_s: int) -> int:
             return now_s
         case TombstoneGc.DISABLED | TombstoneGc.REPAIR:
             return 0
-
-
-def replicas_of(view: View, table: TableId) -> TableReplicas:
-    """Raises `NotFound`."""
-    if table not in view.schemas:
-        raise NotFound(f"there is no table {table}")
-    return view.sets.of(table)
-
-
-def away_of(down: Set[HostId], refused: Set[Replica]) -> Callable[[Replica], bool]:
-    """Who is not asked: nodes that are held to be down, and shards nobody listens at."""
-    return lambda replica: replica.host in down or replica in refused

@@ -61,6 +61,10 @@ class Reconciled:
     """Those that lack nothing are not in it."""
 
 
+def digests_match(answers: Sequence[ReadRowsAnswer]) -> bool:
+    return all(answer.digest == answers[0].digest for answer in answers)
+
+
 def agreed(data: ReadRowsAnswer, answers: Sequence[ReadRowsAnswer], terms: Terms) -> Settled:
     """What one replica's data says where all digests are the same as its own."""
     end = least_end(answers, is_reversed=terms.is_reversed)

@@ -5,7 +5,7 @@ Merged rows without what their partition's head deletes, and merged heads, are w
 
 from ebla.model.rows import Head, Row, without_covered
 from ebla.model.schema import TableSchema
-from ebla.storage.row_codec import Flag, decode_head, decode_row
+from ebla.storage.row_codec import NO_CELL, PLAIN_HEADER, Flag, decode_head, decode_row
 
 # As plain numbers: combining flags with a byte costs more than all the rest.
 _PLAIN, _MARKED, _HEAD = int(Flag.PLAIN), int(Flag.MARKED), int(Flag.HEAD)
@@ -23,8 +23,11 @@ def version_of(value: bytes) -> int:
 def is_live_row(value: bytes, schema: TableSchema, now_s: int) -> bool:
     """A live marker, or a live cell of a column that the table still has."""
     flags = value[1]
-    if flags & _PLAIN and (flags & _MARKED or version_of(value) == schema.version):
-        return True
+    if flags & _PLAIN:
+        if flags & _MARKED:
+            return True
+        if version_of(value) == schema.version:
+            return len(value) > PLAIN_HEADER.size + len(NO_CELL) * len(schema.layouts[-1]) or _has_cell(value)
     row = decode_row(value, schema.layouts)
     return _has_marker(row, now_s) or has_live_cells(row, schema, now_s)
 
@@ -58,6 +61,12 @@ def has_live_cells(row: Row, schema: TableSchema | None, now_s: int) -> bool:
         if known is None or number in known
         for cell in elements.cells.values()
     )
+
+
+def _has_cell(value: bytes) -> bool:
+    """Of a plain row whose cells, if it has any, are all empty."""
+    cells = value[PLAIN_HEADER.size :]
+    return cells != NO_CELL * (len(cells) // len(NO_CELL))
 
 
 def _has_marker(row: Row, now_s: int) -> bool:

@@ -1,0 +1,140 @@
+"""What replicas lacked when a read found them to differ, written to as many as the level needs before the rows are
+shown: a later read at the same level then finds them too.
+
+A repair is an ordinary write with the timestamps it always had. It also goes to the replicas that a change under way is
+about to read from, or may go back to: otherwise a row that was read and is on too few of them would be gone again.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ebla.model.errors import DeadlineExceeded, EblaError, InternalError, Stale
+from ebla.model.identity import Replica, TableId, TopologyVersion
+from ebla.request.gather import Question, ReadStanding, read_error
+from ebla.request.parts import RouterParts
+from ebla.request.read_plan import ReadPlanner, RepairRoute, level_is_met
+from ebla.storage.key_codec import decode_token, split_key
+from ebla.wire.failures import ERROR_TAGS
+from ebla.wire.row_messages import Item, RowWrite, WriteRowsRequest
+
+REQUEST_BYTES_MAX = 1 << 20
+
+Lacking = Mapping[Replica, Sequence[Item]]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """For keys that are written alike."""
+
+    route: RepairRoute
+    have: tuple[Replica, ...]
+    """They lack nothing."""
+    items: Mapping[Replica, tuple[Item, ...]]
+    """What is sent to whom."""
+
+
+def repair_plans(
+    planner: ReadPlanner, question: Question, lacking: Lacking, answered: Collection[Replica]
+) -> Iterator[RepairPlan]:
+    """By the replicas that a write of each item would go to."""
+    groups: dict[RepairRoute, dict[Replica, dict[bytes, bytes]]] = {}
+    for replica, items in lacking.items():
+        for key, value in items:
+            route = planner.repair_route(question.data.table, decode_token(key), question.level)
+            groups.setdefault(route, {}).setdefault(replica, {})[key] = value
+    for route, by_replica in groups.items():
+        sent = dict(by_replica)
+        if route.is_changing:
+            every = {key: value for items in by_replica.values() for key, value in items.items()}
+            sent |= {each: every for each in route.targets if each not in answered and not planner.is_away(each)}
+        have = tuple(each for each in answered if each not in by_replica)
+        yield RepairPlan(route, have, {replica: tuple(sorted(items.items())) for replica, items in sent.items()})
+
+
+def requests_of(version: TopologyVersion, table: TableId, items: Sequence[Item]) -> Iterator[WriteRowsRequest]:
+    """One write for each partition, in requests of bounded size."""
+    writes: list[RowWrite] = []
+    gathered: list[Item] = []
+    prefix, size = b"", 0
+    for key, value in items:
+        found = split_key(key)[0]
+        if gathered and (found != prefix or size >= REQUEST_BYTES_MAX):
+            writes.append(RowWrite(version, table, tuple(gathered)))
+            gathered = []
+        if size >= REQUEST_BYTES_MAX:
+            yield WriteRowsRequest(tuple(writes))
+            writes, size = [], 0
+        prefix = found
+        gathered.append((key, value))
+        size += len(key) + len(value)
+    writes.append(RowWrite(version, table, tuple(gathered)))
+    yield WriteRowsRequest(tuple(writes))
+
+
+class Repair:
+    """One plan being carried out."""
+
+    def __init__(self, parts: RouterParts, question: Question, plan: RepairPlan) -> None:
+        self._parts = parts
+        self._question = question
+        self._plan = plan
+        self._loop = asyncio.get_running_loop()
+        self._done = list(plan.have)
+        self._waiting: dict[Replica, None] = dict.fromkeys(plan.items)
+        self._failures: dict[Replica, EblaError] = {}
+        self._look: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def target_count(self) -> int:
+        return len(self._plan.items)
+
+    def start(self) -> None:
+        """All requests are on their way when this returns, and hold their version until they end."""
+        for target, items in self._plan.items.items():
+            self._parts.view.hold(self._question.version)
+            self._parts.tasks.create_task(self._write(target, items))
+
+    async def wait_met(self) -> None:
+        """Raises `Stale`, `ReadTimeout` and `ReadFailed`."""
+        if not self._is_met:
+            await self._look
+        if self._is_met:
+            return
+        stale = next((error for error in self._failures.values() if isinstance(error, Stale)), None)
+        if stale is not None:
+            raise stale
+        silent = (each for each, error in self._failures.items() if isinstance(error, DeadlineExceeded))
+        standing = ReadStanding(
+            len(self._done), True, tuple(self._failures.items()), self._meets((*self._done, *silent))
+        )
+        raise read_error(self._question.level, self._plan.route.needed, standing)
+
+    @property
+    def _is_met(self) -> bool:
+        return self._meets(self._done)
+
+    def _meets(self, replicas: Iterable[Replica]) -> bool:
+        return level_is_met(self._plan.route.needed, replicas, self._question.datacenter_of)
+
+    async def _write(self, target: Replica, items: Sequence[Item]) -> None:
+        question = self._question
+        try:
+            for request in requests_of(question.version, question.data.table, items):
+                left_ms = max(1, int((question.expires_at - self._loop.time()) * 1000))
+                answer = await self._parts.doors.write(target, request, left_ms)
+                for one in answer.failures:
+                    raise ERROR_TAGS.get(one.error, InternalError)(one.message, advice=one.advice)
+        except EblaError as error:
+            self._failures[target] = error
+        else:
+            self._done.append(target)
+        finally:
+            del self._waiting[target]
+            self._parts.view.release(question.version)
+        if self._is_met or not self._meets((*self._done, *self._waiting)):
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._look.done():
+            self._look.set_result(None)
