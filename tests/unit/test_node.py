@@ -40,10 +40,11 @@ def test_a_healthy_folder_would_run(made: LocalNode) -> None:
         start(made)
 
 
+@pytest.mark.parametrize("child", ["shard-4", "bulk"])
 def test_a_living_child_of_a_predecessor_keeps_a_node_from_starting(
-    made: LocalNode, capsys: pytest.CaptureFixture[str]
+    made: LocalNode, capsys: pytest.CaptureFixture[str], child: str
 ) -> None:
-    lock = file_lock.acquire(made.folder.shard_lock(4))
+    lock = file_lock.acquire(made.folder.shard_lock(4) if child == "shard-4" else made.folder.bulk_lock)
     assert start(made) == 1
     assert f"process {os.getpid()} holds {lock.path}" in capsys.readouterr().err
     lock.release()

@@ -15,6 +15,7 @@ from ebla.control.join_steps import (
     Idle,
     leader_step,
     own_commands,
+    own_refusal,
     own_trouble,
 )
 from ebla.model.identity import HostId
@@ -118,6 +119,22 @@ def test_rows_that_lie_by_the_number_of_shards_hold_it() -> None:
     assert own_commands(world.snapshot, world.node(1, release_version="2.0"), 1, CHANCE) != ()
 
 
+def test_a_node_with_fewer_shards_than_its_tablets_need_must_not_run() -> None:
+    world = first_nodes(1)
+    assert own_refusal(world.snapshot, world.node(1, shard_count=1)) == ""
+    world.create_table(4, 1)
+    assert "tablets live on shards" in own_refusal(world.snapshot, world.node(1, shard_count=1))
+    assert own_refusal(world.snapshot, world.node(1, shard_count=3)) == ""
+    assert own_refusal(world.snapshot, world.node(1)) == ""
+    assert own_refusal(world.snapshot, world.node(2)) == "", "one that is not known is on its way"
+
+
+def test_a_node_whose_rows_lie_by_the_number_of_shards_must_not_run_with_another() -> None:
+    world = first_nodes(1)
+    vnode_table(world)
+    assert own_refusal(world.snapshot, world.node(1, shard_count=5)) == KEEPS_SHARDS.format(count=2)
+
+
 def test_what_a_node_waits_for_is_told() -> None:
     world = World()
     second = world.node(2)
@@ -204,6 +221,7 @@ def test_a_node_without_the_features_is_rejected() -> None:
     settle(world)
     assert world.snapshot.node(host(2)).state is NodeState.LEFT
     assert own_trouble(world.snapshot, world.node(2)) == LEFT
+    assert own_refusal(world.snapshot, world.node(2)) == LEFT
     assert own_commands(world.snapshot, world.node(2), 1, CHANCE) == ()
 
 

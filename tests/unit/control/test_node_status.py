@@ -1,0 +1,47 @@
+"""What a node tells about itself."""
+
+import uuid
+
+from tests.unit.topology.world import cluster
+
+from ebla.control.node_status import topology_status, with_versions
+from ebla.model.identity import HistoryId, TopologyVersion
+from ebla.topology.states import NodeState
+from ebla.wire.feed_messages import ChildReport
+from ebla.wire.verbs import ChildBeatRequest, ProcessState, ProcessStatus
+
+SEVEN = TopologyVersion(7)
+
+
+def status(pid: int) -> ProcessStatus:
+    return ProcessStatus("shard-0", pid, 0, state=ProcessState.RUNNING)
+
+
+def report(pid: int, trouble: str = "") -> ChildReport:
+    history = HistoryId(uuid.UUID(int=1))
+    return ChildReport("shard-0", pid, SEVEN, SEVEN, SEVEN, True, history=history, trouble=trouble)
+
+
+def test_a_process_is_told_with_the_version_it_has_and_whether_it_serves() -> None:
+    beat = ChildBeatRequest("shard-0", 10, serving=True)
+    (told,) = with_versions([status(10)], {"shard-0": report(10, "no space")}, {"shard-0": beat})
+    assert (told.version, told.serving, told.trouble) == (7, True, "no space")
+
+
+def test_what_a_predecessor_said_is_not_its_successors() -> None:
+    beat = ChildBeatRequest("shard-0", 10, serving=True)
+    (told,) = with_versions([status(11)], {"shard-0": report(10, "no space")}, {"shard-0": beat})
+    assert told == status(11)
+
+
+def test_a_process_that_said_nothing_is_told_as_it_is() -> None:
+    assert with_versions([status(10)], {}, {}) == (status(10),)
+
+
+def test_the_topology_is_told_with_every_node_that_has_not_left() -> None:
+    world, _ = cluster(3)
+    snapshot = world.snapshot
+    told = topology_status(snapshot, "something")
+    assert (told.version, told.fence, told.waits_for) == (snapshot.version, snapshot.fence, "something")
+    assert [state for _, state in told.nodes] == [NodeState.NORMAL.value] * 3
+    assert told.transition == ""
