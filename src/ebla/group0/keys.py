@@ -4,16 +4,56 @@ Values are array-like structs read and written through `ebla.model.stored`, so t
 fields it does not know.
 """
 
+import enum
 from dataclasses import dataclass
 
+import msgspec
+
+from ebla.group0.members import Member
 from ebla.group0.membership import MEMBERS_PREFIX
+from ebla.model.identity import HostId
+
+UNFINISHED_OPERATION_KEY = "operation/unfinished"
+PURGE_KEY = "purge/state"
+
+
+class OperationKind(enum.StrEnum):
+    """How whoever finds it unfinished repairs it."""
+
+    ADD_LEARNER = "add_learner"
+    """Taken back: the host is removed, and its row of the topology moves to `left` in the same transaction."""
+    CHANGE_ROLES = "change_roles"
+    """Repeated, as is a removal: both end in what was asked for, however often they are done."""
+    REMOVE = "remove"
+
+
+class UnfinishedOperation(msgspec.Struct, frozen=True, array_like=True):
+    """There from the transaction of a topology operation until its membership change is done. All three steps name the
+    lock, so whoever repairs it acquires another first and the former can do nothing more."""
+
+    kind: OperationKind
+    members: tuple[Member, ...]
+    """As the membership change makes them."""
+    lock: bytes
+
+
+class PurgeState(msgspec.Struct, frozen=True, array_like=True):
+    """How far deleted settings are purged. Times are those of the settings' vector clocks; neither ever goes back.
+
+    `tentative_wall_us` is written first: from then on every node stamps its changes later than that, so nothing new can
+    fall under the purge. `effective_wall_us` becomes the same once every member has sent out what it had."""
+
+    tentative_wall_us: int = 0
+    effective_wall_us: int = 0
+    purger: HostId | None = None
+    """Who wrote the tentative one. Only that node may make it effective: another may have begun anew since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     prefix: str
     structs: tuple[str, ...]
-    """The names of what stands below it; none where the values are free or nothing is stored yet."""
+    """The names of what stands below it; none where the values are free or further rows tell."""
     holds: str
     owner: str
 
@@ -35,8 +75,13 @@ PREFIXES: tuple[Prefix, ...] = (
         "tablet maps in chunks, transitions, resize decisions",
         "coordinator",
     ),
-    Prefix("purge/", (), "reserved: the effective purge timestamp of settings", "purge activity"),
-    Prefix("operation/", (), "reserved: the unfinished topology operation and its lock", "atomic changes"),
+    Prefix(PURGE_KEY, ("PurgeState",), "up to when deleted settings are purged, and who is about to", "purge activity"),
+    Prefix(
+        UNFINISHED_OPERATION_KEY,
+        ("UnfinishedOperation",),
+        "the topology operation under way: its members and its lock",
+        "atomic changes",
+    ),
     Prefix("user/", (), "free for operators and tests: `ebla group0 put` writes here", "operators"),
 )
 

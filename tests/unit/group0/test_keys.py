@@ -1,13 +1,28 @@
 """The map of keys: the document says what the code says, and the code names what is really stored."""
 
+import uuid
 from pathlib import Path
 from typing import get_args
 
+import msgspec
+import pytest
+
 from ebla.control.group0_server import CLUSTER_KEY, ClusterIdentity
-from ebla.group0.keys import PREFIXES, owner_of
-from ebla.group0.members import Member
+from ebla.group0.keys import (
+    PREFIXES,
+    PURGE_KEY,
+    UNFINISHED_OPERATION_KEY,
+    OperationKind,
+    PurgeState,
+    UnfinishedOperation,
+    owner_of,
+)
+from ebla.group0.members import Member, Role
+from ebla.model.identity import Address, HostId
+from ebla.model.stored import Stored, decode_stored, encode_stored
 from ebla.topology import keys as topology_keys
 
+HOST = HostId(uuid.UUID(int=9))
 DOCUMENT = Path(__file__).parents[3] / "docs" / "group0.md"
 
 
@@ -21,7 +36,8 @@ def test_the_document_holds_the_map_row_by_row() -> None:
 
 
 def test_every_struct_of_the_topology_and_of_group_0_itself_has_a_row() -> None:
-    stored = {kind.__name__ for kind in (*get_args(topology_keys.Row), Member, ClusterIdentity)}
+    own = (Member, ClusterIdentity, PurgeState, UnfinishedOperation)
+    stored = {kind.__name__ for kind in (*get_args(topology_keys.Row), *own)}
     assert {name for row in PREFIXES for name in row.structs} == stored
 
 
@@ -35,3 +51,25 @@ def test_every_key_of_the_topology_belongs_to_a_row_of_its_own() -> None:
         "cluster/identity", "members/", "user/"
     ]  # fmt: skip
     assert owner_of("elsewhere/x") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (PURGE_KEY, PurgeState(5, 3, HOST)),
+        (
+            UNFINISHED_OPERATION_KEY,
+            UnfinishedOperation(
+                OperationKind.CHANGE_ROLES, (Member(HOST, Role.VOTER, Address("127.0.0.9", 7000)),), b"a lock"
+            ),
+        ),
+    ],
+)
+def test_rows_that_are_decided_keep_what_a_later_release_adds(key: str, value: msgspec.Struct) -> None:
+    row = owner_of(key)
+    assert row is not None
+    assert row.structs == (type(value).__name__,)
+    later = msgspec.msgpack.encode([*msgspec.msgpack.decode(encode_stored(Stored(value))), "of a later release"])
+    read = decode_stored(type(value), later)
+    assert read.value == value
+    assert encode_stored(read.with_value(value)) == later
