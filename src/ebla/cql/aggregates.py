@@ -1,0 +1,99 @@
+"""Aggregates: many values become one. Pure."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ebla.model.cql_types import SCALARS, CqlType, Scalar, ScalarType
+from ebla.model.errors import InvalidRequest
+from ebla.model.ordered_values import encode_ordered
+from ebla.model.values import decode, encode
+
+NAMES = frozenset({"count", "min", "max", "sum", "avg"})
+_BITS = {Scalar.TINYINT: 8, Scalar.SMALLINT: 16, Scalar.INT: 32, Scalar.BIGINT: 64}
+_NUMBERS = frozenset({*_BITS, Scalar.VARINT, Scalar.FLOAT, Scalar.DOUBLE, Scalar.DECIMAL})
+
+
+class Running(Protocol):
+    """One aggregate of one request, while rows come in."""
+
+    def add(self, value: bytes | None) -> None: ...
+
+    def result(self) -> bytes | None: ...
+
+
+class Count:
+    """Of rows, or of values that are not null."""
+
+    def __init__(self, *, of_rows: bool) -> None:
+        self._of_rows = of_rows
+        self._count = 0
+
+    def add(self, value: bytes | None) -> None:
+        if self._of_rows or value is not None:
+            self._count += 1
+
+    def result(self) -> bytes:
+        return self._count.to_bytes(8, signed=True)
+
+
+class Extreme:
+    def __init__(self, kind: CqlType, *, greatest: bool) -> None:
+        self._kind = kind
+        self._greatest = greatest
+        self._value: bytes | None = None
+        self._place = b""
+
+    def add(self, value: bytes | None) -> None:
+        if value is None:
+            return
+        place = encode_ordered(self._kind, value)
+        if self._value is None or ((place > self._place) is self._greatest and place != self._place):
+            self._value, self._place = value, place
+
+    def result(self) -> bytes | None:
+        return self._value
+
+
+class Sum:
+    """Whole numbers of a fixed size wrap around, as their type does elsewhere."""
+
+    def __init__(self, kind: ScalarType, *, average: bool) -> None:
+        self._kind = kind
+        self._average = average
+        self._total: Any = decode(kind, encode(kind, 0))
+        self._count = 0
+
+    def add(self, value: bytes | None) -> None:
+        if value is not None:
+            self._total += decode(self._kind, value)
+            self._count += 1
+
+    def result(self) -> bytes:
+        return encode(self._kind, self._within(self._averaged() if self._average else self._total))
+
+    def _averaged(self) -> Any:
+        if not self._count:
+            return self._total
+        if isinstance(self._total, int):
+            whole = abs(self._total) // self._count
+            return whole if self._total >= 0 else -whole
+        return self._total / self._count
+
+    def _within(self, number: Any) -> Any:
+        bits = _BITS.get(self._kind.scalar)
+        if bits is None:
+            return number
+        return (number + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+
+def aggregate(name: str, kind: CqlType | None) -> tuple[CqlType, Callable[[], Running]]:
+    """The result's type and a maker, for a column of a type; None: of rows."""
+    if name == "count":
+        return SCALARS["bigint"], lambda: Count(of_rows=kind is None)
+    if kind is None:
+        raise InvalidRequest(f"Invalid number of arguments in call to function {name}: 1 required but 0 provided")
+    if name in ("min", "max"):
+        return kind, lambda: Extreme(kind, greatest=name == "max")
+    if not isinstance(kind, ScalarType) or kind.scalar not in _NUMBERS:
+        raise InvalidRequest(f"Invalid call to function {name}: it takes numbers, not a {kind}")
+    return kind, lambda: Sum(kind, average=name == "avg")
