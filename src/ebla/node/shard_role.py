@@ -1,11 +1,11 @@
-"""A shard: its part of the tables on RocksDB, and its doors on the network and inside the node."""
+"""A shard: its part of the tables on RocksDB, its router, and its doors on the network and inside the node."""
 
 import os
 import signal
 import sys
 from functools import partial
 
-from ebla.model.identity import Address
+from ebla.model.identity import Address, ShardNumber
 from ebla.node.process import (
     child_parser,
     identity_of,
@@ -16,54 +16,104 @@ from ebla.node.process import (
     run_process,
     run_until_stopped,
 )
-from ebla.options import NodeOptions
+from ebla.node.router_front import RouterSetup, router_fronts
+from ebla.observe.metrics import Metrics
+from ebla.options import CommitLogMode, NodeOptions
 from ebla.ports.surroundings import Surroundings
+from ebla.replica.fronts import ShardParts
 from ebla.replica.shard_process import ShardProcess, ShardSetup
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, Identity
 from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.process_limits import layers_open_max
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.storage.commit_log import CommitLogLimits, SyncMode
+from ebla.storage.rocks import RocksEngine, RocksLimits
+from ebla.storage.store import StoreLimits
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
-from ebla.wire.report import Report
+
+SYNC_MODES = {CommitLogMode.SYNC: SyncMode.SYNC, CommitLogMode.PERIODIC: SyncMode.PERIODIC}
 
 
 def main() -> int:
     parser = child_parser("A data process of a node")
     parser.add_argument("--number", type=int, required=True)
     chosen = parser.parse_args()
-    return run_child(chosen, partial(_run_shard, chosen.number))
+    return run_child(chosen, partial(_run_shard, ShardNumber(chosen.number)))
 
 
-def _run_shard(number: int, options: NodeOptions, _open_files: int) -> None:
+def _run_shard(number: ShardNumber, options: NodeOptions, open_files: int) -> None:
     identity = identity_of(options)
     with file_lock.acquire(DataFolder(options.folder).shard_lock(number)):
-        report = reporter(SystemClock(), f"shard-{number}", options.log_format)
-        run_process(_run(options, identity, number, report))
+        run_process(_run(options, _setup(options, identity, number, open_files)))
 
 
-async def _run(options: NodeOptions, identity: Identity, number: int, report: Report) -> None:
+async def _run(options: NodeOptions, setup: ShardSetup) -> None:
     folder = DataFolder(options.folder)
-    on_signal(signal.SIGHUP, lambda: reload_tls(tls, report))
+    on_signal(signal.SIGHUP, lambda: reload_tls(tls, setup.report))
     tls = NodeTls(TlsFolder(folder.tls))
-    async with TcpTransport(tls, TransportLimits(), report) as transport:
-        shard = ShardProcess(
-            Surroundings(SystemClock(), SystemChance(), FileDisk(), transport),
-            ShardSetup(
-                introduction=Introduction(identity.host, identity.cluster, identity.cluster_name, f"shard-{number}"),
-                address=options.shard_address(number),
-                control_address=Address(str(folder.control_socket)),
-                heartbeat_ms=options.limits.child_heartbeat_ms,
-                feed_silence_ms=options.limits.feed_silence_ms,
-                wire=WireLimits(),
-                report=report,
-                pid=os.getpid(),
-            ),
+    async with TcpTransport(tls, TransportLimits(), setup.report) as transport:
+        disk = FileDisk()
+        parts = ShardParts(
+            engine=RocksEngine(disk, rocks_limits(options)),
+            metrics=Metrics(),
+            fronts=router_fronts(_router_setup(options)),
         )
-        await run_until_stopped(shard.run())
+        around = Surroundings(SystemClock(), SystemChance(), disk, transport)
+        await run_until_stopped(ShardProcess(around, setup, parts).run())
+
+
+def _setup(options: NodeOptions, identity: Identity, number: ShardNumber, open_files: int) -> ShardSetup:
+    folder = DataFolder(options.folder)
+    return ShardSetup(
+        introduction=Introduction(identity.host, identity.cluster, identity.cluster_name, f"shard-{number}"),
+        number=number,
+        folder=str(folder.shard(number).absolute()),
+        address=options.shard_address(number),
+        local_address_of=partial(_socket_of, folder),
+        control_address=Address(str(folder.control_socket)),
+        heartbeat_ms=options.limits.child_heartbeat_ms,
+        feed_silence_ms=options.limits.feed_silence_ms,
+        wire=WireLimits(),
+        report=reporter(SystemClock(), f"shard-{number}", options.log_format),
+        pid=os.getpid(),
+        bulk_address=Address(str(folder.bulk_socket)),
+        store=store_limits(options, open_files),
+    )
+
+
+def _socket_of(folder: DataFolder, number: ShardNumber) -> Address:
+    return Address(str(folder.shard_socket(number)))
+
+
+def _router_setup(options: NodeOptions) -> RouterSetup:
+    return RouterSetup(
+        datacenter=options.datacenter,
+        shards_from=options.ports.shards_from,
+        socket_of=partial(_socket_of, DataFolder(options.folder)),
+        write_timeout_ms=options.limits.write_timeout_ms,
+        read_timeout_ms=options.limits.read_timeout_ms,
+    )
+
+
+def store_limits(options: NodeOptions, open_files: int) -> StoreLimits:
+    limits = options.limits
+    return StoreLimits(
+        log=CommitLogLimits(mode=SYNC_MODES[options.commit_log], period_ms=limits.commit_log_period_ms),
+        layers_open_max=layers_open_max(open_files),
+        free_bytes_min=limits.free_disk_bytes_min,
+    )
+
+
+def rocks_limits(options: NodeOptions) -> RocksLimits:
+    return RocksLimits(
+        write_buffers_total_bytes=options.limits.shard_unflushed_bytes_max,
+        cache_bytes=options.limits.shard_cache_bytes_max,
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ class ReplicaLimits:
     """Reads that take more than one turn."""
     sibling_ms: int = 2_000
     """For a write passed on to another shard of the node."""
-    stop_ms: int = 3_000
+    drain_ms: int = 500
+    """For what runs when the shard stops."""
+    stop_ms: int = 2_000
     """For flushing everything when the shard stops; what is not flushed then is replayed from the log."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ move, would not come back.
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ebla.model.errors import DiskFull, Stale
 from ebla.model.identity import Replica, TableId, TopologyVersion
@@ -127,8 +127,11 @@ class ReplicaStacks:
         self._prepared = _Prepared(view, plan, layout)
 
     def installed(self, view: View) -> None:
-        """The prepared view was installed, in this same step."""
+        """The view was installed, in this same step: the prepared one, or the one before at a later revision."""
         prepared, before = self._prepared, self._installed
+        if before is not None and before.view.snapshot is view.snapshot:
+            self._installed = replace(before, view=view)
+            return
         assert prepared is not None, "a view is prepared before it is installed"
         assert prepared.view is view, "views are installed in the order in which they were prepared"
         self._prepared, self._installed = None, prepared
@@ -145,16 +148,28 @@ class ReplicaStacks:
         """The installed view is known to be recent: what it does not give the shard may go."""
         assert self._installed is not None
         self._confirmed = True
-        wanted = set(places_of(self._installed.plan))
+        version, tables = self._installed.view.version, self._installed.view.snapshot.tables
         doomed = {one.place for one in self._doomed}
-        version = self._installed.view.version
-        for place, stack in self._known.items():
-            if place not in wanted and place not in doomed:
-                self._doomed.append(_Doomed(version, place, stack))
-        known_tables = self._installed.view.snapshot.tables
-        self._dropped_tables += [(version, one.id) for one in self._store.tables if one.id not in known_tables]
+        self._doomed += [
+            _Doomed(version, place, self._known[place]) for place in self._strangers() if place not in doomed
+        ]
+        dropped = [table for _, table in self._dropped_tables]
+        self._dropped_tables += [
+            (version, one.id) for one in self._store.tables if one.id not in tables and one.id not in dropped
+        ]
         self._release_gc()
+        self._work.set()
         await self.settle()
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether there is something on disk that the installed view does not give this shard."""
+        return bool(self._strangers())
+
+    def _strangers(self) -> list[StackPlace]:
+        assert self._installed is not None
+        wanted = set(places_of(self._installed.plan))
+        return [place for place in self._known if place not in wanted]
 
     async def settle(self) -> None:
         """Drops what may go by now."""

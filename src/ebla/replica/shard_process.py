@@ -1,66 +1,313 @@
-"""A shard process: keeps in touch with its control and answers on its own address while it may serve."""
+"""A shard process: its store, its part of the topology, its verbs, and whatever fronts are hung on it.
+
+It starts in this order: beats to control, the store, the first view, its stacks, then it listens. It serves while
+control says so and the feed of the topology is not silent for too long. It stops in the other order, within a bound:
+nothing new is taken, what runs may end, everything is flushed.
+"""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ebla.model.errors import EblaError, Unavailable
-from ebla.model.identity import Address
+from ebla.model.identity import Address, Replica, ShardNumber, TopologyVersion
 from ebla.ports.surroundings import Surroundings
+from ebla.replica.folding import BulkFolds, Folding, terms_by
+from ebla.replica.fronts import FoldPlace, Front, FrontContext, ShardParts
+from ebla.replica.guards import Guards
+from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_server import ReplicaParts, ReplicaServer
+from ebla.replica.replica_stacks import ReplicaStacks
+from ebla.replica.row_reads import RowReader
+from ebla.replica.row_streams import RowStreams
+from ebla.replica.row_writes import RowWriter
 from ebla.replica.serving import ServingRight
+from ebla.replica.shard_metrics import ShardMetrics
+from ebla.replica.siblings import Siblings
+from ebla.storage.store import Store, StoreLimits
+from ebla.storage.store_recovery import open_store
+from ebla.wire.feed_messages import ChildReport
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.report import Report
 from ebla.wire.server import IncomingCall, Server
+from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
+from ebla.wire.topology_view import TopologyView, View
 from ebla.wire.verbs import CHILD_BEAT, IDENTITY, ChildBeatRequest, IdentityAnswer, IdentityRequest
+
+ANY_VERSION = TopologyVersion(0)
+FIRST_VIEW_WAIT_S = 60.0
+CONFIRM_WAIT_S = 2.0
+"""How long the start waits for the read barrier by which strangers on disk are dropped, where there are any."""
+CONFIRM_AGAIN_S = 1.0
+DRAIN_LOOK_MS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSetup:
     introduction: Introduction
     """Its process name is the one its control knows it by."""
+    number: ShardNumber
+    folder: str
+    """Of its store."""
     address: Address
+    """For other nodes."""
+    local_address_of: Callable[[ShardNumber], Address]
+    """For the processes of this node: the Unix socket of each shard, its own among them."""
     control_address: Address
     heartbeat_ms: int
     feed_silence_ms: int
     wire: WireLimits
     report: Report
     pid: int
+    bulk_address: Address | None = None
+    store: StoreLimits = field(default_factory=StoreLimits)
+    limits: ReplicaLimits = field(default_factory=ReplicaLimits)
+
+
+class _Shard:
+    """The parts that live while the store is open. `wire.topology_feed.Follower`."""
+
+    def __init__(self, process: "ShardProcess", tasks: asyncio.TaskGroup, store: Store, context: PeersContext) -> None:
+        around, setup, view = process.surroundings, process.setup, process.view
+        self._process = process
+        self._view = view
+        self._store = store
+        self._fronts: Sequence[Front] = ()
+        own = Replica(setup.introduction.host, setup.number)
+        limits = setup.limits
+        self.stacks = ReplicaStacks(store, view, own, setup.report)
+        self.follower = self._following(process)
+        self.guards = Guards(view, self.follower, around.clock, limits)
+        siblings = Siblings(tasks, context, own.host, setup.local_address_of)
+        self.writer = RowWriter(view, store, self.stacks, limits, siblings)
+        self.reader = RowReader(view, store, self.stacks, limits)
+        self.metrics = ShardMetrics(process.parts.metrics)
+        streams = RowStreams(view, store, self.stacks, self.guards)
+        self.replica = ReplicaServer(ReplicaParts(self.writer, self.reader, streams, self.metrics, process.serves))
+        self._fronts = process.parts.fronts(
+            FrontContext(
+                around,
+                tasks,
+                view,
+                own,
+                self.replica,
+                process.serves,
+                setup.introduction,
+                setup.wire,
+                setup.report,
+                process.parts.metrics,
+            )
+        )
+
+    def _following(self, process: "ShardProcess") -> TopologyFollower:
+        setup = process.setup
+        ours = setup.introduction
+        following = FollowerSetup(ours.process, setup.pid, ours.host, process.surroundings.clock, setup.report)
+        return TopologyFollower(process.control, following, self._view, self, self.report_of)
+
+    async def prepare(self, view: View, before: View | None) -> None:
+        assert before is None or before.snapshot is not view.snapshot, "what is the same needs no preparing"
+        await self.stacks.prepare(view)
+
+    def installed(self, view: View) -> None:
+        self.stacks.installed(view)
+        self.guards.installed(view)
+        for front in self._fronts:
+            front.installed(view)
+
+    def report_of(self, view: View) -> ChildReport:
+        ours = self._process.setup
+        return ChildReport(
+            ours.introduction.process,
+            ours.pid,
+            view.version,
+            view.fence,
+            self._view.versions.oldest(view.version),
+            pending_open=self.stacks.pending_open,
+            closing_sessions=self.guards.closing,
+        )
+
+    def attach(self, server: Server) -> None:
+        self.replica.attach(server)
+        for front in self._fronts:
+            front.attach(server)
+
+    async def confirm(self) -> None:
+        """Asks for a read barrier until there was one, and lets go of what is not this shard's any more."""
+        barrier_ms = self._process.setup.limits.barrier_ms
+        while True:
+            try:
+                revision = await self.follower.read_barrier(barrier_ms)
+                if await self._view.wait_revision(revision, barrier_ms / 1000):
+                    await self.stacks.confirm()
+                    return
+            except EblaError as error:
+                self._process.setup.report("shard.not_confirmed", {"cause": error.message})
+            await asyncio.sleep(CONFIRM_AGAIN_S)
+
+    async def fold(self, place: FoldPlace) -> None:
+        terms = terms_by(self._view, self._process.surroundings.clock)
+        await Folding(self._store, self.stacks, place, terms).run(self.metrics, self._process.setup.report)
+
+    def close_fronts(self) -> None:
+        for front in self._fronts:
+            front.close()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.writer.waiting or self.reader.waiting or self.guards.held)
+
+    def measure(self) -> None:
+        metrics = self.metrics
+        metrics.stacks.set(self.stacks.count)
+        metrics.layers.set(sum(len(stack.layer_entries) for stack in self.stacks.served()))
+        metrics.doomed.set(self.stacks.doomed_count)
+        metrics.guards.set(self.guards.held)
+        if self._view.is_known:
+            version = self._view.current.version
+            metrics.version.set(version)
+            metrics.oldest_running.set(self._view.versions.oldest(version))
 
 
 class ShardProcess:
-    def __init__(self, surroundings: Surroundings, setup: ShardSetup) -> None:
-        self._surroundings = surroundings
-        self._setup = setup
+    """One life. `run` is to be called once."""
+
+    def __init__(self, surroundings: Surroundings, setup: ShardSetup, parts: ShardParts) -> None:
+        self.surroundings = surroundings
+        self.setup = setup
+        self.parts = parts
+        self.view = TopologyView()
+        self.replica: ReplicaServer | None = None
+        """Once it listens."""
+        self._control: Peers | None = None
         self._right = ServingRight(setup.feed_silence_ms)
+        self._follower: TopologyFollower | None = None
+        self._listens = False
         self._served = False
 
+    @property
+    def control(self) -> Peers:
+        assert self._control is not None
+        return self._control
+
     def serves(self) -> bool:
-        return self._right.holds(self._surroundings.clock.boot_ms())
+        """To be asked at each use: a process that was stopped and continued has had no timer run."""
+        follower = self._follower
+        if not self._listens or follower is None or not follower.is_node_serving:
+            return False
+        now_ms = self.surroundings.clock.boot_ms()
+        heard_ms = follower.last_heard_ms
+        return self._right.holds(now_ms) and heard_ms is not None and now_ms - heard_ms < self.setup.feed_silence_ms
 
     async def run(self) -> None:
-        """Serves until cancelled. Raises where the address is taken."""
-        setup, surroundings = self._setup, self._surroundings
+        """Serves until cancelled. Raises where the address is taken, and what the store's disk did to it."""
+        setup, around = self.setup, self.surroundings
         async with asyncio.TaskGroup() as tasks:
-            server = Server(tasks, setup.introduction, setup.wire, setup.report)
-            server.serve(IDENTITY, self._identity)
-            listening = await surroundings.transport.listen(setup.address, server.accept)
-            context = PeersContext(
-                surroundings.transport, surroundings.chance, setup.introduction, setup.wire, setup.report
-            )
-            control = Peers(tasks, context)
-            control.set_address(setup.introduction.host, setup.control_address)
+            context = PeersContext(around.transport, around.chance, setup.introduction, setup.wire, setup.report)
+            self._control = Peers(tasks, context)
+            self._control.set_address(setup.introduction.host, setup.control_address)
+            beating = tasks.create_task(self._keep_in_touch(self._control))
+            store = await open_store(around.disk, around.chance, setup.folder, self.parts.engine, setup.store)
+            storing = tasks.create_task(store.run())
             try:
-                await self._keep_in_touch(control)
+                await self._serve(tasks, store, context)
             finally:
-                await listening.close()
+                self._listens = False
+                if not storing.done():
+                    await self._flush(store)
+                storing.cancel()
+                beating.cancel()
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    async def _serve(self, tasks: asyncio.TaskGroup, store: Store, context: PeersContext) -> None:
+        shard = _Shard(self, tasks, store, context)
+        self._follower = shard.follower
+        running = [tasks.create_task(shard.follower.run()), tasks.create_task(shard.stacks.run())]
+        servers: list[Server] = []
+        try:
+            await self._wait_first_view()
+            await self._begin_confirming(tasks, shard)
+            self._begin_folding(tasks, shard, context)
+            servers = [self._server(tasks, shard), self._server(tasks, shard)]
+            await self._listen(servers, shard)
+        finally:
+            self._listens = False
+            shard.close_fronts()
+            await self._drain(shard)
+            for server in servers:
                 server.close("the shard stops")
+            for one in running:
+                one.cancel()
+            await asyncio.wait(running, timeout=self.setup.limits.stop_ms / 1000)
+
+    async def _wait_first_view(self) -> None:
+        while not await self.view.wait_version(ANY_VERSION, FIRST_VIEW_WAIT_S):
+            self.setup.report("shard.waits_for_topology", {})
+
+    async def _begin_confirming(self, tasks: asyncio.TaskGroup, shard: _Shard) -> None:
+        confirming = tasks.create_task(shard.confirm())
+        if shard.stacks.has_strangers:
+            await asyncio.wait([confirming], timeout=CONFIRM_WAIT_S)
+
+    def _begin_folding(self, tasks: asyncio.TaskGroup, shard: _Shard, context: PeersContext) -> None:
+        place = self.parts.folds
+        if place is None and self.setup.bulk_address is not None:
+            bulk = Peers(tasks, context)
+            bulk.set_address(self.setup.introduction.host, self.setup.bulk_address)
+            place = BulkFolds(bulk, self.setup.introduction.host)
+        if place is not None:
+            tasks.create_task(shard.fold(place))
+
+    def _server(self, tasks: asyncio.TaskGroup, shard: _Shard) -> Server:
+        server = Server(tasks, self.setup.introduction, self.setup.wire, self.setup.report)
+        server.serve(IDENTITY, self._identity)
+        shard.attach(server)
+        return server
+
+    async def _listen(self, servers: Sequence[Server], shard: _Shard) -> None:
+        setup, transport = self.setup, self.surroundings.transport
+        peers, local = servers
+        listening = [await transport.listen(setup.address, peers.accept)]
+        try:
+            listening.append(await transport.listen(setup.local_address_of(setup.number), local.accept))
+            self.replica = shard.replica
+            self._listens = True
+            self._tell_changes()
+            while True:
+                await asyncio.sleep(setup.heartbeat_ms / 1000)
+                shard.measure()
+        finally:
+            for one in listening:
+                await one.close()
+
+    # -- stopping ----------------------------------------------------------------------------------------------------
+
+    async def _drain(self, shard: _Shard) -> None:
+        """What runs may end; nothing new begins."""
+        for _ in range(self.setup.limits.drain_ms // DRAIN_LOOK_MS):
+            if shard.is_idle:
+                return
+            await asyncio.sleep(DRAIN_LOOK_MS / 1000)
+        self.setup.report("shard.cut_off_requests", {})
+
+    async def _flush(self, store: Store) -> None:
+        try:
+            async with asyncio.timeout(self.setup.limits.stop_ms / 1000):
+                await store.close()
+        except (TimeoutError, EblaError, OSError) as failure:
+            # What is not flushed is replayed from the log at the next start.
+            self.setup.report("shard.not_flushed", {"cause": str(failure)})
+
+    # -- control -----------------------------------------------------------------------------------------------------
 
     async def _keep_in_touch(self, control: Peers) -> None:
-        setup, clock = self._setup, self._surroundings.clock
+        setup, clock = self.setup, self.surroundings.clock
         while True:
             asked_ms = clock.boot_ms()
-            beat = ChildBeatRequest(setup.introduction.process, setup.pid, self._right.holds(asked_ms))
+            beat = ChildBeatRequest(setup.introduction.process, setup.pid, self.serves())
             try:
                 answer = await control.call(setup.introduction.host, CHILD_BEAT, beat, setup.heartbeat_ms)
                 self._right.heard(asked_ms, allowed=answer.serving)
@@ -74,11 +321,11 @@ class ShardProcess:
         if serves != self._served:
             self._served = serves
             name = "shard.serving" if serves else "shard.stopped_serving"
-            self._setup.report(name, {"control_silent_ms": self._right.silent_ms(self._surroundings.clock.boot_ms())})
+            self.setup.report(name, {"control_silent_ms": self._right.silent_ms(self.surroundings.clock.boot_ms())})
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
         if not self.serves():
-            silent_ms = self._right.silent_ms(self._surroundings.clock.boot_ms())
-            raise Unavailable(f"{self._setup.introduction.process} does not serve: control silent for {silent_ms} ms")
-        ours = self._setup.introduction
-        return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self._setup.pid)
+            silent_ms = self._right.silent_ms(self.surroundings.clock.boot_ms())
+            raise Unavailable(f"{self.setup.introduction.process} does not serve: control silent for {silent_ms} ms")
+        ours = self.setup.introduction
+        return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self.setup.pid)

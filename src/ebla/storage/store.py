@@ -267,6 +267,11 @@ class Store:
         """After a start every stack is held until the shard has been told of its transitions and stagings."""
         stack.gc_holds.discard(reason)
 
+    def wants_fold(self, stack: Stack) -> bool:
+        """Whether the stack has grown so that a fold of it should be begun."""
+        grown = len(stack.entry.bases) > self._limits.fold.bases_max
+        return grown and stack.folding is None and not stack.dropped and not stack.damage
+
     async def begin_fold(self, stack: Stack, terms: GcTerms, *, whole: bool = False) -> FoldJob | None:
         return await stack_changes.begin_fold(self._parts, stack, self._limits.fold, terms, whole=whole)
 

@@ -14,12 +14,16 @@ from ebla.control.control_process import ControlProcess, ControlSetup
 from ebla.control.group0_server import Group0Setup
 from ebla.control.liveness import LivenessLimits
 from ebla.group0.members import Member, Role
-from ebla.model.identity import Address, ClusterId, HostId
+from ebla.model.identity import Address, ClusterId, HostId, ShardNumber
+from ebla.observe.metrics import Metrics
 from ebla.ports.surroundings import Surroundings
+from ebla.replica.fronts import ShardParts
 from ebla.replica.shard_process import ShardProcess, ShardSetup
 from ebla.sim.checkers.liveness import SAMPLE_S, Bounds, LivenessChecker, SimNode
 from ebla.sim.scenario import Scenario
 from ebla.sim.world import Unit, World
+from ebla.storage.memory import MemoryEngine
+from ebla.storage.store import StoreLimits
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 from ebla.wire.report import Report
@@ -126,15 +130,19 @@ class _Casting:
         unit = self.nodes[self.number].shard
         setup = ShardSetup(
             msgspec.structs.replace(self.introduction, process="shard-0"),
+            ShardNumber(0),
+            "/data/shard-0",
             unit.address(SHARD_PORT),
+            lambda number: Address(f"/data/run/shard-{number}.sock"),
             SOCKET,
             CHILD_HEARTBEAT_MS,
             FEED_SILENCE_MS,
             WIRE,
             _report(self.world, unit.name),
             self.number,
+            store=StoreLimits(free_bytes_min=0),
         )
-        process = ShardProcess(around, setup)
+        process = ShardProcess(around, setup, ShardParts(MemoryEngine(around.disk), Metrics()))
         self.nodes[self.number].shard_process = process
         await process.run()
 
