@@ -1,0 +1,76 @@
+"""Names of a statement to what they stand for: tables that are stored, and tables that show a node's own state."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ebla.cql.statements import TableName
+from ebla.model.errors import InvalidRequest, NotFound
+from ebla.model.identity import TableId
+from ebla.model.schema import TableSchema
+from ebla.topology.snapshot import Keyspace
+from ebla.wire.topology_view import View
+
+
+class VirtualTable(Protocol):
+    """Rows worked out when they are asked for, from what this node knows."""
+
+    @property
+    def schema(self) -> TableSchema: ...
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """By column name, as `model.values.encode` takes them; columns that are missing are null."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    id: TableId
+    schema: TableSchema
+
+
+VirtualTables = Mapping[tuple[str, str], VirtualTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """At one version of the topology."""
+
+    view: View
+    virtual: VirtualTables
+
+    def has_keyspace(self, name: str) -> bool:
+        return name in self.view.snapshot.keyspaces or any(keyspace == name for keyspace, _ in self.virtual)
+
+    def keyspace(self, name: str) -> Keyspace:
+        """One that users made."""
+        found = self.view.snapshot.keyspaces.get(name)
+        if found is None:
+            raise NotFound(f"Keyspace '{name}' does not exist")
+        return found
+
+    def table(self, name: TableName, session_keyspace: str | None) -> StoredTable | VirtualTable:
+        keyspace = keyspace_of(name, session_keyspace)
+        virtual = self.virtual.get((keyspace, name.name))
+        if virtual is not None:
+            return virtual
+        found = self.view.snapshot.table_named(keyspace, name.name)
+        if found is not None and found.id in self.view.schemas:
+            return StoredTable(found.id, self.view.schemas[found.id])
+        if not self.has_keyspace(keyspace):
+            raise NotFound(f"Keyspace '{keyspace}' does not exist")
+        raise NotFound(f"unconfigured table {name.name}")
+
+    def stored(self, name: TableName, session_keyspace: str | None) -> StoredTable:
+        """For a write."""
+        found = self.table(name, session_keyspace)
+        if not isinstance(found, StoredTable):
+            raise InvalidRequest(f"{found.schema.full_name} shows the state of the node and cannot be written")
+        return found
+
+
+def keyspace_of(name: TableName, session_keyspace: str | None) -> str:
+    keyspace = name.keyspace or session_keyspace
+    if keyspace is None:
+        raise InvalidRequest("No keyspace has been specified. USE a keyspace, or explicitly specify keyspace.tablename")
+    return keyspace
