@@ -20,8 +20,8 @@ MUTATIONS = (
     Mutation(
         name="journal-next-frame-before-sync",
         module="ebla.journal.segments",
-        find="            await self._finish_sync()\n            if self._rotation_begun",
-        replace="            self._unsynced = False\n            if self._rotation_begun",
+        find="                await self._finish_sync()\n            if self._rotation_begun",
+        replace="                self._unsynced = False\n            if self._rotation_begun",
         check=SEGMENTS,
         why="a batch whose caller gave up is called durable by the next manifest, or torn before a whole one",
     ),
@@ -36,8 +36,8 @@ MUTATIONS = (
     Mutation(
         name="journal-rotation-forgotten",
         module="ebla.journal.segments",
-        find="if self._rotation_begun or self._needs_rotation(size):",
-        replace="if self._needs_rotation(size):",
+        find="            if self._rotation_begun or self._end_offset + size",
+        replace="            if self._end_offset + size",
         check=SEGMENTS,
         why="a batch goes into a segment that the manifest already calls complete",
     ),
@@ -124,8 +124,8 @@ MUTATIONS = (
     Mutation(
         name="journal-zeros-unmasked",
         module="ebla.journal.records",
-        find="    mask = _choose_mask(payload)\n",
-        replace="    mask = 0\n",
+        find="    if _ZERO_SECTOR in payload and (mask := _choose_mask(payload)):\n",
+        replace="    if mask:\n",
         check=DAMAGE,
         why="damage to a batch that holds zeros is taken for a torn write",
     ),
@@ -208,6 +208,14 @@ MUTATIONS = (
         replace="        self._entries[max(keep, 0) : max(keep, 0) + len(entries)] = entries\n",
         check=RAFT_LOG,
         why="an old leader's entries come back behind those that replaced them",
+    ),
+    Mutation(
+        name="journal-turn-lost-with-its-owner",
+        module="ebla.journal.turn",
+        find="            if place.done() and not place.cancelled():\n                self.leave()\n",
+        replace="",
+        check=PytestCheck("tests/unit/journal/test_turn.py"),
+        why="a caller that gives up in the wrong moment leaves a log that takes nothing more",
     ),
     Mutation(
         name="disk-failed-sync-forgiven",

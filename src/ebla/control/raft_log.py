@@ -8,7 +8,6 @@ Snapshots are files of their own, written whole beside the log. The mark in the 
 without a mark is swept at the next start, a mark without its file is `Corruption`.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ import msgspec
 from ebla.journal.recovery import LogLimits, make_durable_folder
 from ebla.journal.replace import TEMPORARY_SUFFIX, Replacement, read_checked_pieces, replace_file
 from ebla.journal.segments import DEFAULT_LIMITS, LogFailed, SegmentedLog
+from ebla.journal.turn import Turn
 from ebla.model.errors import Corruption, DiskFull, TooLarge
 from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk
@@ -166,7 +166,7 @@ class RaftLog:
         self._hard_state = HardState()
         self._snapshot = SnapshotMeta()
         self._is_outcome_unknown = False
-        self._turn = asyncio.Lock()
+        self._turn = Turn()
 
     @classmethod
     async def open(
@@ -190,7 +190,9 @@ class RaftLog:
 
         A snapshot that a write names comes from the leader and must have been stored before.
         """
-        async with self._turn:
+        if not self._turn.try_take():
+            await self._turn.take()
+        try:
             records: list[RaftRecord] = []
             hard_state = self._hard_state
             for write in writes:
@@ -202,11 +204,13 @@ class RaftLog:
                 self._hard_state = hard_state
                 return
             await self._append(records, hard_state)
+        finally:
+            self._turn.leave()
 
     def note_hint(self, hard_state: HardState | None) -> bool:
         """What a write without need of the disk says, without waiting. False where another write is under way, whose
         end would take it back: then it must go by `persist`."""
-        if self._turn.locked():
+        if self._turn.is_taken:
             return False
         self._hard_state = hard_state or self._hard_state
         return True
@@ -255,25 +259,19 @@ class RaftLog:
     async def _append(self, records: list[RaftRecord], hard_state: HardState) -> None:
         """The caller has the turn: were a mark's hard state read before another's write and appended after it, a vote
         would be taken back."""
-        marks = [record.snapshot for record in records if record.snapshot is not None]
-        for mark in marks:
-            assert self._disk.exists(self._snapshot_path(mark)), "a snapshot is stored before the log names it"
-        last = await self._append_to_journal([_encoder.encode(record) for record in records])
-        first = last + 1 - len(records)
-        self._hard_state = hard_state
-        for sequence, record in enumerate(records, first):
-            self._places.note(sequence, record)
-        if marks:
-            self._snapshot = marks[-1]
-            await self._drop_superseded(first)
-
-    async def _append_to_journal(self, records: list[bytes]) -> int:
+        mark: SnapshotMeta | None = None
+        encoded: list[bytes] = []
+        for record in records:
+            if record.snapshot is not None:
+                mark = record.snapshot
+                assert self._disk.exists(self._snapshot_path(mark)), "a snapshot is stored before the log names it"
+            encoded.append(_encoder.encode(record))
         if self._is_outcome_unknown:
             raise LogFailed(
                 f"a write to the Raft log in {self._folder} was given up half-way", advice="start this process again"
             )
         try:
-            return await self._journal.append(records)
+            last = await self._journal.append(encoded)
         except (DiskFull, TooLarge):
             raise
         except BaseException:
@@ -281,6 +279,13 @@ class RaftLog:
             # hard state known here could take a vote back.
             self._is_outcome_unknown = True
             raise
+        first = last + 1 - len(records)
+        self._hard_state = hard_state
+        for sequence, record in enumerate(records, first):
+            self._places.note(sequence, record)
+        if mark is not None:
+            self._snapshot = mark
+            await self._drop_superseded(first)
 
     async def _drop_superseded(self, mark_sequence: int) -> None:
         """The mark's record repeats the hard state, so nothing before it is needed but the entries behind it."""

@@ -37,6 +37,7 @@ _ZERO_SECTOR = bytes(SECTOR_BYTES)
 
 _SEED = struct.Struct("<QQ")
 _CHECKSUM = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
 # sequence of the first record, payload length, payload checksum, number of records, mask, kind, spare, end mark
 _FRAME_BODY = struct.Struct("<QIIIBB5xB")
 # magic, format, spare, log id, sequence of the first record
@@ -99,9 +100,12 @@ def encode_frame(log_id: int, offset: int, first_sequence: int, records: Sequenc
     """The frame of these records, valid only in this log at this offset."""
     assert records
     assert offset % ALIGNMENT == 0
-    payload = b"".join((struct.pack(f"<{len(records)}I", *map(len, records)), *records))
-    mask = _choose_mask(payload)
-    if mask:
+    if len(records) == 1:
+        payload = _LENGTH.pack(len(records[0])) + records[0]
+    else:
+        payload = b"".join((struct.pack(f"<{len(records)}I", *map(len, records)), *records))
+    mask = 0
+    if _ZERO_SECTOR in payload and (mask := _choose_mask(payload)):
         payload = payload.translate(_mask_table(mask))
     body = _FRAME_BODY.pack(
         first_sequence, len(payload), zlib.crc32(payload), len(records), mask, FrameKind.BATCH, _HEADER_END
@@ -176,9 +180,7 @@ def _seed(log_id: int, offset: int) -> int:
 
 
 def _choose_mask(payload: bytes) -> int:
-    """The byte to combine the payload with by XOR so that no 512 bytes in a row become zero; 0 almost always."""
-    if _ZERO_SECTOR not in payload:
-        return 0
+    """The byte to combine the payload with by XOR so that no 512 bytes in a row become zero."""
     # A batch made on purpose, with such a run of every byte value, keeps its zeros: all it wins is that damage to this
     # very frame, while it is the last one, is taken for a torn write.
     return next((byte for byte in range(1, 256) if bytes((byte,)) * SECTOR_BYTES not in payload), 0)

@@ -7,7 +7,6 @@ make damage and intent look alike. Old segments go from the front by `drop_befor
 A batch is written only after the one before it is synced. Recovery tells a torn tail from damage by that (`scan.py`).
 """
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from ebla.journal.records import (
 )
 from ebla.journal.recovery import LogLimits, LogPlace, RecoveredLog, make_segment, recover_log, reserve
 from ebla.journal.scan import Spot, read_batches
+from ebla.journal.turn import Turn
 from ebla.model.errors import DiskFull, InternalError, InvalidRequest, TooLarge
 from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk
@@ -43,11 +43,12 @@ class SegmentedLog:
         self._log_id = recovered.manifest.log_id
         self._segments = recovered.manifest.segments
         self._newest = recovered.newest
-        self._tail = recovered.tail
+        self._end_offset = recovered.tail.offset
+        self._next_sequence = recovered.tail.sequence
         self._unsynced = False
         self._rotation_begun = False
         self._failure: BaseException | None = None
-        self._turn = asyncio.Lock()
+        self._turn = Turn()
 
     @classmethod
     async def open(cls, disk: Disk, chance: Chance, folder: str, limits: LogLimits = DEFAULT_LIMITS) -> Self:
@@ -68,7 +69,7 @@ class SegmentedLog:
     @property
     def next_sequence(self) -> int:
         """What the first record of the next batch will get."""
-        return self._tail.sequence
+        return self._next_sequence
 
     async def append(self, records: Sequence[bytes]) -> int:
         """One batch: all of it is durable on return, or after a crash all or nothing. The last record's sequence.
@@ -76,16 +77,19 @@ class SegmentedLog:
         Raises `DiskFull` and nothing happened, or `LogFailed`, and from then on for every call.
         """
         size = self.check_batch(records)
-        async with self._turn:
+        if not self._turn.try_take():
+            await self._turn.take()
+        try:
             self._refuse_after_failure()
-            await self._finish_sync()
-            if self._rotation_begun or self._needs_rotation(size):
-                await self._rotate()
-            if self._tail.offset + size > self._place.limits.segment_bytes:
-                await self._make_room(self._tail.offset + size)
+            if self._unsynced:
+                await self._finish_sync()
+            if self._rotation_begun or self._end_offset + size > self._place.limits.segment_bytes:
+                await self._find_room(size)
             self._write(records)
             await self._finish_sync()
-            return self._tail.sequence - 1
+            return self._next_sequence - 1
+        finally:
+            self._turn.leave()
 
     def check_batch(self, records: Sequence[bytes]) -> int:
         """What a batch of these takes on disk. Raises `TooLarge` where it cannot be one."""
@@ -114,7 +118,7 @@ class SegmentedLog:
             raise InvalidRequest(
                 f"record {start} of {self._place.folder} was dropped; {self.first_sequence} is the oldest"
             )
-        bounds = [*self._segments, self._tail.sequence]
+        bounds = [*self._segments, self._next_sequence]
         for first_sequence, end_sequence in itertools.pairwise(bounds):
             if end_sequence <= start:
                 continue
@@ -148,9 +152,11 @@ class SegmentedLog:
         finally:
             file.close()
 
-    def _needs_rotation(self, frame_bytes: int) -> bool:
-        is_empty = self._tail.offset == SEGMENT_HEADER_BYTES
-        return not is_empty and self._tail.offset + frame_bytes > self._place.limits.segment_bytes
+    async def _find_room(self, frame_bytes: int) -> None:
+        is_empty = self._end_offset == SEGMENT_HEADER_BYTES
+        if self._rotation_begun or not is_empty:
+            await self._rotate()
+        await self._make_room(self._end_offset + frame_bytes)
 
     async def _rotate(self) -> None:
         """Everything in the newest segment is synced by now, so the manifest may call it complete.
@@ -159,7 +165,7 @@ class SegmentedLog:
         on disk may already name the successor, and then a further batch in the old segment would count as damage.
         """
         self._rotation_begun = True
-        first_sequence = self._tail.sequence
+        first_sequence = self._next_sequence
         try:
             successor = await make_segment(self._place, SegmentHeader(self._log_id, first_sequence))
         except OSError as failure:
@@ -171,12 +177,13 @@ class SegmentedLog:
             raise
         self._newest.close()
         self._newest = successor
-        self._tail = Spot(SEGMENT_HEADER_BYTES, first_sequence)
+        self._end_offset = SEGMENT_HEADER_BYTES
         self._rotation_begun = False
 
     async def _make_room(self, end: int) -> None:
-        """For a batch larger than a segment. Frames are written only inside the durable size of the file: there a torn
-        write leaves zeros behind, whereas some file systems let a file that was growing end in another's old bytes."""
+        """For a batch larger than a segment; others have it. Frames are written only inside the durable size of the
+        file: there a torn write leaves zeros behind, whereas some file systems let a file that was growing end in
+        another's old bytes."""
         if end <= self._newest.size():
             return
         try:
@@ -186,23 +193,24 @@ class SegmentedLog:
             raise self._fail(failure) from failure
 
     def _write(self, records: Sequence[bytes]) -> None:
-        frame = encode_frame(self._log_id, self._tail.offset, self._tail.sequence, records)
+        frame = encode_frame(self._log_id, self._end_offset, self._next_sequence, records)
         try:
             try:
-                self._newest.write(self._tail.offset, frame)
+                self._newest.write(self._end_offset, frame)
             except DiskFull:
                 self._blank(len(frame))
                 raise
         except OSError as failure:
             raise self._fail(failure) from failure
-        self._tail = Spot(self._tail.offset + len(frame), self._tail.sequence + len(records))
+        self._end_offset += len(frame)
+        self._next_sequence += len(records)
         self._unsynced = True
 
     def _blank(self, length: int) -> None:
         """Takes back a write that found no space half-way (blocks were not reserved: the file system cannot). What is
         left of it would stand behind the next, shorter batch and look like damage."""
         try:
-            self._newest.write(self._tail.offset, bytes(length))
+            self._newest.write(self._end_offset, bytes(length))
         except DiskFull as failure:
             raise self._fail(failure) from failure
 
@@ -218,7 +226,7 @@ class SegmentedLog:
 
     async def _save_manifest(self, segments: tuple[int, ...]) -> None:
         assert not self._unsynced
-        manifest = Manifest(LOG_FORMAT, self._log_id, segments, self._tail.sequence - 1)
+        manifest = Manifest(LOG_FORMAT, self._log_id, segments, self._next_sequence - 1)
         try:
             await save_manifest(self._place.disk, self._place.folder, manifest)
         except OSError as failure:

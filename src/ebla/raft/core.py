@@ -100,17 +100,22 @@ class Core:
 
     @property
     def has_effects(self) -> bool:
+        """Asked after every event, so it compares what it can by itself."""
         state = self.state
-        log = state.log
+        log, role = state.log, state.role
+        hard_state, standing = self._given_hard_state, self._given_standing
         return bool(
             state.messages
             or state.after_write
             or state.reads
             or log.writing < log.last_index
-            or log.has_committed(unstable_too=state.options.apply_unstable)
+            or log.committed != hard_state.commit
+            or (log.applying < log.committed and log.has_committed(unstable_too=state.options.apply_unstable))
             or (log.incoming_snapshot is not None and not log.snapshot_is_writing)
-            or self._has_new_standing()
-            or self._has_new_hard_state()
+            or role.leader != standing.leader
+            or type(role) is not standing.role
+            or state.term != hard_state.term
+            or state.vote != hard_state.vote
         )
 
     # In.
@@ -136,7 +141,8 @@ class Core:
         return TABLES[type(state.role)][kind](state, event)
 
     def _knows(self, peer: PeerId) -> bool:
-        return peer == self.state.peer or self.state.membership.is_member(peer)
+        membership = self.state.membership
+        return peer in membership.voters or peer == self.state.peer or membership.is_member(peer)
 
     def _admit(self, message: Message, term: int) -> bool:
         if term > self.state.term:
@@ -164,34 +170,30 @@ class Core:
         messages, state.messages = state.messages, []
         reads, state.reads = state.reads, []
         write = self._take_write()
-        entries = log.take_committed(unstable_too=state.options.apply_unstable)
+        entries: tuple[Entry, ...] = ()
+        if log.applying < log.committed:
+            entries = log.take_committed(unstable_too=state.options.apply_unstable)
         return Effects(
-            self._take_standing() if self._has_new_standing() else None,
+            self._take_standing(),
             tuple(messages),
             write,
             self._apply(entries) if entries else None,
             tuple(reads),
         )
 
-    def _has_new_standing(self) -> bool:
+    def _take_standing(self) -> Standing | None:
         role, given = self.state.role, self._given_standing
-        return role.leader != given.leader or type(role) is not given.role
-
-    def _take_standing(self) -> Standing:
-        role = self.state.role
+        if role.leader == given.leader and type(role) is given.role:
+            return None
         self._given_standing = Standing(type(role), role.leader)
         return self._given_standing
-
-    def _has_new_hard_state(self) -> bool:
-        state, given = self.state, self._given_hard_state
-        return state.log.committed != given.commit or state.term != given.term or state.vote != given.vote
 
     def _take_write(self) -> Write | None:
         state = self.state
         log = state.log
         given = self._given_hard_state
         hard_state: HardState | None = None
-        if self._has_new_hard_state():
+        if log.committed != given.commit or state.term != given.term or state.vote != given.vote:
             hard_state = self._given_hard_state = state.hard_state
         answers, state.after_write = state.after_write, []
         snapshot = log.take_snapshot_to_write() if log.incoming_snapshot is not None else None

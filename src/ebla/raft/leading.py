@@ -44,7 +44,8 @@ def on_proposal(state: State, message: Proposal) -> Refusal | None:
 
 
 def take_proposal(state: State, kind: EntryKind, payloads: tuple[bytes, ...]) -> Refusal | None:
-    leader = _leader(state)
+    leader = state.role
+    assert isinstance(leader, Leader)
     assert payloads, "a proposal proposes something"
     if state.peer not in leader.progress:
         return Refusal.NOT_A_MEMBER
@@ -93,7 +94,8 @@ def _may_change_now(state: State, data: bytes, pending_change_index: int) -> boo
 
 
 def on_append_response(state: State, answer: AppendResponse) -> None:
-    leader = _leader(state)
+    leader = state.role
+    assert isinstance(leader, Leader)
     progress = leader.progress.get(answer.sender)
     if progress is None:
         return

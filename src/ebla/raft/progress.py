@@ -29,36 +29,36 @@ class FlowLimits:
 class Inflight:
     """Appends sent and not yet acknowledged, oldest first, bounded by count and bytes."""
 
-    __slots__ = ("_bytes", "_limits", "_sent")
+    __slots__ = ("_bytes", "_limits", "_sent", "is_full")
 
     def __init__(self, limits: FlowLimits) -> None:
         self._limits = limits
         self._sent: deque[tuple[int, int]] = deque()
         self._bytes = 0
+        self.is_full = False
 
     def __len__(self) -> int:
         return len(self._sent)
-
-    @property
-    def is_full(self) -> bool:
-        limits = self._limits
-        return len(self._sent) >= limits.inflight_messages_max or (
-            limits.inflight_bytes_max != 0 and self._bytes >= limits.inflight_bytes_max
-        )
 
     def add(self, last_index: int, size: int) -> None:
         assert not self.is_full, "nothing is sent into a full window"
         self._sent.append((last_index, size))
         self._bytes += size
+        limits = self._limits
+        self.is_full = len(self._sent) >= limits.inflight_messages_max or (
+            limits.inflight_bytes_max != 0 and self._bytes >= limits.inflight_bytes_max
+        )
 
     def acknowledge(self, index: int) -> None:
         sent = self._sent
         while sent and sent[0][0] <= index:
             self._bytes -= sent.popleft()[1]
+            self.is_full = 0 < self._limits.inflight_bytes_max <= self._bytes
 
     def clear(self) -> None:
         self._sent.clear()
         self._bytes = 0
+        self.is_full = False
 
 
 class Progress:

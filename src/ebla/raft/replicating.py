@@ -25,7 +25,7 @@ def send_append(state: State, leader: Leader, peer: PeerId, *, even_empty: bool 
     if not entries and not even_empty:
         return False
     state.messages.append(Append(state.peer, peer, state.term, prev_index, prev_term, log.committed, entries))
-    progress.sent_entries(len(entries), log.size_of(entries))
+    progress.sent_entries(len(entries), log.size_of(entries) if entries else 0)
     progress.sent_commit = log.committed
     return True
 

@@ -79,7 +79,9 @@ class FileOnDisk:
         descriptor = self._enter_to_change()
         self._unsynced_bytes += len(data)
         try:
-            _write_fully(descriptor, offset, data)
+            written = os.pwrite(descriptor, data, offset)
+            if written < len(data):
+                _write_rest(descriptor, offset, data, written)
         except OSError as failure:
             # Once per commit: the context manager that the others use would cost as much as the write itself.
             with _full_disk_told(self._path):
@@ -156,7 +158,11 @@ class FileOnDisk:
             raise OSError(
                 errno.EIO, f"an earlier sync failed ({self._sync_failure}), so its content is unknown", self._path
             )
-        return self._enter()
+        with self._guard:
+            if not self._closing:
+                self._users += 1
+                return self._descriptor
+        raise ValueError(f"{self._path} is closed")
 
     def _leave(self) -> None:
         with self._guard:
@@ -240,10 +246,9 @@ def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _write_fully(descriptor: int, offset: int, data: bytes) -> None:
-    written = os.pwrite(descriptor, data, offset)
-    # A short write is how the kernel reports a device that fills up, or a signal, in the middle of one: only the next
-    # call tells which.
+def _write_rest(descriptor: int, offset: int, data: bytes, written: int) -> None:
+    """A short write is how the kernel reports a device that fills up, or a signal, in the middle of one: only the next
+    call tells which."""
     while written < len(data):
         written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
 
