@@ -156,15 +156,15 @@ MUTATIONS = (
     Mutation(
         name="replace-without-sync",
         module="ebla.journal.replace",
-        find="            await file.sync()\n",
-        replace="",
+        find="        await self._file.sync()\n        self._file.close()\n",
+        replace="        self._file.close()\n",
         check=REPLACE,
         why="after a power cut the name is there and the content is not",
     ),
     Mutation(
         name="replace-without-folder-sync",
         module="ebla.journal.replace",
-        find="    await disk.sync_folder(parent_folder(path))\n",
+        find="        await self._disk.sync_folder(parent_folder(self._path))\n",
         replace="",
         check=REPLACE,
         why="the old content comes back after the new one was promised",
