@@ -46,7 +46,8 @@ class ReadPage(msgspec.Struct, frozen=True):
 
 
 class LocalReplica(Protocol):
-    """The replica side of the router's own shard, without a wire in between. Raises as over the wire."""
+    """The replica side of the router's own shard, without a wire in between. Ends by the deadline and raises as
+    over the wire."""
 
     async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
 

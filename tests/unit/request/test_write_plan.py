@@ -1,0 +1,103 @@
+import uuid
+
+import pytest
+from tests.unit.request.write_rig import AT_REST, MOVED, MOVING, NODES, A, B, C, D
+from tests.unit.topology.small_cluster import TABLE, cluster, network, node, one_tablet, replica
+
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import NotFound, Unavailable
+from ebla.model.identity import HistoryId, HostId, Replica, TableId
+from ebla.model.transaction import Revision
+from ebla.request.write_plan import FullTarget, LeaveOut, PlanBook, WaitFor, WritePlan, room_choice, too_few
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import NodeState
+from ebla.wire.topology_view import View, view_of
+
+L = ConsistencyLevel
+NOBODY: frozenset[HostId] = frozenset()
+NOWHERE: frozenset[Replica] = frozenset()
+
+
+def view(snapshot: Snapshot) -> View:
+    return view_of(snapshot, Revision(HistoryId(uuid.UUID(int=1)), 1))
+
+
+def planned(snapshot: Snapshot, level: ConsistencyLevel = L.QUORUM, *down: Replica) -> WritePlan:
+    hosts = frozenset(each.host for each in down)
+    return PlanBook(view(snapshot), "dc1", hosts, NOWHERE).plan(TABLE, 5, level)
+
+
+@pytest.mark.parametrize(
+    ("level", "needed"),
+    [
+        (L.ONE, (1,)),
+        (L.TWO, (2,)),
+        (L.THREE, (3,)),
+        (L.QUORUM, (2,)),
+        (L.ALL, (3,)),
+        (L.LOCAL_ONE, (1,)),
+        (L.LOCAL_QUORUM, (2,)),
+        (L.EACH_QUORUM, (2,)),
+    ],
+)
+def test_what_each_level_needs_with_and_without_a_pending_replica(
+    level: ConsistencyLevel, needed: tuple[int, ...]
+) -> None:
+    assert planned(AT_REST, level).rule.needed == needed
+    moving = planned(MOVING, level)
+    assert moving.targets == (A, B, C, D)
+    assert moving.rule.needed == tuple(count + 1 for count in needed)
+
+
+def test_down_and_left_hosts_and_shards_that_refuse_get_no_copies_but_count() -> None:
+    left = cluster(*NODES[:2], node(3, state=NodeState.LEFT), NODES[3], tablets=one_tablet(A, B, C))
+    assert planned(left).targets == (A, B)
+    assert planned(left, L.QUORUM, A).is_available is False
+    book = PlanBook(view(AT_REST), "dc1", frozenset({C.host}), frozenset({A, replica(2, 3)}))
+    plan = book.plan(TABLE, 5, L.ONE)
+    assert (plan.targets, plan.skipped) == ((B,), (A, C))
+    told = too_few(book.plan(TABLE, 5, L.QUORUM), L.QUORUM)
+    assert (told.required, told.alive) == (2, 1)
+
+
+def test_each_quorum_counts_every_datacenter() -> None:
+    nodes = [node(number, datacenter="dc1" if number < 4 else "dc2") for number in range(1, 7)]
+    replicas = [replica(number) for number in range(1, 7)]
+    snapshot = cluster(*nodes, replication=network(dc1=3, dc2=3), tablets=one_tablet(*replicas))
+    assert planned(snapshot, L.EACH_QUORUM, replicas[0], replicas[3]).is_available
+    lost = planned(snapshot, L.EACH_QUORUM, replicas[3], replicas[4])
+    assert not lost.is_available
+    assert (too_few(lost, L.EACH_QUORUM).required, too_few(lost, L.EACH_QUORUM).alive) == (4, 3)
+    assert planned(snapshot, L.LOCAL_QUORUM, replicas[3], replicas[4]).is_available
+    assert not planned(snapshot, L.LOCAL_QUORUM, replicas[0], replicas[1]).is_available
+
+
+def test_a_plan_is_worked_out_once_and_its_book_is_good_for_one_view_and_who_is_up() -> None:
+    seen = view(AT_REST)
+    book = PlanBook(seen, "dc1", NOBODY, NOWHERE)
+    assert book.plan(TABLE, 5, L.ONE) is book.plan(TABLE, 6, L.ONE)
+    assert book.holds(seen, NOBODY, NOWHERE)
+    assert not book.holds(view(MOVED), NOBODY, NOWHERE)
+    assert not book.holds(seen, frozenset({A.host}), NOWHERE)
+    assert not book.holds(seen, NOBODY, frozenset({A}))
+
+
+def test_tables_that_are_not_there_yet_or_any_more() -> None:
+    with pytest.raises(NotFound):
+        PlanBook(view(AT_REST), "dc1", NOBODY, NOWHERE).plan(TableId(uuid.UUID(int=1)), 5, L.ONE)
+    half_made = Snapshot(nodes=AT_REST.nodes, keyspaces=AT_REST.keyspaces, tables=AT_REST.tables, tablets=FrozenMap())
+    with pytest.raises(Unavailable, match=r"ks\.t is still being created"):
+        PlanBook(view(half_made), "dc1", NOBODY, NOWHERE).plan(TABLE, 5, L.ONE)
+
+
+def test_a_target_without_room_is_waited_for_unless_it_is_given_up_and_not_needed() -> None:
+    quorum, everyone = planned(AT_REST), planned(AT_REST, L.ALL)
+    assert room_choice([quorum], [FullTarget(C, is_given_up=False)]) == WaitFor(C)
+    assert room_choice([quorum], [FullTarget(C, is_given_up=True)]) == LeaveOut(frozenset({C}))
+    assert room_choice([everyone], [FullTarget(C, is_given_up=True)]) == WaitFor(C)
+    assert room_choice([quorum, everyone], [FullTarget(C, is_given_up=True)]) == WaitFor(C)
+    both = [FullTarget(B, is_given_up=True), FullTarget(C, is_given_up=True)]
+    assert room_choice([quorum], both) == WaitFor(B)
+    mixed = [FullTarget(B, is_given_up=True), FullTarget(C, is_given_up=False)]
+    assert room_choice([quorum], mixed) == WaitFor(C)
