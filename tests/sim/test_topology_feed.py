@@ -1,0 +1,253 @@
+"""Three nodes whose children follow the topology under every fault: what a barrier said stays true, whoever dies."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from ebla.control.control_process import ControlProcess, ControlSetup
+from ebla.control.group0_server import Group0Setup
+from ebla.control.liveness import LivenessLimits
+from ebla.group0.commands import Done
+from ebla.group0.members import Member, Role
+from ebla.model.errors import DiskFull, EblaError
+from ebla.model.identity import Address, ClusterId, HostId, TopologyVersion
+from ebla.model.transaction import Missing, Put, Transaction, Unchanged
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.faults.harsh import harsh
+from ebla.sim.scenarios.liveness import NoChildren
+from ebla.sim.world import Unit, World
+from ebla.topology import keys
+from ebla.topology.snapshot import TopologyState
+from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
+from ebla.wire.frames import Introduction
+from ebla.wire.group0_messages import ExecuteRequest, ReadRequest
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.report import Report
+from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
+from ebla.wire.topology_view import TopologyView, View
+from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_READ, NODE_BARRIER
+
+NODES = 3
+PORT = 7000
+SOCKET = Address("/data/run/control.sock")
+CHILDREN = ("bulk", "shard-0")
+WIRE = WireLimits()
+CALM_S = 40.0
+
+
+@dataclass
+class Child:
+    """The life of a child that is there now: what it has prepared, installed and still runs."""
+
+    world: World
+    surroundings: Surroundings
+    name: str
+    view: TopologyView = field(default_factory=TopologyView)
+    prepared: View | None = None
+
+    async def prepare(self, view: View, before: View | None) -> None:
+        assert before is None or before is self.view.current
+        if self.surroundings.chance.random() < 0.1:
+            raise DiskFull("no space left")
+        await asyncio.sleep(self.surroundings.chance.random() * 0.3)
+        self.prepared = view
+
+    def installed(self, view: View) -> None:
+        assert self.prepared is not None
+        assert self.prepared.snapshot is view.snapshot, "installed as it was prepared"
+
+    def report_of(self, view: View) -> ChildReport:
+        return ChildReport(self.name, 1, view.version, view.fence, self.view.versions.oldest(view.version), True)
+
+    async def route(self) -> None:
+        """Requests that hold the version they began with."""
+        chance = self.surroundings.chance
+        while True:
+            if self.view.is_known:
+                version = self.view.current.version
+                self.view.hold(version)
+                await asyncio.sleep(chance.random() * 2)
+                self.view.release(version)
+            await asyncio.sleep(chance.random() * 0.2)
+
+
+@dataclass
+class Node:
+    control: Unit
+    host: HostId
+    units: dict[str, Unit] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
+    acknowledged: TopologyVersion = TopologyVersion(0)
+    """The highest version whose barrier this node said to hold, in any of its lives."""
+
+
+class FeedWorld:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.nodes: list[Node] = []
+        self.cluster = ClusterId(world.chance.uuid())
+        self.newest = TopologyVersion(0)
+        self.barriers = 0
+        for number in range(NODES):
+            self._add(f"n{number + 1}")
+        self.driver = world.unit("driver", self._drive, machine="n1", host_id=self.nodes[0].host)
+
+    def units(self) -> list[Unit]:
+        return [unit for node in self.nodes for unit in (node.control, *node.units.values())] + [self.driver]
+
+    def _add(self, name: str) -> None:
+        host = HostId(self.world.chance.uuid())
+
+        async def control(around: Surroundings) -> None:
+            await self._control(around, node, name)
+
+        node = Node(self.world.unit(name, control, host_id=host), host)
+        self.nodes.append(node)
+        for child in CHILDREN:
+
+            async def run_child(around: Surroundings, child: str = child) -> None:
+                await self._child(around, node, child)
+
+            node.units[child] = self.world.unit(f"{name}-{child}", run_child, machine=name, host_id=host)
+
+    def _introduction(self, node: Node, process: str) -> Introduction:
+        return Introduction(node.host, self.cluster, "sim", process)
+
+    def _report(self, name: str) -> Report:
+        return lambda event, details: self.world.tell(name, f"{event} {details}")
+
+    async def _control(self, around: Surroundings, node: Node, name: str) -> None:
+        own = node.control.address(PORT)
+        group0 = Group0Setup(
+            Member(node.host, Role.LEARNER, own),
+            self.cluster,
+            "sim",
+            tuple(each.control.address(PORT) for each in self.nodes),
+            "/data/group0",
+            snapshot_entries_max=20,
+            kept_entries=5,
+        )
+        setup = ControlSetup(
+            self._introduction(node, "control"),
+            own,
+            SOCKET,
+            group0,
+            LivenessLimits(),
+            WIRE,
+            self._report(name),
+            1,
+            "sim",
+            CHILDREN,
+        )
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(ControlProcess(around, setup, NoChildren(), stop).run())
+            await stop.wait()
+            running.cancel()
+
+    async def _child(self, around: Surroundings, node: Node, name: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            report = self._report(node.units[name].name)
+            context = PeersContext(around.transport, around.chance, self._introduction(node, name), WIRE, report)
+            control = Peers(tasks, context)
+            control.set_address(node.host, SOCKET)
+            child = node.children[name] = Child(self.world, around, name)
+            setup = FollowerSetup(name, 1, node.host, around.clock, report)
+            follower = TopologyFollower(control, setup, child.view, child, child.report_of)
+            tasks.create_task(child.route())
+            await follower.run()
+
+    # ---- versions and barriers
+
+    async def _drive(self, around: Surroundings) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            context = PeersContext(
+                around.transport,
+                around.chance,
+                self._introduction(self.nodes[0], "driver"),
+                WIRE,
+                self._report("driver"),
+            )
+            own, peers = Peers(tasks, context), Peers(tasks, context)
+            own.set_address(self.nodes[0].host, SOCKET)
+            for node in self.nodes:
+                peers.set_address(node.host, node.control.address(PORT))
+                tasks.create_task(self._ask_barriers(peers, node))
+            while True:
+                try:
+                    await self._next_version(own)
+                except EblaError:
+                    pass
+                await asyncio.sleep(around.chance.random())
+
+    async def _next_version(self, own: Peers) -> None:
+        host = self.nodes[0].host
+        found = (await own.call(host, GROUP0_READ, ReadRequest(keys=(keys.STATE,)), 2_000)).found
+        known = found[0] if found else None
+        condition = Missing(keys.STATE) if known is None else Unchanged(keys.STATE, known.revision)
+        row = TopologyState()
+        if known is not None:
+            row = msgspec.msgpack.decode(known.value, type=TopologyState)
+            row = msgspec.structs.replace(row, version=TopologyVersion(row.version + 1))
+        change = Transaction((condition,), (Put(keys.STATE, keys.encode(row)),))
+        answer = (await own.call(host, GROUP0_EXECUTE, ExecuteRequest(change), 2_000)).answer
+        if isinstance(answer, Done):
+            self.newest = max(self.newest, row.version)
+
+    async def _ask_barriers(self, peers: Peers, node: Node) -> None:
+        while True:
+            if self.newest > node.acknowledged:
+                asked = self.newest
+                try:
+                    await peers.call(node.host, NODE_BARRIER, NodeBarrierRequest(asked), 5_000)
+                except EblaError:
+                    await asyncio.sleep(0.2)
+                    continue
+                self.barriers += 1
+                node.acknowledged = max(node.acknowledged, asked)
+                self.check()
+            await asyncio.sleep(0.1)
+
+    def check(self) -> None:
+        for node in self.nodes:
+            for name, child in node.children.items():
+                if node.units[name].down or not child.view.is_known:
+                    continue
+                version = child.view.current.version
+                oldest = child.view.versions.oldest(version)
+                if oldest < node.acknowledged:
+                    self.world.fail(
+                        f"{node.units[name].name} routes by version {oldest}, and its node acknowledged "
+                        f"the barrier of {node.acknowledged}"
+                    )
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_a_barrier_said_stays_true(seed: int) -> None:
+    async def run(world: World) -> None:
+        feed_world = FeedWorld(world)
+        for unit in feed_world.units():
+            unit.start()
+        async with asyncio.TaskGroup() as tasks:
+            checking = tasks.create_task(_check_always(feed_world))
+            await harsh(world, feed_world.units(), world.seconds)
+            feed_world.driver.kill()
+            newest = feed_world.newest
+            feed_world.driver.start()
+            await asyncio.sleep(CALM_S)
+            checking.cancel()
+        world.check(feed_world.newest > newest, "no version was committed after all was healed")
+        world.check(feed_world.barriers > NODES * 5, f"only {feed_world.barriers} barriers held")
+        lag = [int(feed_world.newest - node.acknowledged) for node in feed_world.nodes]
+        world.check(max(lag) < 20, f"barriers lag behind by {lag} versions")
+
+    World(seed=seed, seconds=40.0).run(run)
+
+
+async def _check_always(feed_world: FeedWorld) -> None:
+    while True:
+        feed_world.check()
+        await asyncio.sleep(0.05)
