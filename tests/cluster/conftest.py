@@ -53,9 +53,9 @@ def random_base_address() -> str:
 class LocalNodes:
     """Nodes that a test makes, starts and hurts."""
 
-    def __init__(self, data: Path, nodes: int, settings: Sequence[str] = ()) -> None:
+    def __init__(self, data: Path, nodes: int, settings: Sequence[str] = (), shards: int = 1) -> None:
         self.data = data
-        shape = Shape(nodes, 1, random_base_address(), "test", (*QUICK, *settings))
+        shape = Shape(nodes, shards, random_base_address(), "test", (*QUICK, *settings))
         self.nodes: list[LocalNode] = find_or_make_nodes(data, shape)
         give_identities(self.nodes)
         self._started: list[subprocess.Popen[bytes]] = []
@@ -122,8 +122,8 @@ async def _view(nodes: Sequence[LocalNode]) -> ClusterView:
 def make_nodes(tmp_path: Path) -> Iterator[Callable[..., LocalNodes]]:
     made: list[LocalNodes] = []
 
-    def make(nodes: int = 1, settings: Sequence[str] = ()) -> LocalNodes:
-        made.append(LocalNodes(tmp_path / f"c{len(made)}", nodes, settings))
+    def make(nodes: int = 1, settings: Sequence[str] = (), shards: int = 1) -> LocalNodes:
+        made.append(LocalNodes(tmp_path / f"c{len(made)}", nodes, settings, shards))
         return made[-1]
 
     yield make

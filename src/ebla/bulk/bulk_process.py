@@ -71,7 +71,8 @@ class BulkProcess:
     def _following(self, control: Peers) -> TopologyFollower:
         setup = self._setup
         ours = setup.introduction
-        following = FollowerSetup(ours.process, setup.pid, ours.host, self._surroundings.clock, setup.report)
+        clock = self._surroundings.clock
+        following = FollowerSetup(ours.process, setup.pid, ours.host, clock, setup.report, poll_ms=setup.heartbeat_ms)
         return TopologyFollower(control, following, self.view, self.sessions, self.sessions.report_of)
 
     async def _keep_in_touch(self, control: Peers) -> None:

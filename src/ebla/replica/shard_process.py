@@ -104,7 +104,10 @@ class _Shard:
     def _following(self, process: "ShardProcess") -> TopologyFollower:
         setup = process.setup
         ours = setup.introduction
-        following = FollowerSetup(ours.process, setup.pid, ours.host, process.surroundings.clock, setup.report)
+        # A poll that is held longer than a heartbeat would look like silence where the bound on that is short.
+        following = FollowerSetup(
+            ours.process, setup.pid, ours.host, process.surroundings.clock, setup.report, poll_ms=setup.heartbeat_ms
+        )
         return TopologyFollower(process.control, following, self._view, self, self.report_of)
 
     async def prepare(self, view: View, before: View | None) -> None:

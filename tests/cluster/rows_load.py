@@ -1,0 +1,238 @@
+"""Rows over the wire for tests of real nodes: a table, single reads and writes, and clients that write without pause
+and remember what became of each write."""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tests.cluster.group0_load import ask
+
+from ebla.cli.local_cluster import LocalNode
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.cql_types import parse_type
+from ebla.model.errors import EblaError
+from ebla.model.identity import Address, TableId
+from ebla.model.rows import Cell, Row
+from ebla.model.schema import Column, ColumnKind, TableSchema, new_schema
+from ebla.model.token import token_of
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.storage.key_codec import after_prefix, partition_prefix, row_key
+from ebla.storage.row_codec import decode_row, encode_row
+from ebla.topology.snapshot import Keyspace, Replication
+from ebla.topology.states import Strategy
+from ebla.wire.calls import Caller, Target
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
+from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaAnswer, SchemaRequest
+from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, SCHEMA, A, Q, Verb
+
+DEADLINE_MS = 4_000
+SCHEMA_MS = 20_000
+NOW_S = 1
+COLUMNS = (
+    Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
+    Column("v", parse_type("bigint"), ColumnKind.REGULAR),
+)
+QUORUM = ConsistencyLevel.QUORUM
+ONE = ConsistencyLevel.ONE
+ALL = ConsistencyLevel.ALL
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A keyspace and its table `t` of numbers."""
+
+    keyspace: str
+    replicas: int = 3
+    on_tablets: bool = True
+
+
+def create_table(node: LocalNode, wanted: Wanted) -> TableId:
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", wanted.replicas),))
+    keyspace = Keyspace(wanted.keyspace, replication, wanted.on_tablets, initial_tablets=8 if wanted.on_tablets else 0)
+    ask(node, SCHEMA, SchemaRequest(CreateKeyspaceWish(keyspace)), SCHEMA_MS)
+    answer: SchemaAnswer = ask(node, SCHEMA, SchemaRequest(CreateTableWish(wanted.keyspace, "t", COLUMNS)), SCHEMA_MS)
+    assert answer.changed
+    assert answer.table is not None
+    return answer.table
+
+
+class Numbers:
+    """The table's rows: each key has one number, which only grows; its timestamp is the number."""
+
+    def __init__(self, table: TableId) -> None:
+        self.table = table
+        self.schema: TableSchema = new_schema((table, "any", "t"), COLUMNS)
+        self._column = self.schema.column("v").number
+
+    def write_of(self, key: int, number: int) -> RoutedWrite:
+        value = Row(None, None, {self._column: Cell(number, number.to_bytes(8))})
+        item = (row_key(self._prefix(key)), encode_row(value, self.schema.version, self.schema.layouts[-1]))
+        return RoutedWrite(self.table, (item,))
+
+    def read_of(self, key: int, level: ConsistencyLevel) -> RouteReadRequest:
+        prefix = self._prefix(key)
+        return RouteReadRequest(self.table, ((prefix, after_prefix(prefix)),), level, rows_max=10, now_s=NOW_S)
+
+    def number_in(self, value: bytes) -> int:
+        cell = decode_row(value, self.schema.layouts).cells[self._column]
+        assert cell.value is not None
+        assert int.from_bytes(cell.value) == cell.timestamp_us
+        return cell.timestamp_us
+
+    async def write(self, shard: Caller, numbers: dict[int, int], level: ConsistencyLevel) -> None:
+        writes = tuple(self.write_of(key, number) for key, number in numbers.items())
+        await shard.call(ROUTE_WRITE, RouteWriteRequest(writes, level), DEADLINE_MS)
+
+    async def read(self, shard: Caller, key: int, level: ConsistencyLevel) -> int | None:
+        page = await shard.call(ROUTE_READ, self.read_of(key, level), DEADLINE_MS)
+        assert len(page.items) <= 1, page
+        assert not page.position
+        return self.number_in(page.items[0][1]) if page.items else None
+
+    @staticmethod
+    def _prefix(key: int) -> bytes:
+        serialized = key.to_bytes(4)
+        return partition_prefix(token_of(serialized), serialized)
+
+
+def socket_of(node: LocalNode, shard: int) -> Path:
+    return node.folder.shard_socket(shard)
+
+
+@asynccontextmanager
+async def asking_shard(node: LocalNode, shard: int) -> AsyncIterator[Caller]:
+    identity = node.folder.read_identity()
+    assert identity is not None
+    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "test")
+    async with TcpTransport(None, TransportLimits(), unreported) as transport:
+        context = PeersContext(transport, SystemChance(), introduction, WireLimits(), unreported)
+        caller, _ = await connect(context, Address(str(socket_of(node, shard))), Target(Lane.DATA))
+        try:
+            yield caller
+        finally:
+            caller.close("done")
+
+
+def ask_shard(node: LocalNode, shard: int, verb: Verb[Q, A], request: Q, deadline_ms: int = DEADLINE_MS) -> A:
+    async def run() -> A:
+        async with asking_shard(node, shard) as caller:
+            return await caller.call(verb, request, deadline_ms)
+
+    return asyncio.run(run())
+
+
+def write_numbers(
+    rows: Numbers, at: tuple[LocalNode, int], numbers: dict[int, int], level: ConsistencyLevel = QUORUM
+) -> None:
+    async def run() -> None:
+        async with asking_shard(*at) as shard:
+            await rows.write(shard, numbers, level)
+
+    asyncio.run(run())
+
+
+def read_numbers(
+    rows: Numbers, at: tuple[LocalNode, int], keys: Sequence[int], level: ConsistencyLevel = QUORUM
+) -> list[int | None]:
+    async def run() -> list[int | None]:
+        async with asking_shard(*at) as shard:
+            return [await rows.read(shard, key, level) for key in keys]
+
+    return asyncio.run(run())
+
+
+@dataclass(slots=True)
+class KeyStory:
+    """What became of the writes of one key, which has one writer."""
+
+    tried: int = 0
+    acknowledged: int = 0
+    acknowledged_at: list[float] = field(default_factory=list)
+
+
+class RowsLoad:
+    """A context: a client per shard given, each with keys of its own, writes at QUORUM and reads back in between."""
+
+    KEYS_EACH = 25
+
+    def __init__(self, rows: Numbers, shards: Sequence[tuple[LocalNode, int]]) -> None:
+        self._rows = rows
+        self._shards = list(shards)
+        self.stories: dict[int, KeyStory] = {}
+        self.lost: list[str] = []
+        self.errors: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def __enter__(self) -> "RowsLoad":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(2 * DEADLINE_MS / 1000 + 5)
+        assert not self._thread.is_alive(), "a client does not end"
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(len(story.acknowledged_at) for story in self.stories.values())
+
+    def longest_pause_s(self, since: float, until: float) -> float:
+        """Between two acknowledgements of any client."""
+        moments = sorted(at for story in self.stories.values() for at in story.acknowledged_at if since <= at <= until)
+        return max(later - earlier for earlier, later in itertools.pairwise([since, *moments, until]))
+
+    def check(self, at: tuple[LocalNode, int]) -> None:
+        """Nothing acknowledged is missing now, and nothing is there that nobody wrote."""
+        keys = sorted(self.stories)
+        for key, found in zip(keys, read_numbers(self._rows, at, keys)):
+            story = self.stories[key]
+            assert story.acknowledged <= (found or 0) <= story.tried, f"key {key}: {found} for {story}"
+        assert not self.lost
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(len(self._shards)):
+                tasks.create_task(self._client(number))
+
+    async def _client(self, number: int) -> None:
+        """Moves on to the next shard when one fails: as a driver does."""
+        keys = range(number * self.KEYS_EACH, (number + 1) * self.KEYS_EACH)
+        for key in keys:
+            self.stories[key] = KeyStory()
+        turn = itertools.cycle(keys)
+        for shard in itertools.cycle(range(number, number + len(self._shards))):
+            if self._stop.is_set():
+                return
+            try:
+                async with asking_shard(*self._shards[shard % len(self._shards)]) as caller:
+                    while not self._stop.is_set():
+                        await self._once(caller, next(turn))
+            except EblaError as error:
+                name = f"{type(error).__name__}: {error.message[:60]}"
+                self.errors[name] = self.errors.get(name, 0) + 1
+                await asyncio.sleep(0.02)
+
+    async def _once(self, shard: Caller, key: int) -> None:
+        story = self.stories[key]
+        story.tried += 1
+        await self._rows.write(shard, {key: story.tried}, QUORUM)
+        story.acknowledged = story.tried
+        story.acknowledged_at.append(time.monotonic())
+        if story.tried % 4 == 0:
+            found = await self._rows.read(shard, key, QUORUM)
+            if (found or 0) < story.acknowledged:
+                self.lost.append(f"key {key}: {found} after {story.acknowledged} was acknowledged")
