@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ebla.cli.asking import ask_verb, parse_contact
 from ebla.cli.local_cluster import find_nodes
+from ebla.client.group0_pages import ReadPages, WatchPages
 from ebla.group0.commands import Answer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.keys import owner_of
 from ebla.group0.members import Role
@@ -28,10 +29,10 @@ from ebla.wire.group0_messages import (
     Group0Report,
     LockRequest,
     MembersRequest,
+    ReadAnswer,
     ReadRequest,
     TransferRequest,
     WatchedChange,
-    WatchRequest,
 )
 from ebla.wire.verbs import (
     GROUP0_CHANGE_MEMBER,
@@ -93,13 +94,14 @@ def get(
     exact = tuple(key for key in keys if not key.endswith("/"))
     prefixes = tuple(key for key in keys if key.endswith("/"))
     with _outcomes_told(as_json=as_json, is_change=False):
-        answer = _ask(data, node, GROUP0_READ, ReadRequest(exact, prefixes, quorum=not local), timeout_ms)
+        answer = _read(data, node, ReadRequest(exact, prefixes, quorum=not local), timeout_ms)
         if as_json:
             _print_json({"index": answer.revision.index, "found": [_shown(found) for found in answer.found]})
         else:
             for found in answer.found:
                 sys.stdout.write(f"{found.key} @{found.revision.index} {_text(found.value)}\n")
-        missing = [key for key in exact if key not in [found.key for found in answer.found]]
+        there = {found.key for found in answer.found}
+        missing = [key for key in exact if key not in there]
         for key in missing:
             sys.stderr.write(f"ebla: {key} does not exist\n")
     raise typer.Exit(1 if missing else 0)
@@ -206,14 +208,14 @@ def watch(
     seen = 0
     with _outcomes_told(as_json=as_json, is_change=False):
         history = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
-        position = None if after is None else Revision(history, after)
+        pages = WatchPages(prefix, None if after is None else Revision(history, after))
         try:
             while count is None or seen < count:
-                answer = _ask(data, node, GROUP0_WATCH, WatchRequest(prefix, position, 5_000), 10_000)
-                for change in answer.changes[: None if count is None else count - seen]:
-                    _print_change(change, reset=answer.reset, as_json=as_json)
+                answer = pages.take(_ask(data, node, GROUP0_WATCH, pages.request(5_000), 10_000))
+                changes = () if answer is None else answer.changes
+                for change in changes[: None if count is None else count - seen]:
+                    _print_change(change, reset=answer is not None and answer.reset, as_json=as_json)
                     seen += 1
-                position = answer.revision
         except KeyboardInterrupt:
             sys.stderr.write("\n")
 
@@ -319,6 +321,14 @@ def check_quorum(
 
 def _ask(data: Path, node: str | None, verb: Verb[Q, A], request: Q, timeout_ms: int) -> A:
     return ask_verb(find_nodes(data), node, verb, request, timeout_ms)
+
+
+def _read(data: Path, node: str | None, request: ReadRequest, timeout_ms: int) -> ReadAnswer:
+    """However much it is; the time is for each page."""
+    pages = ReadPages(request)
+    while (whole := pages.take(_ask(data, node, GROUP0_READ, pages.request(), timeout_ms))) is None:
+        pass
+    return whole
 
 
 def _execute(

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 
 from ebla.control.group0_calls import revision_of
+from ebla.control.group0_pages import KeptStates, PageLimits, Wanted, steps_of_a_page
 from ebla.control.group0_server import Group0Server, Running
 from ebla.group0.commands import Answer
 from ebla.group0.discovery import InCluster
@@ -13,6 +14,7 @@ from ebla.group0.members import Member, Role, peer_number
 from ebla.group0.membership import member_key
 from ebla.model.errors import DeadlineExceeded, InvalidRequest, Refused, Unavailable
 from ebla.model.identity import Address, HostId
+from ebla.model.transaction import Revision
 from ebla.ports.chance import Chance
 from ebla.raft.events import TransferLeadership
 from ebla.raft.messages import PeerId
@@ -64,6 +66,9 @@ from ebla.wire.verbs import (
 )
 
 ANSWER_SHARE_MS_MAX = 100
+DEFAULT_PAGE_LIMITS = PageLimits()
+KEYS_OF_A_PAGE = 8
+"""That fit one whatever their values are."""
 
 
 def _work_ms(call: IncomingCall) -> int:
@@ -74,10 +79,14 @@ def _work_ms(call: IncomingCall) -> int:
 
 
 class Group0Doors:
-    def __init__(self, group0: Group0Server, peers: Peers, chance: Chance) -> None:
+    def __init__(
+        self, group0: Group0Server, peers: Peers, chance: Chance, page_limits: PageLimits = DEFAULT_PAGE_LIMITS
+    ) -> None:
         self._group0 = group0
         self._peers = peers
         self._chance = chance
+        self._page_limits = page_limits
+        self._states = KeptStates(page_limits)
 
     def serve_peers(self, server: Server) -> None:
         server.serve_notice(RAFT, self._raft)
@@ -172,15 +181,17 @@ class Group0Doors:
 
     async def _read(self, request: ReadRequest, call: IncomingCall) -> ReadAnswer:
         running = self._group0.running
-        if request.quorum:
+        # Pages of a state that was read after a barrier need none of their own.
+        if request.quorum and not (request.start and self._states.holds(_wanted(request), request.at)):
             await running.calls.read_barrier(_work_ms(call))
         store = running.store
-        keys = dict.fromkeys(request.keys)
-        for prefix in request.prefixes:
-            keys.update(dict.fromkeys(store.keys(prefix)))
-        entries = [(key, store.get(key)) for key in keys]
-        found = tuple(FoundKey(key, entry.value, entry.revision) for key, entry in entries if entry is not None)
-        return ReadAnswer(store.revision, found)
+        if not request.prefixes and len(request.keys) <= KEYS_OF_A_PAGE:
+            entries = [(key, store.get(key)) for key in dict.fromkeys(request.keys)]
+            found = tuple(FoundKey(key, entry.value, entry.revision) for key, entry in entries if entry is not None)
+            return ReadAnswer(store.revision, found)
+        page = self._states.page(store, _wanted(request), request.at, request.start)
+        rows = tuple(FoundKey(key, entry.value, entry.revision) for key, entry in page.rows)
+        return ReadAnswer(page.revision, rows, page.more)
 
     def _execute(self, request: ExecuteRequest, call: IncomingCall) -> "asyncio.Future[Answer]":
         return self._group0.running.calls.transact(request.transaction, _work_ms(call))
@@ -189,8 +200,8 @@ class Group0Doors:
         running = self._group0.running
         store = running.store
         after = request.after
-        if after is None or after.history != store.revision.history:
-            return self._reset(running, request.prefix)
+        if after is None or after.history != store.revision.history or request.start:
+            return self._reset(running, request)
         woken = asyncio.Event()
 
         def look(step: Step) -> None:
@@ -210,11 +221,15 @@ class Group0Doors:
                 steps = running.store.recent.after(after.index, request.prefix)
         finally:
             running.machine.unwatch(ticket)
-        if steps is None:
-            return self._reset(running, request.prefix)
+        page = None if steps is None else steps_of_a_page(steps, self._page_limits)
+        if page is None:
+            return self._reset(running, request)
+        taken, all_taken = page
         changes = tuple(
-            WatchedChange(change.key, change.value, step.index) for step in steps for change in step.changes
+            WatchedChange(change.key, change.value, step.index) for step in taken for change in step.changes
         )
+        if not all_taken:
+            return WatchAnswer(Revision(after.history, taken[-1].index), False, changes)
         # A node that lags behind where the caller has come from elsewhere must not send it back, or it would be told
         # the same changes twice.
         return WatchAnswer(max(after, running.store.revision), False, changes)
@@ -254,11 +269,15 @@ class Group0Doors:
             raise InvalidRequest(f"host {host} is not a member of group 0")
         return member
 
-    def _reset(self, running: Running, prefix: str) -> WatchAnswer:
-        store = running.store
-        found = ((key, store.entries[key]) for key in store.keys(prefix))
-        changes = tuple(WatchedChange(key, entry.value, entry.revision.index) for key, entry in found)
-        return WatchAnswer(store.revision, True, changes)
+    def _reset(self, running: Running, request: WatchRequest) -> WatchAnswer:
+        at = request.after if request.start else None
+        page = self._states.page(running.store, Wanted((), (request.prefix,)), at, request.start)
+        changes = tuple(WatchedChange(key, entry.value, entry.revision.index) for key, entry in page.rows)
+        return WatchAnswer(page.revision, True, changes, page.more)
+
+
+def _wanted(request: ReadRequest) -> Wanted:
+    return Wanted(request.keys, request.prefixes)
 
 
 def report_of(running: Running) -> Group0Report:

@@ -91,6 +91,9 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     keys: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     quorum: bool = True
+    at: Revision | None = None
+    """A page that follows: of the state at this revision, from row `start` on."""
+    start: int = 0
 
 
 class FoundKey(msgspec.Struct, frozen=True, array_like=True):
@@ -100,10 +103,14 @@ class FoundKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The state at `revision`; keys that do not exist are left out."""
+    """The state at `revision`; keys that do not exist are left out.
+
+    `more`: it did not fit, and its further rows are asked for with `at` and `start`. Where the revision is another than
+    was asked for, the node holds that state no longer and this is the first page of a new one."""
 
     revision: Revision
     found: tuple[FoundKey, ...]
+    more: bool = False
 
 
 class ExecuteRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +127,8 @@ class WatchRequest(msgspec.Struct, frozen=True, array_like=True):
     prefix: str
     after: Revision | None = None
     wait_ms: int = 10_000
+    start: int = 0
+    """A page of a reset that follows: of the content at `after`, from this row on."""
 
 
 class WatchedChange(msgspec.Struct, frozen=True, array_like=True):
@@ -129,11 +138,16 @@ class WatchedChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WatchAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`reset`: the feed does not reach back to what was asked for, and `changes` is the whole content of the prefix."""
+    """The changes up to `revision`, whole transactions, as many as fit: the rest is there at once when asked for.
+
+    `reset`: the feed does not reach back to what was asked for, and `changes` is the content of the prefix, with `more`
+    only a part of it: the further rows are asked for with `after` and `start`. Where the revision is another than was
+    asked for then, this is the first page of a new reset."""
 
     revision: Revision
     reset: bool
     changes: tuple[WatchedChange, ...]
+    more: bool = False
 
 
 class LockRequest(msgspec.Struct, frozen=True, array_like=True):

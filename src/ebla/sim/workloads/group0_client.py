@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ebla.client.group0_pages import ReadPages, WatchPages
 from ebla.group0.commands import ConditionFailed, Done, LockRevoked
 from ebla.model.errors import EblaError, Outcome
 from ebla.model.identity import Address, HostId
-from ebla.model.transaction import Condition, Missing, Put, Revision, Transaction, Unchanged
+from ebla.model.transaction import Condition, Missing, Put, Transaction, Unchanged
 from ebla.ports.surroundings import Surroundings
 from ebla.sim.checkers.group0 import Group0Record, LockedWrite, Move, Swap
 from ebla.sim.checkers.models import Read, Write
@@ -22,7 +23,6 @@ from ebla.wire.group0_messages import (
     LockRequest,
     ReadAnswer,
     ReadRequest,
-    WatchRequest,
 )
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
@@ -171,10 +171,10 @@ class Group0Client:
 
     async def _move(self) -> None:
         """From one of two keys to the other, both or neither; their sum never changes."""
-        found = await self._look((LEFT, RIGHT), quorum=True)
+        found = await (self._look_at_all() if self._chance.random() < 0.3 else self._look((LEFT, RIGHT), quorum=True))
         if found is None:
             return
-        amounts = {key: number_of(entry.value) for key, entry in found.items()}
+        amounts = {key: number_of(found[key].value) for key in (LEFT, RIGHT) if key in found}
         if amounts:
             self._load.record.sums.append(sum(amounts.values()))
         amount = self._chance.randrange(1, 10)
@@ -222,6 +222,17 @@ class Group0Client:
             return None
         return {found.key: found for found in answer.found}
 
+    async def _look_at_all(self) -> dict[str, FoundKey] | None:
+        """In pages, between which others write: all must be of one moment."""
+        pages = ReadPages(ReadRequest(prefixes=("user/",)))
+        whole: ReadAnswer | None = None
+        try:
+            while whole is None:
+                whole = pages.take(await self._nodes.call(GROUP0_READ, pages.request()))
+        except EblaError:
+            return None
+        return {found.key: found for found in whole.found}
+
 
 def _put(key: str, value: int, *conditions: Condition) -> ExecuteRequest:
     return ExecuteRequest(Transaction(conditions, (Put(key, msgspec.msgpack.encode(value)),)))
@@ -237,18 +248,19 @@ class Group0Watcher:
 
     async def run(self) -> None:
         mirror = self._load.record.mirror
-        after: Revision | None = None
+        pages, seen = WatchPages("user/"), 0
         while True:
             if self._chance.random() < 0.05:
                 self._nodes.leave()
             try:
-                request = WatchRequest("user/", after, wait_ms=1_000)
-                answer = await self._nodes.call(GROUP0_WATCH, request, deadline_ms=2_000)
+                answer = await self._nodes.call(GROUP0_WATCH, pages.request(wait_ms=1_000), deadline_ms=2_000)
             except EblaError:
                 await asyncio.sleep(0.1)
                 continue
-            if after is not None and answer.revision.index < after.index:
+            if answer.revision.index < seen:
                 self._nodes.leave()  # a node that lags behind what we have seen already
                 continue
-            mirror.take(answer, None if after is None else after.index)
-            after = answer.revision
+            whole = pages.take(answer)
+            if whole is not None:
+                mirror.take(whole, seen or None)
+                seen = whole.revision.index

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ebla.control.failure_detector import Standing
 from ebla.control.formation import FormationLimits
 from ebla.control.group0_doors import Group0Doors
+from ebla.control.group0_pages import PageLimits
 from ebla.control.group0_server import Group0Server, Group0Setup
 from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
 from ebla.group0.members import Member, Role
@@ -26,6 +27,8 @@ from ebla.wire.server import Server
 PORT = 7000
 CLUSTER = ClusterId(uuid.UUID(int=0xEB1A))
 CLUSTER_NAME = "sim"
+PAGE_LIMITS = PageLimits(keys_max=2)
+"""So small that nothing is read whole at once."""
 
 
 @dataclass(slots=True)
@@ -88,7 +91,7 @@ async def node_main(around: Surroundings, world: World, cluster: Cluster, name: 
             peers, context, LivenessSetup(around.clock, group0, LivenessLimits(), around.clock.wall_us())
         )
         server = Server(tasks, introduction, WireLimits(), report)
-        doors = Group0Doors(group0, peers, around.chance)
+        doors = Group0Doors(group0, peers, around.chance, PAGE_LIMITS)
         doors.serve_peers(server)
         doors.serve_operator(server, shared=True)
         liveness.serve_on(server)

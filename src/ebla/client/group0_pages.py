@@ -1,0 +1,70 @@
+"""Puts the pages of group 0's answers together. Pure: give it each answer, ask what it asks for next."""
+
+import msgspec
+
+from ebla.model.errors import Unavailable
+from ebla.model.transaction import Revision
+from ebla.wire.group0_messages import FoundKey, ReadAnswer, ReadRequest, WatchAnswer, WatchedChange, WatchRequest
+
+BEGINNINGS_MAX = 20
+"""A node that forgets what it has begun to send again and again has no room for it."""
+
+
+class _Beginnings:
+    def __init__(self) -> None:
+        self._count = 0
+
+    def count(self) -> None:
+        self._count += 1
+        if self._count > BEGINNINGS_MAX:
+            raise Unavailable(f"the pages of a large answer were begun anew {self._count} times", advice="ask less")
+
+
+class ReadPages:
+    """`while (whole := pages.take(ask(pages.request()))) is None: pass`"""
+
+    def __init__(self, request: ReadRequest) -> None:
+        self._request = request
+        self._at: Revision | None = None
+        self._found: list[FoundKey] = []
+        self._beginnings = _Beginnings()
+
+    def request(self) -> ReadRequest:
+        return msgspec.structs.replace(self._request, at=self._at, start=len(self._found))
+
+    def take(self, answer: ReadAnswer) -> ReadAnswer | None:
+        """The whole answer, once it is there."""
+        if answer.revision != self._at:
+            self._beginnings.count()
+            self._at, self._found = answer.revision, []
+        self._found += answer.found
+        return None if answer.more else ReadAnswer(answer.revision, tuple(self._found))
+
+
+class WatchPages:
+    """Follows a prefix. Changes come as they are told; of a reset nothing comes before all of it is there."""
+
+    def __init__(self, prefix: str, after: Revision | None = None) -> None:
+        self._prefix = prefix
+        self.after = after
+        self._content: list[WatchedChange] = []
+        self._beginnings = _Beginnings()
+
+    def request(self, wait_ms: int) -> WatchRequest:
+        return WatchRequest(self._prefix, self.after, wait_ms, len(self._content))
+
+    def take(self, answer: WatchAnswer) -> WatchAnswer | None:
+        """The answer, or all pages of a reset as one; None while there are more to come."""
+        if not answer.reset:
+            self.after = answer.revision
+            return answer
+        if answer.revision != self.after or not self._content:
+            self._beginnings.count()
+            self._content = []
+        self.after = answer.revision
+        self._content += answer.changes
+        if answer.more:
+            return None
+        content, self._content = self._content, []
+        self._beginnings = _Beginnings()
+        return WatchAnswer(answer.revision, True, tuple(content))
