@@ -1,9 +1,8 @@
 """Counting what replicas say to a write: when its level is reached, and when it no longer can be. Pure.
 
 A level is one or several requirements, each a number of acknowledgements from the replicas that count for it: all of
-them, or those of one datacenter. INV-WRITE-1: a write is acknowledged only once every requirement has its number.
-INV-WRITE-2: it is given up before its time only once so many replicas refused that some requirement cannot get its
-number any more.
+them, or those of one datacenter. A write is acknowledged only once every requirement has its number. It is given up
+before its time only once so many replicas refused that some requirement cannot get its number any more.
 """
 
 import enum

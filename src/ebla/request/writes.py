@@ -1,8 +1,8 @@
 """Writes on their way through a router.
 
 A write takes the view that holds, keeps to it, and goes to every replica that is up. Its client is answered as soon as
-the level is reached or cannot be; the version stays held until the last copy has ended, whatever became of the client
-(INV-WRITE-3). Copies end by callbacks (`outbox.py`): no task runs per write.
+the level is reached or cannot be; the version stays held until the last copy has ended, whatever became of the client.
+Copies end by callbacks (`outbox.py`): no task runs per write.
 
 A replica that refuses a write as stale knows a newer topology. The write then waits for that version here and goes
 again, whole and with the timestamps it had, so that it does not matter what the first try left behind.
