@@ -32,6 +32,7 @@ from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_READ, NODE_BARRIER
 
 NODES = 3
 PORT = 7000
+NONE = TopologyVersion(0)
 SOCKET = Address("/data/run/control.sock")
 CHILDREN = ("bulk", "shard-0")
 WIRE = WireLimits()
@@ -80,7 +81,7 @@ class Node:
     host: HostId
     units: dict[str, Unit] = field(default_factory=dict)
     children: dict[str, Child] = field(default_factory=dict)
-    acknowledged: TopologyVersion = TopologyVersion(0)
+    acknowledged: TopologyVersion = NONE
     """The highest version whose barrier this node said to hold, in any of its lives."""
 
 
@@ -89,7 +90,7 @@ class FeedWorld:
         self.world = world
         self.nodes: list[Node] = []
         self.cluster = ClusterId(world.chance.uuid())
-        self.newest = TopologyVersion(0)
+        self.newest = NONE
         self.barriers = 0
         for number in range(NODES):
             self._add(f"n{number + 1}")
