@@ -5,12 +5,12 @@ are cut from their bytes; nothing else of them is looked at. Where a plan asks f
 its cells.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ebla.model.rows import Cell, Head, Row, without_covered
 from ebla.model.schema import Column, ColumnKind, TableSchema
-from ebla.storage.key_codec import decode_clustering, partition_key_of, split_key
+from ebla.storage.key_codec import decode_clustering, head_key, partition_key_of, split_key
 from ebla.storage.live_rows import is_head, version_of
 from ebla.storage.row_codec import PLAIN_HEADER, decode_head, decode_row, is_plain
 from ebla.storage.visible_rows import static_values, visible_cells
@@ -64,11 +64,17 @@ class RowReader:
         self._static_cells: dict[int, Cell] = _NO_CELLS
         self._held: bytes | None = None
         """The key of a head whose partition has shown no row yet."""
+        self.heads: Mapping[bytes, Head] = {}
+        """Of partitions whose heads are not among the items to come, or only behind their rows."""
 
-    def know_head(self, prefix: bytes, head: Head) -> None:
-        """Static values of a partition whose head is not among the items to come."""
+    @property
+    def holds_head(self) -> bool:
+        return self._held is not None
+
+    def bare(self, prefix: bytes) -> Found:
+        """A partition of which there is nothing but its head."""
         self._enter(prefix)
-        self._take_statics(head)
+        return Found(self._template.copy(), self._static_cells, prefix, head_key(prefix))
 
     def rows(self, items: Iterable[Item], *, bare_partitions: bool) -> Iterator[Found]:
         """`bare_partitions`: a partition with static values and no row is shown as one row of them."""
@@ -79,8 +85,9 @@ class RowReader:
                     yield from self.last()
                 self._enter(prefix)
             if is_head(value):
-                self._take_statics(decode_head(value))
-                self._held = key
+                if prefix not in self.heads:
+                    self._take_statics(decode_head(value))
+                    self._held = key
                 continue
             self._held = None
             yield self._row(key, value, clustering)
@@ -103,6 +110,9 @@ class RowReader:
             for place, position in self._partition:
                 template[place] = parts[position]
         self._template = template
+        head = self.heads.get(prefix)
+        if head is not None:
+            self._take_statics(head)
 
     def _take_statics(self, head: Head) -> None:
         if not self._static:

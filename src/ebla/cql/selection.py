@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ebla.cql import aggregates
 from ebla.cql.aggregates import Running
-from ebla.cql.bind import Binder, Bound, Receiver, assignable
+from ebla.cql.bind import Binder, Bound, Receiver, Source, assignable
 from ebla.cql.functions import Function, functions_named
 from ebla.cql.results import ColumnSpec, Unset
 from ebla.cql.rows_out import Found
@@ -119,7 +119,7 @@ class SelectionBuilder:
         if not isinstance(term, TypeHint):
             raise InvalidRequest("the type of a value in the select list is not known; write it as (type) value")
         source = self._binder.source(term.term, Receiver("[selection]", term.type))
-        return _Typed(f"({term.type})", term.type, lambda _found, request: _given(source(request)))
+        return _Typed(f"({term.type})", term.type, _from_request(source))
 
     def _call(self, call: FunctionCall) -> _Typed:
         bare = call.name.removeprefix("system.")
@@ -149,7 +149,7 @@ class SelectionBuilder:
             if at < len(function.arguments) and self._binder.could_be(argument, function.arguments[at]):
                 kind = function.arguments[at]
                 source = self._binder.source(argument, Receiver(f"arg{at}({call.name})", kind))
-                return _Typed("?", kind, lambda _found, request: _given(source(request)))
+                return _Typed("?", kind, _from_request(source))
         raise InvalidRequest(f"Invalid call to function {call.name}, none of its type signatures match")
 
     def _token(self, call: FunctionCall) -> _Typed:
@@ -201,6 +201,10 @@ def _written(cell: Cell, _now_s: int) -> bytes:
 
 def _time_left(cell: Cell, now_s: int) -> bytes | None:
     return (cell.at_s - now_s).to_bytes(4, signed=True) if cell.ttl_s else None
+
+
+def _from_request(source: Source) -> Value:
+    return lambda _found, request: _given(source(request))
 
 
 def _nothing(_found: Found, _request: Bound) -> bytes | None:
