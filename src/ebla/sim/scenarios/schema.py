@@ -29,7 +29,9 @@ from ebla.wire.verbs import ProcessStatus
 
 PORT = 7000
 SOCKET = Address("/data/run/control.sock")
-CLIENTS = ("c1", "c2", "c3")
+CLIENTS = ("c1", "c2", "c3", "c4", "c5")
+PAUSE_S = 1.5
+"""Between two faults while the schema changes: a change waits for every node, and most should come through."""
 SAMPLE_S = 0.2
 CALM_S = 60.0
 
@@ -93,7 +95,7 @@ async def run(world: World) -> None:
         await _create_keyspaces(world, load)
         for name in CLIENTS:
             world.unit(name, functools.partial(_client, name=name, load=load)).start()
-        await harsh(world, units, world.seconds / 2)
+        await harsh(world, units, world.seconds / 2, pause_s=PAUSE_S)
         await _judge(world, cluster, load)
         sampling.cancel()
 

@@ -30,8 +30,8 @@ from ebla.wire.schema_messages import (
 from ebla.wire.verbs import SCHEMA
 
 DEADLINE_MS = 4_000
-THINK_S = 0.3
-TABLES = (("ks", "a"), ("ks", "b"), ("vn", "a"))
+THINK_S = 0.2
+TABLES = (("ks", "a"), ("vn", "a"))
 KEYSPACES = (
     Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True, initial_tablets=8),
     Keyspace("vn", Replication(Strategy.SIMPLE, (("", 2),)), on_tablets=False),

@@ -1,0 +1,94 @@
+"""Bugs of schema changes and of the first nodes' way into the ring."""
+
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
+
+SCHEMA = SimSeeds("schema", "1-40")
+WISHES = PytestCheck("tests/unit/control/test_schema_wishes.py")
+JOINS = PytestCheck("tests/unit/control/test_join_steps.py")
+CHANGES = PytestCheck("tests/unit/control/test_schema_changes.py")
+TOGETHER = PytestCheck("tests/unit/topology/test_apply_all.py")
+
+MUTATIONS = (
+    Mutation(
+        name="schema-commits-without-condition",
+        module="ebla.topology.apply_all",
+        find="        conditions.update({each.key: each for each in applied.transaction.conditions})\n",
+        replace="",
+        check=SCHEMA,
+        why="two nodes create the same table at once, and one of them is lost",
+    ),
+    Mutation(
+        name="schema-answers-before-every-node-has-it",
+        module="ebla.control.schema_changes",
+        find="        asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))\n",
+        replace="        asked = Asked()\n",
+        check=SCHEMA,
+        why="the next request on another node does not know the table",
+    ),
+    Mutation(
+        name="schema-node-not-asked-counts-as-told",
+        module="ebla.control.barrier_calls",
+        find="        lacking[host] = last\n",
+        replace="",
+        check=SCHEMA,
+        why="a change is reported done while a live node lacks it",
+    ),
+    Mutation(
+        name="schema-unknown-outcome-taken-for-none",
+        module="ebla.control.schema_changes",
+        find="            return await self._find_out(planned, error, self._remaining_ms(expires_at))\n",
+        replace="            return None\n",
+        check=CHANGES,
+        why="a table is created twice by one wish, or its creator is told that it existed",
+    ),
+    Mutation(
+        name="schema-plans-on-what-this-node-knows",
+        module="ebla.control.schema_changes",
+        find="        await self._parts.group0.running.calls.read_barrier(self._remaining_ms(expires_at))\n"
+        "        snapshot = self._parts.topology.snapshot\n"
+        "        drawn",
+        replace="        snapshot = self._parts.topology.snapshot\n        drawn",
+        check=SCHEMA,
+        why="a node that lags says that a table exists which was dropped, or that none does",
+    ),
+    Mutation(
+        name="schema-commands-together-keep-the-first-change",
+        module="ebla.topology.apply_all",
+        find="        changes.update({each.key: each for each in applied.transaction.changes})\n",
+        replace="        changes = {**{each.key: each for each in applied.transaction.changes}, **changes}\n",
+        check=TOGETHER,
+        why="the version of several changes at once is that of the first",
+    ),
+    Mutation(
+        name="schema-table-created-under-a-join",
+        module="ebla.control.schema_wishes",
+        find="    if why := why_no_table_yet(snapshot, seen.down):\n",
+        replace="    if (why := why_no_table_yet(snapshot, seen.down)) and not why:\n",
+        check=WISHES,
+        why="a range changes hands with rows in it, and nobody streams them",
+    ),
+    Mutation(
+        name="joins-barrier-forgets-who-comes-in",
+        module="ebla.control.join_steps",
+        find="node.state is not NodeState.NONE and node.host not in around.gone",
+        replace="node.state is NodeState.NORMAL and node.host not in around.gone",
+        check=JOINS,
+        why="a node serves a ring by a version that the cluster has left behind",
+    ),
+    Mutation(
+        name="joins-go-on-with-tables",
+        module="ebla.control.join_steps",
+        find="DriveNode() if snapshot.tables:",
+        replace="DriveNode() if not snapshot.nodes:",
+        check=JOINS,
+        why="a node takes over ranges whose rows it was never sent",
+    ),
+    Mutation(
+        name="joins-take-up-the-dead",
+        module="ebla.control.join_steps",
+        find="        alive = request.host in around.liveness.alive\n",
+        replace="        alive = True\n",
+        check=JOINS,
+        why="a node that died while it asked holds up everybody else",
+    ),
+)

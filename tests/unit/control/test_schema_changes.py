@@ -1,0 +1,311 @@
+"""The shell around wishes: attempts, answers that do not come, and nodes that do not confirm."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.unit.topology.world import HISTORY, cluster, host
+
+from ebla.control import schema_wishes
+from ebla.control.barrier_calls import ASK_MS, BarrierCalls
+from ebla.control.group0_server import Group0Server
+from ebla.control.schema_changes import SchemaChanges, SchemaParts
+from ebla.group0.commands import Answer, ConditionFailed, Done, Forgotten
+from ebla.model.cql_types import parse_type
+from ebla.model.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, Outcome, Refused, Unavailable
+from ebla.model.identity import HostId
+from ebla.model.schema import Column, ColumnKind
+from ebla.model.transaction import Revision, Transaction
+from ebla.sim.chance import SimChance
+from ebla.sim.world import World as SimWorld
+from ebla.topology import keys
+from ebla.topology.commands import SetBalancing
+from ebla.topology.rebuild import advance
+from ebla.topology.snapshot import Keyspace, Replication, Snapshot
+from ebla.topology.states import Strategy
+from ebla.wire.feed_messages import NodeBarrierRequest
+from ebla.wire.peers import Peers
+from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, DropKeyspaceWish, DropTableWish
+
+KEYSPACE = Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True)
+COLUMNS = (Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),)
+TABLE = CreateTableWish("ks", "t", COLUMNS)
+
+Commit = Callable[[Transaction], Awaitable[Answer]]
+
+
+class Rig:
+    """A schema server on rows in memory. `script` has what becomes of the next commits; after it all is well."""
+
+    def __init__(self) -> None:
+        self.world, _ = cluster(3)
+        self.script: list[Commit] = []
+        self.commits = 0
+        self.quorum = True
+        self.down: tuple[HostId, ...] = ()
+        self.told: dict[HostId, int] = {}
+        self.silent: tuple[HostId, ...] = ()
+        running = SimpleNamespace(calls=self)
+        barriers = BarrierCalls(host(1), self._on_own, cast("Peers", self), lambda: self.down)
+        chance = SimChance("schema")
+        group0 = cast("Group0Server", SimpleNamespace(running=running))
+        self.schema = SchemaChanges(SchemaParts(group0, self, barriers, lambda: self.down, chance))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.world.snapshot
+
+    # ---- as group 0
+
+    async def read_barrier(self, _deadline_ms: int) -> Revision:
+        if not self.quorum:
+            raise Unavailable("no quorum")
+        return Revision(HISTORY, self.world.group0.index)
+
+    async def transact(self, transaction: Transaction, _deadline_ms: int) -> Answer:
+        self.commits += 1
+        return await (self.script.pop(0) if self.script else self.commit)(transaction)
+
+    async def commit(self, transaction: Transaction) -> Answer:
+        entries = self.world.group0.commit(transaction)
+        if entries is None:
+            return ConditionFailed(keys.STATE, None)
+        self.world.snapshot = advance(self.world.snapshot, entries)
+        return Done(Revision(HISTORY, self.world.group0.index))
+
+    async def commit_unanswered(self, transaction: Transaction) -> Answer:
+        await self.commit(transaction)
+        raise DeadlineExceeded("no answer")
+
+    async def commit_forgotten(self, transaction: Transaction) -> Answer:
+        await self.commit(transaction)
+        return Forgotten("long ago")
+
+    async def lose(self, _transaction: Transaction) -> Answer:
+        raise DeadlineExceeded("no answer")
+
+    async def refuse(self, _transaction: Transaction) -> Answer:
+        raise Unavailable("took nothing up")
+
+    async def overtaken(self, transaction: Transaction) -> Answer:
+        self.world.do(SetBalancing(not self.snapshot.state.balancing_enabled))
+        return await self.commit(transaction)
+
+    # ---- as the nodes
+
+    async def _on_own(self, request: NodeBarrierRequest, deadline_ms: int) -> None:
+        await self.call(host(1), None, request, deadline_ms)
+
+    async def call(self, to: HostId, _verb: Any, request: NodeBarrierRequest, deadline_ms: int) -> None:
+        assert 0 < deadline_ms <= ASK_MS
+        assert not request.drain
+        if to in self.silent:
+            await asyncio.sleep(deadline_ms / 1000)
+            raise DeadlineExceeded("shard-0 has not reported")
+        self.told[to] = request.version
+
+
+def story(tell: Callable[[Rig], Awaitable[None]]) -> None:
+    """In virtual time."""
+
+    async def run(_: SimWorld) -> None:
+        await tell(Rig())
+
+    SimWorld(1, 60.0).run(run)
+
+
+def with_keyspace(tell: Callable[[Rig], Awaitable[None]]) -> None:
+    async def run(rig: Rig) -> None:
+        await rig.schema.change(CreateKeyspaceWish(KEYSPACE), 1_000)
+        await tell(rig)
+
+    story(run)
+
+
+def test_a_change_returns_when_every_node_has_its_version() -> None:
+    async def tell(rig: Rig) -> None:
+        answer = await rig.schema.change(TABLE, 1_000)
+        assert answer.changed
+        assert answer.table in rig.snapshot.tables
+        assert rig.told == {host(number): answer.version for number in (1, 2, 3)}
+        assert answer.version == rig.snapshot.version
+
+    with_keyspace(tell)
+
+
+def test_what_is_so_already_is_told_to_every_node_too() -> None:
+    async def tell(rig: Rig) -> None:
+        first = await rig.schema.change(TABLE, 1_000)
+        rig.told.clear()
+        again = await rig.schema.change(CreateTableWish("ks", "t", COLUMNS, if_not_exists=True), 1_000)
+        assert (again.changed, again.table) == (False, first.table)
+        assert len(rig.told) == 3
+
+    with_keyspace(tell)
+
+
+def test_who_is_down_is_named_and_not_waited_for() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.down = (host(2),)
+        assert (await rig.schema.change(TABLE, 1_000)).not_told == (host(2),)
+
+    with_keyspace(tell)
+
+
+def test_who_goes_down_while_it_is_waited_for_is_named() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.silent = (host(3),)
+        async with asyncio.TaskGroup() as tasks:
+            changing = tasks.create_task(rig.schema.change(TABLE, 20_000))
+            await asyncio.sleep(1)
+            assert not changing.done()
+            rig.down = (host(3),)
+        assert changing.result().not_told == (host(3),)
+
+    with_keyspace(tell)
+
+
+def test_a_node_that_is_up_and_does_not_confirm_makes_an_error_that_says_the_change_is_made() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.silent = (host(3),)
+        with pytest.raises(DeadlineExceeded, match=r"the schema is changed .*has not reported") as caught:
+            await rig.schema.change(TABLE, 5_000)
+        assert str(host(3)) in caught.value.message
+        assert str(host(2)) not in caught.value.message
+        assert rig.snapshot.tables
+
+    with_keyspace(tell)
+
+
+def test_what_came_first_is_planned_on_anew() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.script = [rig.overtaken, rig.overtaken]
+        assert (await rig.schema.change(TABLE, 1_000)).changed
+        assert rig.commits == 4
+        assert len(rig.snapshot.tables) == 1
+
+    with_keyspace(tell)
+
+
+def test_always_overtaken_it_gives_up_and_nothing_is_made() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.script = [rig.overtaken] * 1_000
+        with pytest.raises(Refused, match="again and again"):
+            await rig.schema.change(TABLE, 500)
+        assert not rig.snapshot.tables
+
+    with_keyspace(tell)
+
+
+def test_a_table_created_by_somebody_else_meanwhile_exists() -> None:
+    async def tell(rig: Rig) -> None:
+        async def other_first(transaction: Transaction) -> Answer:
+            rig.world.create_table(2, 2)
+            return await rig.commit(transaction)
+
+        rig.script = [other_first]
+        with pytest.raises(AlreadyExists):
+            await rig.schema.change(TABLE, 1_000)
+        assert len(rig.snapshot.tables) == 1
+
+    with_keyspace(tell)
+
+
+@pytest.mark.parametrize("way", ["commit_unanswered", "commit_forgotten"])
+def test_a_commit_without_an_answer_is_found_by_reading(way: str) -> None:
+    async def tell(rig: Rig) -> None:
+        rig.script = [getattr(rig, way)]
+        answer = await rig.schema.change(TABLE, 1_000)
+        assert answer.changed
+        assert list(rig.snapshot.tables) == [answer.table]
+        assert rig.commits == 2, "the keyspace and the table, once"
+
+    with_keyspace(tell)
+
+
+def test_a_commit_that_may_yet_come_is_not_tried_again() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.script = [rig.lose]
+        with pytest.raises(DeadlineExceeded, match="not known whether") as caught:
+            await rig.schema.change(TABLE, 1_000)
+        assert caught.value.outcome is Outcome.UNKNOWN
+        assert rig.commits == 2
+
+    with_keyspace(tell)
+
+
+def test_without_a_quorum_to_read_from_an_unanswered_commit_stays_unknown() -> None:
+    async def tell(rig: Rig) -> None:
+        async def then_alone(transaction: Transaction) -> Answer:
+            rig.quorum = False
+            return await rig.commit_unanswered(transaction)
+
+        rig.script = [then_alone]
+        with pytest.raises(DeadlineExceeded, match="not known whether"):
+            await rig.schema.change(TABLE, 1_000)
+
+    with_keyspace(tell)
+
+
+def test_what_was_surely_not_applied_says_so() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.script = [rig.refuse]
+        with pytest.raises(Unavailable):
+            await rig.schema.change(TABLE, 1_000)
+        rig.quorum = False
+        with pytest.raises(Unavailable):
+            await rig.schema.change(TABLE, 1_000)
+        assert not rig.snapshot.tables
+
+    with_keyspace(tell)
+
+
+def test_a_keyspace_dropped_by_halves_is_not_called_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tell(rig: Rig) -> None:
+        for name in ("a", "b", "c"):
+            await rig.schema.change(CreateTableWish("ks", name, COLUMNS), 1_000)
+        monkeypatch.setattr(schema_wishes, "KEYS_PER_COMMIT_MAX", 4)
+        rig.script = [rig.commit, rig.refuse]
+        with pytest.raises(DeadlineExceeded, match="a part of the tables was dropped") as caught:
+            await rig.schema.change(DropKeyspaceWish("ks"), 1_000)
+        assert caught.value.outcome is Outcome.UNKNOWN
+        assert len(rig.snapshot.tables) == 2
+        answer = await rig.schema.change(DropKeyspaceWish("ks"), 1_000)
+        assert answer.changed
+        assert not rig.snapshot.keyspaces
+
+    with_keyspace(tell)
+
+
+def test_a_wish_that_may_soon_be_fulfilled_waits() -> None:
+    async def tell(rig: Rig) -> None:
+        joining = rig.world.node(4)
+        rig.world.ask_to_join(joining)
+        async with asyncio.TaskGroup() as tasks:
+            changing = tasks.create_task(rig.schema.change(TABLE, 10_000))
+            await asyncio.sleep(1)
+            assert not changing.done()
+            rig.down = (joining.host,)
+        assert changing.result().changed
+
+    with_keyspace(tell)
+
+
+def test_a_wish_that_waited_too_long_says_what_for() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.world.ask_to_join(rig.world.node(4))
+        with pytest.raises(Refused, match="is about to join"):
+            await rig.schema.change(TABLE, 1_000)
+
+    with_keyspace(tell)
+
+
+def test_a_refusal_of_the_topology_is_passed_on() -> None:
+    async def tell(rig: Rig) -> None:
+        with pytest.raises(InvalidRequest, match=r"no table ks\.t"):
+            await rig.schema.change(DropTableWish("ks", "t"), 1_000)
+        assert rig.commits == 1
+
+    with_keyspace(tell)
