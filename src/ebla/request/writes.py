@@ -146,12 +146,12 @@ class RoutedWrites:
             await self._carry_on(request, attempt)
         except EblaError as error:
             self._counts.failed(error)
-            answer.set_exception(error)
+            _tell(answer, error)
         except Exception as error:  # a defect must fail this write, not the shard
-            answer.set_exception(InternalError(f"a write broke: {error!r}"))
+            _tell(answer, InternalError(f"a write broke: {error!r}"))
         else:
             self._counts.acknowledged(self._loop.time() - request.began_at)
-            answer.set_result(None)
+            _tell(answer, None)
 
     async def _look(self, attempt: Attempt) -> None:
         """Returns when it is decided. To be called in the step in which it was seen undecided."""
@@ -355,6 +355,16 @@ class RoutedWrites:
             elif attempt.expires_at < earliest:
                 earliest = attempt.expires_at
         return earliest
+
+
+def _tell(answer: "asyncio.Future[None]", error: EblaError | None) -> None:
+    """Its client may have given up in this very turn of the loop."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)
 
 
 def _give(decided: "asyncio.Future[None]", _attempt: Attempt) -> None:

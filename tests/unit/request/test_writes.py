@@ -340,6 +340,25 @@ def test_a_client_that_gives_up_while_a_newer_version_is_awaited_ends_the_wait()
     in_simulated_time(run())
 
 
+def test_a_client_that_gives_up_in_the_turn_of_its_answer_harms_nobody() -> None:
+    """The copy that decides the second try also ends it, and with its version the client's patience."""
+
+    async def run() -> None:
+        async with running() as rig:
+            all_stale_below(rig, 6)
+            answer = rig.begin(level=ConsistencyLevel.ALL)
+            await turns()
+            rig.view.on_release = answer.cancel  # type: ignore[assignment]  # what it returns is of no interest
+            rig.install(AT_REST, 6)
+            with pytest.raises(asyncio.CancelledError):
+                await answer
+            await turns()
+            await rig.begin()
+        rig.assert_all_released()
+
+    asyncio.run(run())
+
+
 # Limits
 
 
