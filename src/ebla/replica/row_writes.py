@@ -45,6 +45,7 @@ class _Batch:
         self.later: list[int] = []
         """For what has to wait for something before its effect."""
         self.hops: list[tuple[int, Hop]] = []
+        """For another shard of the node too, or for that one alone."""
         self.sequence = 0
 
     def fail(self, index: int, error: EblaError) -> None:
@@ -81,7 +82,7 @@ class RowWriter:
             raise Overloaded(f"{self.waiting} batches of writes wait already", advice="try again in a moment")
         batch = _Batch(request.writes)
         self._take(batch)
-        if batch.later or batch.hops or (batch.made and self._syncs):
+        if batch.later or (batch.made and self._syncs):
             return GoOn(partial(self._finish, batch, deadline_ms))
         return batch.answer()
 
@@ -94,7 +95,7 @@ class RowWriter:
         for index, write in enumerate(batch.writes):
             try:
                 self._check(write)
-                if write.version > newest or self._must_hop(batch, index, write):
+                if write.version > newest or self._hop_of(write) is not None:
                     batch.later.append(index)
                     continue
                 stack = self._find(write)
@@ -135,17 +136,12 @@ class RowWriter:
             advice="refresh and retry",
         )
 
-    def _must_hop(self, batch: _Batch, index: int, write: RowWrite) -> bool:
-        """Whether the write is for another shard of this node, alone or as well; it is noted for there. True: it has
-        no effect here."""
+    def _hop_of(self, write: RowWrite) -> Hop | None:
+        """Where the tablet is on its way to another shard of this node."""
         table = self._stacks.layout.get(write.table)
         if table is None or not table.hops:
-            return False
-        hop = table.hops.get(int.from_bytes(write.items[0][0][:8]) >> table.shift)
-        if hop is None:
-            return False
-        batch.hops.append((index, hop))
-        return not hop.here
+            return None
+        return table.hops.get(int.from_bytes(write.items[0][0][:8]) >> table.shift)
 
     def _apply(self, batch: _Batch, stack: Stack, live: Layer, indexes: Sequence[int]) -> None:
         """The effect. Nothing awaits between the look at the fence and the last put."""
@@ -180,8 +176,7 @@ class RowWriter:
     # -- with waiting ------------------------------------------------------------------------------------------------
 
     async def _finish(self, batch: _Batch, deadline_ms: int) -> WriteRowsAnswer:
-        running = (*batch.made, *batch.later, *(index for index, _ in batch.hops))
-        version = min(batch.writes[index].version for index in running)
+        version = min(batch.writes[index].version for index in (*batch.made, *batch.later))
         self._view.hold(version)
         self.waiting += 1
         try:
@@ -201,10 +196,6 @@ class RowWriter:
         write = batch.writes[index]
         try:
             await self._wait_version(write.version, deadline_ms)
-            if any(at == index for at, _ in batch.hops):
-                return  # for the other shard alone
-            if self._must_hop(batch, index, write):
-                return
             stack = self._find(write)
             live = await self._store.open_live(stack)
             if self._find(write) is not stack:
@@ -212,7 +203,11 @@ class RowWriter:
         except EblaError as error:
             batch.fail(index, error)
             return
-        self._apply(batch, stack, live, [index])
+        hop = self._hop_of(write)
+        if hop is not None:
+            batch.hops.append((index, hop))
+        if hop is None or hop.here:
+            self._apply(batch, stack, live, [index])
 
     async def _wait_version(self, version: TopologyVersion, deadline_ms: int) -> None:
         if version <= self._view.current.version:

@@ -1,0 +1,194 @@
+"""The replica side of one shard on a simulated machine, with a topology that the test writes."""
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from tests.unit.storage.store_rig import Rig, limits
+from tests.unit.topology.small_cluster import network, node, replica
+
+from ebla.model.errors import Unavailable
+from ebla.model.identity import HistoryId, Replica, SessionId, TopologyVersion
+from ebla.model.schema import TableSchema, encode_schema
+from ebla.model.transaction import Revision
+from ebla.replica.guards import Guards
+from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_stacks import ReplicaStacks
+from ebla.replica.row_reads import RowReader
+from ebla.replica.row_streams import RowStreams
+from ebla.replica.row_writes import RowWriter, Sibling
+from ebla.sim.disk import LifeDisk
+from ebla.sim.workloads.store_rows import SMALL
+from ebla.storage.commit_log import SyncMode
+from ebla.storage.key_codec import decode_token
+from ebla.storage.store import Store
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.snapshot import Keyspace, Session, Snapshot, Table, TopologyState
+from ebla.topology.tablet_map import TabletMap
+from ebla.wire.row_messages import Item, ReadRowsRequest, RowWrite, Span, WriteRowsAnswer, WriteRowsRequest
+from ebla.wire.server import GoOn
+from ebla.wire.topology_view import TopologyView, View, view_of
+
+T = TypeVar("T")
+HISTORY = HistoryId(uuid.UUID(int=99))
+OWN = replica(1)
+NOW_S = 1_000
+
+
+def small_cluster(
+    tablets: TabletMap | None = None, *, version: int = 2, fence: int = 1, schema: TableSchema = SMALL
+) -> Snapshot:
+    """Three nodes and one table, on tablets if a map is given."""
+    nodes = [node(number) for number in (1, 2, 3)]
+    return Snapshot(
+        state=TopologyState(version=TopologyVersion(version), fence=TopologyVersion(fence)),
+        nodes=FrozenMap({one.host: one for one in nodes}),
+        keyspaces=FrozenMap({"ks": Keyspace("ks", network(dc1=3), on_tablets=tablets is not None)}),
+        tables=FrozenMap({schema.id: Table(schema.id, "ks", "small", definition=encode_schema(schema))}),
+        tablets=FrozenMap() if tablets is None else FrozenMap({schema.id: tablets}),
+    )
+
+
+def with_state(snapshot: Snapshot, version: int, fence: int) -> Snapshot:
+    state = TopologyState(version=TopologyVersion(version), fence=TopologyVersion(fence))
+    return dataclasses.replace(snapshot, state=state)
+
+
+def with_sessions(snapshot: Snapshot, *sessions: Session) -> Snapshot:
+    listed: FrozenMap[SessionId, Session] = FrozenMap({one.id: one for one in sessions})
+    return dataclasses.replace(snapshot, sessions=listed)
+
+
+class WallClock:
+    def __init__(self) -> None:
+        self.now_ms = NOW_S * 1000
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+    def wall_us(self) -> int:
+        return self.now_ms * 1000
+
+
+class ScriptedBarriers:
+    """`guards.ReadBarriers`: the index of the next barrier is what the test says; None: there is no quorum."""
+
+    def __init__(self) -> None:
+        self.index: int | None = 1
+        self.asked = 0
+        self.changes = 0
+
+    async def read_barrier(self, deadline_ms: int) -> Revision:
+        assert deadline_ms > 0
+        self.asked += 1
+        if self.index is None:
+            raise Unavailable("no quorum")
+        return Revision(HISTORY, self.index)
+
+    def changed(self) -> None:
+        self.changes += 1
+
+
+class ShardRig:
+    """What a shard is made of, without its process."""
+
+    def __init__(self, store: Store, bounds: ReplicaLimits, own: Replica, sibling: Sibling | None) -> None:
+        self.store = store
+        self.view = TopologyView()
+        self.told: list[tuple[str, object]] = []
+        self.stacks = ReplicaStacks(store, self.view, own, lambda event, details: self.told.append((event, details)))
+        self.barriers = ScriptedBarriers()
+        self.clock = WallClock()
+        self.guards = Guards(self.view, self.barriers, self.clock, bounds)
+        self.writer = RowWriter(self.view, store, self.stacks, bounds, sibling)
+        self.reader = RowReader(self.view, store, self.stacks, bounds)
+        self.streams = RowStreams(self.view, store, self.stacks, self.guards)
+        self._index = 0
+
+    async def follow(self, snapshot: Snapshot) -> View:
+        """The next version, prepared and installed."""
+        self._index += 1
+        before = self.view.current if self.view.is_known else None
+        view = view_of(snapshot, Revision(HISTORY, self._index), before)
+        await self.stacks.prepare(view)
+        self.install(view)
+        return view
+
+    def install(self, view: View) -> None:
+        self.view.install(view)
+        self.stacks.installed(view)
+        self.guards.installed(view)
+
+    async def write(self, *writes: RowWrite, deadline_ms: int = 1_000) -> WriteRowsAnswer:
+        found = self.writer.begin(WriteRowsRequest(writes), deadline_ms)
+        if type(found) is GoOn:
+            return await found.work()
+        assert isinstance(found, WriteRowsAnswer)
+        return found
+
+
+class HeldSyncs:
+    """Syncs of the log that end when the test lets them."""
+
+    def __init__(self, store: Store) -> None:
+        self.begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self._wait = store.wait_durable
+        store.wait_durable = self._held  # type: ignore[method-assign] # only how long it takes is the test's
+
+    async def _held(self, sequence: int) -> None:
+        self.begun.set()
+        await self.may_end.wait()
+        await self._wait(sequence)
+
+
+def write_of(*items: Item, version: int = 2) -> RowWrite:
+    return RowWrite(TopologyVersion(version), SMALL.id, items)
+
+
+def read_of(*spans: Span, rows_max: int = 1_000, version: int = 2, **fields: object) -> ReadRowsRequest:
+    base = ReadRowsRequest(TopologyVersion(version), SMALL.id, spans or ((b"", None),), rows_max, NOW_S)
+    values = {name: getattr(base, name) for name in base.__struct_fields__}
+    return ReadRowsRequest(**{**values, **fields})
+
+
+def tablet_of(tablets: TabletMap, item: Item) -> int:
+    return tablets.number_of(decode_token(item[0]))
+
+
+@asynccontextmanager
+async def open_shard(
+    rig: Rig,
+    disk: LifeDisk,
+    *,
+    bounds: ReplicaLimits | None = None,
+    own: Replica = OWN,
+    sibling: Sibling | None = None,
+) -> AsyncIterator[ShardRig]:
+    async with rig.store(disk) as store, asyncio.TaskGroup() as tasks:
+        shard = ShardRig(store, bounds or ReplicaLimits(version_wait_ms=200), own, sibling)
+        settling = tasks.create_task(shard.stacks.run())
+        yield shard
+        settling.cancel()
+
+
+def in_shard(
+    work: Callable[[ShardRig], Awaitable[T]],
+    *,
+    rig: Rig | None = None,
+    mode: SyncMode = SyncMode.SYNC,
+    bounds: ReplicaLimits | None = None,
+    own: Replica = OWN,
+    sibling: Sibling | None = None,
+) -> T:
+    """One life of a shard."""
+    made = rig or Rig(bounds=limits(mode))
+
+    async def main(disk: LifeDisk) -> T:
+        async with open_shard(made, disk, bounds=bounds, own=own, sibling=sibling) as shard:
+            return await work(shard)
+
+    return made.machine.run(main)

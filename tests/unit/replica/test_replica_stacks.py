@@ -1,0 +1,170 @@
+"""Stacks come before a view is installed and go after nobody needs them."""
+
+import asyncio
+import dataclasses
+
+from tests.unit.replica.shard_rig import (
+    OWN,
+    ShardRig,
+    in_shard,
+    read_of,
+    small_cluster,
+    tablet_of,
+    with_state,
+    write_of,
+)
+from tests.unit.storage.store_rig import Rig, plain
+from tests.unit.topology.small_cluster import replica, with_transition
+
+from ebla.model.identity import TopologyVersion
+from ebla.model.token import WHOLE_RING
+from ebla.replica.replica_stacks import IN_TRANSITION
+from ebla.sim.workloads.store_rows import SMALL
+from ebla.storage.store import GC_HOLD_AT_START
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.states import TabletStage, TransitionKind
+from ebla.topology.tablet_map import TabletTransition, tablet_map
+
+RANGES = WHOLE_RING.split(2)
+BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
+SECOND_ONLY = tablet_map(SMALL.id, [(replica(2),), (OWN,)])
+ITEMS = [plain(number, 0, 5) for number in range(40)]
+FIRST = next(item for item in ITEMS if tablet_of(BOTH, item) == 0)
+SECOND = next(item for item in ITEMS if tablet_of(BOTH, item) == 1)
+
+
+def strangers(shard: ShardRig) -> bool:
+    return shard.stacks.has_strangers
+
+
+def test_a_key_finds_the_stack_of_its_tablet() -> None:
+    async def work(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH))
+        for item in ITEMS:
+            stack = shard.stacks.find(SMALL.id, item[0])
+            assert stack is not None
+            assert stack.entry.range == RANGES[tablet_of(BOTH, item)]
+        await shard.follow(small_cluster(SECOND_ONLY, version=3))
+        assert shard.stacks.find(SMALL.id, FIRST[0]) is None
+        assert shard.stacks.find(SMALL.id, SECOND[0]) is not None
+
+    in_shard(work)
+
+
+def test_a_doomed_stack_stays_while_an_older_request_runs() -> None:
+    async def work(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH))
+        await shard.write(write_of(FIRST))
+        shard.view.hold(TopologyVersion(2))
+        await shard.follow(small_cluster(SECOND_ONLY, version=3))
+        await asyncio.sleep(1)
+        assert len(shard.store.stacks) == 2
+        shard.view.release(TopologyVersion(2))
+        await shard.stacks.settle()
+        assert [one.entry.range for one in shard.store.stacks.values()] == [RANGES[1]]
+        assert [event for event, _ in shard.told] == ["replica.dropped"]
+
+    in_shard(work)
+
+
+def test_a_replica_that_comes_back_begins_empty() -> None:
+    async def work(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH))
+        await shard.write(write_of(FIRST))
+        shard.view.hold(TopologyVersion(2))
+        await shard.follow(small_cluster(SECOND_ONLY, version=3))
+        await shard.follow(small_cluster(BOTH, version=4))
+        assert (await shard.reader.read(read_of(version=4), 100)).items == ()
+        shard.view.release(TopologyVersion(2))
+
+    in_shard(work)
+
+
+def test_a_dropped_table_goes_with_all_it_has() -> None:
+    async def work(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH))
+        await shard.write(write_of(FIRST))
+        bare = dataclasses.replace(small_cluster(BOTH, version=3), tables=FrozenMap(), tablets=FrozenMap())
+        await shard.follow(bare)
+        await shard.stacks.settle()
+        assert not shard.store.stacks
+        assert not shard.store.tables
+
+    in_shard(work)
+
+
+def test_strangers_on_disk_wait_for_a_read_barrier() -> None:
+    """The first view after a start may be older than the life before: dropping by it could lose a replica."""
+    rig = Rig()
+
+    async def first(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH, version=9))
+        await shard.write(write_of(FIRST, version=9), write_of(SECOND, version=9))
+
+    async def second(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(SECOND_ONLY, version=8))
+        assert strangers(shard)
+        assert len(shard.store.stacks) == 2
+        assert shard.stacks.find(SMALL.id, FIRST[0]) is None
+        await shard.follow(small_cluster(BOTH, version=9))
+        assert not strangers(shard)
+        await shard.stacks.confirm()
+        found = await shard.reader.read(read_of(version=9), 100)
+        assert sorted(found.items) == sorted([FIRST, SECOND])
+
+    async def third(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(SECOND_ONLY, version=10))
+        await shard.stacks.confirm()
+        assert [one.entry.range for one in shard.store.stacks.values()] == [RANGES[1]]
+
+    in_shard(first, rig=rig)
+    in_shard(second, rig=rig)
+    in_shard(third, rig=rig)
+
+
+def test_tombstones_are_kept_in_transition_and_before_a_barrier() -> None:
+    moving = with_transition(
+        BOTH, 0, TabletTransition(TransitionKind.MIGRATION, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, (replica(2),))
+    )
+
+    async def work(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH))
+        stacks = {stack.entry.range: stack for stack in shard.store.stacks.values()}
+        first, second = stacks[RANGES[0]], stacks[RANGES[1]]
+        assert first.gc_holds == second.gc_holds == {GC_HOLD_AT_START}
+        await shard.stacks.confirm()
+        assert first.gc_holds == second.gc_holds == set()
+        await shard.follow(small_cluster(moving, version=3))
+        assert first.gc_holds == {IN_TRANSITION}
+        assert second.gc_holds == set()
+        await shard.follow(small_cluster(BOTH, version=4))
+        assert first.gc_holds == set()
+
+    in_shard(work)
+
+
+def test_a_pending_replica_is_there_before_its_version_is_installed() -> None:
+    pending = with_transition(
+        SECOND_ONLY, 0, TabletTransition(TransitionKind.MIGRATION, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, (OWN,))
+    )
+
+    async def work(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(SECOND_ONLY))
+        assert shard.stacks.pending_open
+        await shard.follow(small_cluster(pending, version=3))
+        assert shard.stacks.pending_open
+        assert (await shard.write(write_of(FIRST, version=3))).failures == ()
+
+    in_shard(work)
+
+
+def test_a_later_revision_of_the_same_version_changes_nothing() -> None:
+    async def work(shard: ShardRig) -> None:
+        view = await shard.follow(small_cluster(BOTH))
+        layout = shard.stacks.layout
+        shard.install(dataclasses.replace(view, revision=dataclasses.replace(view).revision))
+        assert shard.stacks.layout is layout
+        await shard.follow(with_state(view.snapshot, 3, 1))
+        assert shard.stacks.layout[SMALL.id] is layout[SMALL.id]
+
+    in_shard(work)
