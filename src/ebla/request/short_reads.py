@@ -104,6 +104,8 @@ def settled(items: Sequence[Item], end: bytes | None, stops: Mapping[bytes, byte
         if prefix in live and not is_head(value):
             live[prefix] += is_live_row(value, limit.moment.schema, limit.moment.now_s)
     for prefix, stop in sorted(stops.items(), reverse=limit.is_reversed):
+        if is_beyond(stop, end, is_reversed=limit.is_reversed):
+            break
         if live[prefix] < limit.rows_max:
             known = [item for item in items if not is_beyond(item[0], stop, is_reversed=limit.is_reversed)]
             return Settled(tuple(known), stop)
