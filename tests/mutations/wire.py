@@ -159,4 +159,20 @@ MUTATIONS = (
         check=PytestCheck(f"{TLS}::test_a_token_of_another_cluster_is_never_shown"),
         why="a stranger in the middle is shown the token and hands over an authority of his own",
     ),
+    Mutation(
+        name="wire-dead-connection-kept",
+        module="ebla.wire.calls",
+        find="            self._note_silence(now, len(passed))\n",
+        replace="            pass\n",
+        check=PytestCheck("tests/unit/wire/test_peers.py"),
+        why="a peer behind a connection that died unseen is out of reach until TCP gives it up",
+    ),
+    Mutation(
+        name="wire-answers-do-not-break-the-silence",
+        module="ebla.wire.calls",
+        find="    def frame_received(self, frame: bytes) -> None:\n        self._silent_deadlines = 0\n",
+        replace="    def frame_received(self, frame: bytes) -> None:\n",
+        check=PytestCheck("tests/unit/wire/test_peers.py"),
+        why="a peer with a few slow verbs is connected to anew all the time",
+    ),
 )

@@ -80,6 +80,8 @@ class Caller:
         self._pending: dict[int, _Pending] = {}
         self._pending_bytes = 0
         self._withdrawn = False
+        self._silent_deadlines = 0
+        self._silent_since = 0.0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._answer_decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
         self._deadlines = Deadlines(self._loop, limits.deadline_slack_ms, self._expire)
@@ -143,6 +145,7 @@ class Caller:
         self._closed.set()
 
     def frame_received(self, frame: bytes) -> None:
+        self._silent_deadlines = 0
         try:
             message = decode(frame)
         except EblaError as error:
@@ -279,7 +282,22 @@ class Caller:
             self._withdraw(request_id)
             if not outcome.done():
                 outcome.set_result(DeadlineExceeded(f"{self._peer_name()} did not answer in time"))
+        if passed:
+            self._note_silence(now, len(passed))
         return earliest
+
+    def _note_silence(self, now: float, deadlines: int) -> None:
+        """Deadlines that passed with no frame since. One connection may be dead while the network is not (a router that
+        forgot it, say), and TCP by itself tells after tens of seconds only: a new one is worth a try before. The time
+        besides the number, because a process that was halted finds all its deadlines passed at once, and the answers
+        not yet read."""
+        if self._silent_deadlines == 0:
+            self._silent_since = now
+        self._silent_deadlines += deadlines
+        silent_ms = (now - self._silent_since) * 1000
+        if self._silent_deadlines >= self._limits.silent_deadlines_max and silent_ms >= self._limits.silent_ms_max:
+            count = self._silent_deadlines
+            self._fail(f"nothing came for {silent_ms:.0f} ms and {count} requests were left unanswered")
 
     # ---- back-pressure
 

@@ -25,6 +25,10 @@ class WireLimits:
     hello_ms: int = 5000
     connect_ms: int = 3000
     """For connecting and greeting together, on the side that connects."""
+    silent_deadlines_max: int = 3
+    silent_ms_max: int = 3000
+    """A connection on which this many deadlines passed, and this long went by since the first, without a frame from the
+    peer, is made anew."""
     backoff_first_ms: int = 50
     backoff_max_ms: int = 1000
     deadline_slack_ms: int = 5

@@ -1,6 +1,7 @@
 """Connections to peers: made on first use, made again with a bounded back-off, never to the wrong host."""
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 from tests.unit.wire.rig import (
@@ -18,8 +19,9 @@ from tests.unit.wire.rig import (
     turns,
 )
 
-from ebla.model.errors import ConnectionLost, Unreachable
+from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, Unreachable
 from ebla.model.identity import Address
+from ebla.sim.world import World
 from ebla.wire.frames import Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, RouteState, backoff_ms
@@ -114,6 +116,65 @@ def test_a_lost_connection_is_made_again() -> None:
             await peers.call(SERVER, SLOW, EchoRequest("under way"), 20_000)
 
     asyncio.run(run())
+
+
+def test_a_connection_on_which_nothing_comes_any_more_is_made_anew() -> None:
+    """A half-open one: what is sent on it is swallowed, and nobody is told."""
+
+    async def scenario(world: World) -> None:
+        async with running_rig(WireLimits(backoff_first_ms=2, backoff_max_ms=4)) as rig:
+            peers = make_peers(rig)
+            await peers.call(SERVER, ECHO, EchoRequest("before"), 1000)
+            rig.client_link.held = True
+            began = world.loop.time()
+            failed: list[EblaError | None] = []
+            while not failed or failed[-1] is not None:
+                failed.append(await _error_of(peers.call(SERVER, ECHO, EchoRequest("swallowed"), 500)))
+                await asyncio.sleep(0.01)
+            assert rig.transport.attempts == 2
+            assert WireLimits().silent_ms_max / 1000 <= world.loop.time() - began < 6
+            assert set(map(type, failed[:-1])) <= {DeadlineExceeded, ConnectionLost, Unreachable}
+            assert rig.causes("wire.peer_unreachable")[0].startswith("nothing came for")
+            peers.close("over")
+
+    World(seed=1, seconds=60.0).run(scenario)
+
+
+def test_a_peer_that_answers_anything_is_not_left_however_many_deadlines_pass() -> None:
+    async def scenario(world: World) -> None:
+        async with running_rig() as rig:
+            peers = make_peers(rig)
+            for _ in range(20):
+                assert isinstance(await _error_of(peers.call(SERVER, SLOW, EchoRequest("late"), 500)), DeadlineExceeded)
+                await peers.call(SERVER, ECHO, EchoRequest("prompt"), 1000)
+            assert rig.transport.attempts == 1
+            peers.close("over")
+
+    World(seed=1, seconds=60.0).run(scenario)
+
+
+def test_deadlines_that_pass_all_at_once_end_no_connection() -> None:
+    """So it looks to a process that was halted for a while: the answers are there and not yet read."""
+
+    async def scenario(_world: World) -> None:
+        async with running_rig() as rig:
+            peers = make_peers(rig)
+            await peers.call(SERVER, ECHO, EchoRequest("before"), 1000)
+            calls = (_error_of(peers.call(SERVER, SLOW, EchoRequest("late"), 9000)) for _ in range(10))
+            assert {type(error) for error in await asyncio.gather(*calls)} == {DeadlineExceeded}
+            await peers.call(SERVER, ECHO, EchoRequest("after"), 1000)
+            assert rig.transport.attempts == 1
+            peers.close("over")
+
+    World(seed=1, seconds=60.0).run(scenario)
+
+
+async def _error_of(work: Awaitable[EchoAnswer]) -> EblaError | None:
+    try:
+        await work
+    except EblaError as error:
+        return error
+    return None
 
 
 def test_another_host_at_the_address_is_not_used() -> None:
