@@ -65,17 +65,9 @@ from ebla.wire.verbs import (
     Done,
 )
 
-ANSWER_SHARE_MS_MAX = 100
 DEFAULT_PAGE_LIMITS = PageLimits()
 KEYS_OF_A_PAGE = 8
 """That fit one whatever their values are."""
-
-
-def _work_ms(call: IncomingCall) -> int:
-    """The time for the work itself: the answer must reach the caller before the caller's own deadline, or it would
-    learn nothing where we know that nothing happened."""
-    remaining_ms = call.remaining_ms()
-    return remaining_ms - min(ANSWER_SHARE_MS_MAX, remaining_ms // 5)
 
 
 class Group0Doors:
@@ -137,7 +129,7 @@ class Group0Doors:
         same host under another join id has lost what it held: it may have voted, and what the leader knows of its log
         is no longer true, so it must not start over."""
         running, member = self._group0.running, request.member
-        await running.calls.read_barrier(_work_ms(call))
+        await running.calls.read_barrier(call.work_ms())
         known = running.store.members.get(member_key(member.host))
         if known is not None and known.join_id != member.join_id:
             raise InvalidRequest(
@@ -146,7 +138,7 @@ class Group0Doors:
             )
         if known is None:
             newcomer = msgspec.structs.replace(member, role=Role.LEARNER)
-            revision_of(await running.calls.change_members((newcomer,), None, _work_ms(call)))
+            revision_of(await running.calls.change_members((newcomer,), None, call.work_ms()))
         return JoinAnswer(running.store.revision.history, tuple(running.store.members.values()))
 
     def _membership(self, request: MembershipRequest, _call: IncomingCall) -> MembershipAnswer:
@@ -168,7 +160,7 @@ class Group0Doors:
             return await self._peers.call(leader, GROUP0_TRANSFER, request, call.remaining_ms())
         running.raft.post(TransferLeadership(PeerId(peer_number(request.host))))
         try:
-            async with asyncio.timeout(_work_ms(call) / 1000):
+            async with asyncio.timeout(call.work_ms() / 1000):
                 while running.leader_host() != request.host:
                     await running.raft.wait_standing_changed()
         except TimeoutError:
@@ -183,7 +175,7 @@ class Group0Doors:
         running = self._group0.running
         # Pages of a state that was read after a barrier need none of their own.
         if request.quorum and not (request.start and self._states.holds(_wanted(request), request.at)):
-            await running.calls.read_barrier(_work_ms(call))
+            await running.calls.read_barrier(call.work_ms())
         store = running.store
         if not request.prefixes and len(request.keys) <= KEYS_OF_A_PAGE:
             entries = [(key, store.get(key)) for key in dict.fromkeys(request.keys)]
@@ -194,7 +186,7 @@ class Group0Doors:
         return ReadAnswer(page.revision, rows, page.more)
 
     def _execute(self, request: ExecuteRequest, call: IncomingCall) -> "asyncio.Future[Answer]":
-        return self._group0.running.calls.transact(request.transaction, _work_ms(call))
+        return self._group0.running.calls.transact(request.transaction, call.work_ms())
 
     async def _watch(self, request: WatchRequest, call: IncomingCall) -> WatchAnswer:
         running = self._group0.running
@@ -235,7 +227,7 @@ class Group0Doors:
         return WatchAnswer(max(after, running.store.revision), False, changes)
 
     async def _lock(self, _request: LockRequest, call: IncomingCall) -> LockAnswer:
-        lock, revision = await self._group0.running.calls.acquire_lock(self._chance, _work_ms(call))
+        lock, revision = await self._group0.running.calls.acquire_lock(self._chance, call.work_ms())
         return LockAnswer(lock, revision)
 
     def _members(self, _request: MembersRequest, _call: IncomingCall) -> Group0Report:
@@ -243,13 +235,13 @@ class Group0Doors:
 
     async def _change_member(self, request: ChangeMemberRequest, call: IncomingCall) -> ExecuteAnswer:
         running = self._group0.running
-        await running.calls.read_barrier(_work_ms(call))
+        await running.calls.read_barrier(call.work_ms())
         known = running.store.members.get(member_key(request.host))
         if known is None and request.address is None:
             raise InvalidRequest(f"host {request.host} is not a member; to add it, name its address")
         member = known or Member(request.host, request.role, request.address or Address(""))
         wanted = msgspec.structs.replace(member, role=request.role, address=request.address or member.address)
-        answer = await running.calls.change_members((wanted,), request.lock, _work_ms(call))
+        answer = await running.calls.change_members((wanted,), request.lock, call.work_ms())
         return ExecuteAnswer(answer)
 
     # ---- parts of the above
