@@ -2,6 +2,10 @@
 
 What a wish means for the topology is decided in `schema_wishes.py`. Two nodes that change the schema at once both plan
 on the same state, and the condition on that state lets one of them through; the other plans anew on what it left.
+
+- INV-SCHEMA-1: changes of one table have an order that explains all their answers;
+- INV-SCHEMA-2: a change that was answered is on every node that is up, but for those the answer names;
+- INV-SCHEMA-3: nobody sees half of a change, whichever of its commands it takes.
 """
 
 import asyncio
