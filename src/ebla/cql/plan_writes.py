@@ -197,9 +197,11 @@ class PlainInsert:
 # ---- compiling
 
 
-def plan_write(statement: Modification, schema: TableSchema, markers: tuple[Marker, ...]) -> WritePlan:
-    """Raises `InvalidRequest` with what is wrong."""
-    builder = _Builder(schema, Binder(schema.keyspace, schema.name, markers))
+def plan_write(
+    statement: Modification, schema: TableSchema, markers: tuple[Marker, ...], *, part_of_batch: bool = False
+) -> WritePlan:
+    """Raises `InvalidRequest` with what is wrong. `part_of_batch`: some of the markers belong to other statements."""
+    builder = _Builder(schema, Binder(schema.keyspace, schema.name, markers), part_of_batch)
     match statement:
         case Insert():
             return builder.insert(statement)
@@ -213,6 +215,7 @@ def plan_write(statement: Modification, schema: TableSchema, markers: tuple[Mark
 class _Builder:
     schema: TableSchema
     binder: Binder
+    part_of_batch: bool
     row: list[Change] = field(default_factory=list)
     static: list[Change] = field(default_factory=list)
     lists: dict[int, Column] = field(default_factory=dict)
@@ -397,7 +400,7 @@ class _Builder:
         timeout = self._using(using.timeout, "[timeout]", SCALARS["duration"])
         return WritePlan(
             self.schema,
-            self.binder.variables(),
+            () if self.part_of_batch else self.binder.variables(),
             key_positions(restrictions),
             restrictions,
             tuple(self.row),

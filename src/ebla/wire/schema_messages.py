@@ -49,8 +49,21 @@ class DropTableWish(msgspec.Struct, frozen=True, array_like=True, tag="drop_tabl
     if_exists: bool = False
 
 
+class TruncateTableWish(msgspec.Struct, frozen=True, array_like=True, tag="truncate_table"):
+    """Everything written to it before is gone: the table goes on under a new id, with its name and its definition."""
+
+    keyspace: str
+    name: str
+
+
 SchemaWish = (
-    CreateKeyspaceWish | AlterKeyspaceWish | DropKeyspaceWish | CreateTableWish | AlterTableWish | DropTableWish
+    CreateKeyspaceWish
+    | AlterKeyspaceWish
+    | DropKeyspaceWish
+    | CreateTableWish
+    | AlterTableWish
+    | DropTableWish
+    | TruncateTableWish
 )
 
 

@@ -1,0 +1,373 @@
+"""Statements of clients carried out: parsed and compiled once, then run against the router or this node's own state."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ebla.cql.bind import Bound, Source, arranged
+from ebla.cql.caches import Recent
+from ebla.cql.catalog import Catalog, StoredTable, VirtualTables
+from ebla.cql.list_elements import known_lists
+from ebla.cql.parser import parse
+from ebla.cql.plan_schema import SchemaPlan, plan_schema
+from ebla.cql.plan_select import SelectPlan, plan_select
+from ebla.cql.plan_writes import KnownLists, WriteMoment, WritePlan, plan_write
+from ebla.cql.results import (
+    Answer,
+    BatchItem,
+    KeyspaceSet,
+    Parameters,
+    Prepared,
+    Rows,
+    SchemaChanged,
+    Session,
+    Unset,
+    Void,
+)
+from ebla.cql.routing_hint import tablet_payload
+from ebla.cql.statements import (
+    AlterKeyspace,
+    AlterTable,
+    Batch,
+    BatchKind,
+    CreateKeyspace,
+    CreateTable,
+    Delete,
+    Describe,
+    DropKeyspace,
+    DropTable,
+    Insert,
+    NotSupported,
+    Parsed,
+    Select,
+    Truncate,
+    Update,
+    Use,
+)
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import InvalidRequest, NotFound, TooLarge, Unprepared
+from ebla.model.identity import Replica
+from ebla.model.schema import TableSchema
+from ebla.model.values import decode_duration
+from ebla.ports.chance import Chance
+from ebla.ports.clock import Clock
+from ebla.request.parts import Mutation, ReadPage, ReadQuery
+from ebla.wire.schema_messages import SchemaAnswer, SchemaWish, TruncateTableWish
+from ebla.wire.topology_view import TopologyView
+
+SCHEMA_STATEMENTS = (CreateKeyspace, AlterKeyspace, DropKeyspace, CreateTable, AlterTable, DropTable)
+UNLOGGED_WARNING = (
+    "A logged batch over several partitions is written together here, but without a log: after a failure some of its "
+    "partitions may have been written and others not"
+)
+
+
+class Rowing(Protocol):
+    """What execution asks of the router."""
+
+    async def write(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> None: ...
+
+    async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage: ...
+
+
+class SchemaChanger(Protocol):
+    async def change(self, wish: SchemaWish, deadline_ms: int) -> SchemaAnswer: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorLimits:
+    write_ms: int = 2_000
+    read_ms: int = 5_000
+    scan_ms: int = 10_000
+    """Of a read that names no partition."""
+    schema_ms: int = 20_000
+    statements_max: int = 4_096
+    """Compiled statements kept, of QUERY and of PREPARE each."""
+    batch_statements_max: int = 10_000
+    batch_bytes_max: int = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorParts:
+    view: TopologyView
+    router: Rowing
+    next_timestamp_us: Callable[[], int]
+    schema: SchemaChanger
+    virtual: VirtualTables
+    describe: Callable[[Describe, Catalog, Session], Rows]
+    clock: Clock
+    chance: Chance
+    own: Replica
+    limits: ExecutorLimits = field(default_factory=ExecutorLimits)
+
+
+Plan = SelectPlan | WritePlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A statement with its plan, good as long as its table is what it was."""
+
+    parsed: Parsed
+    plan: Plan
+    schema: TableSchema | None
+    """Of the stored table that the plan is for."""
+    text: str
+    keyspace: str | None
+    """The connection's, when it was compiled."""
+
+
+class _BoundReader:
+    """The router with what one request reads by."""
+
+    __slots__ = ("_level", "_router", "_timeout_ms")
+
+    def __init__(self, router: Rowing, level: ConsistencyLevel, timeout_ms: int) -> None:
+        self._router = router
+        self._level = level
+        self._timeout_ms = timeout_ms
+
+    async def read(self, query: ReadQuery) -> ReadPage:
+        return await self._router.read(query, self._level, self._timeout_ms)
+
+
+class Executor:
+    def __init__(self, parts: ExecutorParts) -> None:
+        self._parts = parts
+        self._queries: Recent[tuple[str | None, str], Compiled] = Recent(parts.limits.statements_max)
+        self._prepared: Recent[bytes, Compiled] = Recent(parts.limits.statements_max)
+
+    # ---- what connections ask for
+
+    async def query(self, session: Session, text: str, parameters: Parameters) -> Answer:
+        key = (session.keyspace, text)
+        compiled = self._queries.get(key)
+        if compiled is None or not self._holds(compiled):
+            compiled = self._compile(text, session.keyspace)
+            if compiled.plan is not None:
+                self._queries.put(key, compiled)
+        return await self._run(session, compiled, parameters)
+
+    async def prepare(self, session: Session, text: str) -> Prepared:
+        compiled = self._compile(text, session.keyspace)
+        found = hashlib.md5(f"{session.keyspace or ''}{text}".encode(), usedforsecurity=False).digest()
+        self._prepared.put(found, compiled)
+        plan = compiled.plan
+        if plan is None:
+            if compiled.parsed.markers:
+                raise InvalidRequest("bind markers are not allowed in this statement")
+            return Prepared(found, (), (), ())
+        columns = plan.columns if isinstance(plan, SelectPlan) else ()
+        return Prepared(found, plan.variables, plan.key_positions, columns, plan.schema.keyspace, plan.schema.name)
+
+    async def execute(self, session: Session, statement_id: bytes, parameters: Parameters) -> Answer:
+        return await self._run(session, self._known(statement_id), parameters)
+
+    async def batch(
+        self, session: Session, kind: BatchKind, items: Sequence[BatchItem], parameters: Parameters
+    ) -> Answer:
+        if kind is BatchKind.COUNTER:
+            raise InvalidRequest("counters are not supported")
+        if len(items) > self._parts.limits.batch_statements_max:
+            raise TooLarge(f"a batch of {len(items)} statements is over {self._parts.limits.batch_statements_max}")
+        moment = self._moment(parameters)
+        mutations: list[Mutation] = []
+        for item in items:
+            compiled = self._item(session, item)
+            if not isinstance(compiled.plan, WritePlan):
+                raise InvalidRequest(
+                    "Invalid statement in batch: only UPDATE, INSERT and DELETE statements are allowed."
+                )
+            bound = self._bound(compiled, Parameters(parameters.level, item.values, item.names))
+            known = await self._lists(compiled.plan, bound, parameters.level)
+            mutations += compiled.plan.mutations(bound, moment, known)
+        return await self._write_batch(kind, mutations, parameters.level, self._parts.limits.write_ms)
+
+    # ---- compiling
+
+    def _catalog(self) -> Catalog:
+        return Catalog(self._parts.view.current, self._parts.virtual)
+
+    def _holds(self, compiled: Compiled) -> bool:
+        schema = compiled.schema
+        return schema is None or self._parts.view.current.schemas.get(schema.id) is schema
+
+    def _known(self, statement_id: bytes) -> Compiled:
+        compiled = self._prepared.get(statement_id)
+        if compiled is None:
+            raise Unprepared(
+                f"Prepared query with ID {statement_id.hex()} not found (either the query was not prepared on this "
+                "host, or it has been evicted)",
+                statement_id=statement_id,
+            )
+        if not self._holds(compiled):
+            compiled = self._compile(compiled.text, compiled.keyspace)
+            self._prepared.put(statement_id, compiled)
+        return compiled
+
+    def _item(self, session: Session, item: BatchItem) -> Compiled:
+        if isinstance(item.query, bytes):
+            return self._known(item.query)
+        return self._compile(item.query, session.keyspace)
+
+    def _compile(self, text: str, keyspace: str | None) -> Compiled:
+        parsed = parse(text)
+        statement = parsed.statement
+        match statement:
+            case NotSupported(what=what):
+                raise InvalidRequest(f"{what} are not supported in this release")
+            case Select(table=name):
+                table = self._catalog().table(name, keyspace)
+                schema = table.schema if isinstance(table, StoredTable) else None
+                return Compiled(parsed, plan_select(statement, table, parsed.markers), schema, text, keyspace)
+            case Insert() | Update() | Delete():
+                schema = self._catalog().stored(statement.table, keyspace).schema
+                return Compiled(parsed, plan_write(statement, schema, parsed.markers), schema, text, keyspace)
+            case _:
+                return Compiled(parsed, None, None, text, keyspace)
+
+    # ---- running
+
+    async def _run(self, session: Session, compiled: Compiled, parameters: Parameters) -> Answer:
+        plan = compiled.plan
+        if isinstance(plan, WritePlan):
+            return await self._write(session, compiled, plan, parameters)
+        if isinstance(plan, SelectPlan):
+            return await self._select(session, compiled, plan, parameters)
+        statement = compiled.parsed.statement
+        match statement:
+            case Use(keyspace=name):
+                if not self._catalog().has_keyspace(name):
+                    raise NotFound(f"Keyspace '{name}' does not exist")
+                session.keyspace = name
+                return Answer(KeyspaceSet(name))
+            case Describe():
+                return Answer(self._parts.describe(statement, self._catalog(), session))
+            case Batch():
+                return await self._batch_statement(session, compiled, statement, parameters)
+            case Truncate(table=name):
+                schema = self._catalog().stored(name, session.keyspace).schema
+                await self._change(TruncateTableWish(schema.keyspace, schema.name))
+                return Answer(Void())
+            case _ if isinstance(statement, SCHEMA_STATEMENTS):
+                return await self._change_schema(plan_schema(statement, self._catalog(), session.keyspace))
+            case _:
+                raise InvalidRequest("this statement has no place here")
+
+    async def _change_schema(self, plan: SchemaPlan) -> Answer:
+        answer = await self._change(plan.wish)
+        result: SchemaChanged | Void = plan.change if answer.changed else Void()
+        warnings = (f"{len(answer.not_told)} nodes that are down will learn of this later",) if answer.not_told else ()
+        return Answer(result, warnings)
+
+    async def _change(self, wish: SchemaWish) -> SchemaAnswer:
+        return await self._parts.schema.change(wish, self._parts.limits.schema_ms)
+
+    def _bound(self, compiled: Compiled, parameters: Parameters) -> Bound:
+        assert compiled.plan is not None
+        values = arranged(parameters, compiled.parsed.markers, compiled.plan.variables)
+        return Bound(values, self._parts.clock.wall_us(), self._parts.chance.bytes)
+
+    def _moment(self, parameters: Parameters) -> WriteMoment:
+        timestamp_us = parameters.timestamp_us
+        if timestamp_us is None:
+            timestamp_us = self._parts.next_timestamp_us()
+        return WriteMoment(timestamp_us, self._parts.clock.wall_us() // 1_000_000)
+
+    async def _select(self, session: Session, compiled: Compiled, plan: SelectPlan, parameters: Parameters) -> Answer:
+        bound = self._bound(compiled, parameters)
+        limits = self._parts.limits
+        usual_ms = limits.read_ms if plan.restrictions.has_partition else limits.scan_ms
+        reader = _BoundReader(self._parts.router, parameters.level, timeout_ms(plan.timeout, bound, usual_ms))
+        rows = await plan.run(bound, parameters, reader)
+        if not session.tablet_routing or compiled.schema is None or not plan.key_positions:
+            return Answer(rows)
+        keys = plan.restrictions.partition_keys(bound)
+        payload = tablet_payload(self._parts.view.current, compiled.schema.id, keys, self._parts.own)
+        return Answer(rows, payload=payload)
+
+    async def _write(self, session: Session, compiled: Compiled, plan: WritePlan, parameters: Parameters) -> Answer:
+        bound = self._bound(compiled, parameters)
+        known = await self._lists(plan, bound, parameters.level) if plan.lists_read else None
+        mutations = plan.mutations(bound, self._moment(parameters), known)
+        mutations = [mutation for mutation in mutations if mutation.items]
+        if mutations:
+            wait_ms = timeout_ms(plan.timeout, bound, self._parts.limits.write_ms)
+            await self._parts.router.write(mutations, parameters.level, wait_ms)
+        if not session.tablet_routing or not plan.key_positions:
+            return Answer(Void())
+        keys = plan.restrictions.partition_keys(bound)
+        return Answer(Void(), payload=tablet_payload(self._parts.view.current, plan.schema.id, keys, self._parts.own))
+
+    async def _lists(self, plan: WritePlan, bound: Bound, level: ConsistencyLevel) -> KnownLists | None:
+        if not plan.lists_read:
+            return None
+        reader = _BoundReader(self._parts.router, level, self._parts.limits.read_ms)
+        return await known_lists(plan, bound, reader)
+
+    # ---- batches
+
+    async def _batch_statement(
+        self, session: Session, compiled: Compiled, statement: Batch, parameters: Parameters
+    ) -> Answer:
+        """BEGIN BATCH … APPLY BATCH as one statement; its markers are numbered through."""
+        catalog = self._catalog()
+        moment = self._moment(parameters)
+        values = arranged(parameters, compiled.parsed.markers, ())
+        bound = Bound(values, self._parts.clock.wall_us(), self._parts.chance.bytes)
+        mutations: list[Mutation] = []
+        for one in statement.statements:
+            if statement.using.timestamp is not None:
+                if one.using.timestamp is not None:
+                    raise InvalidRequest("Timestamp must be set either on BATCH or individual statements")
+                using = replace(one.using, timestamp=statement.using.timestamp)
+                one = replace(one, using=using)
+            table = catalog.stored(one.table, session.keyspace)
+            plan = plan_write(one, table.schema, compiled.parsed.markers, part_of_batch=True)
+            known = await self._lists(plan, bound, parameters.level)
+            mutations += plan.mutations(bound, moment, known)
+        return await self._write_batch(statement.kind, mutations, parameters.level, self._parts.limits.write_ms)
+
+    async def _write_batch(
+        self, kind: BatchKind, mutations: Sequence[Mutation], level: ConsistencyLevel, wait_ms: int
+    ) -> Answer:
+        joined = by_partition(mutations)
+        size = sum(len(key) + len(value) for one in joined for key, value in one.items)
+        if size > self._parts.limits.batch_bytes_max:
+            raise TooLarge(f"Batch too large: {size} bytes are over {self._parts.limits.batch_bytes_max}")
+        if joined:
+            await self._parts.router.write(joined, level, wait_ms)
+        warned = kind is BatchKind.LOGGED and len(joined) > 1
+        return Answer(Void(), (UNLOGGED_WARNING,) if warned else ())
+
+
+def by_partition(mutations: Sequence[Mutation]) -> list[Mutation]:
+    """One mutation for each partition: it is written by its replicas as one."""
+    joined: dict[tuple[bytes, bytes], list[Mutation]] = {}
+    for mutation in mutations:
+        if mutation.items:
+            key = mutation.items[0][0]
+            prefix = key[: 10 + int.from_bytes(key[8:10])]
+            joined.setdefault((mutation.table.bytes, prefix), []).append(mutation)
+    return [
+        several[0]
+        if len(several) == 1
+        else Mutation(several[0].table, several[0].token, tuple(item for one in several for item in one.items))
+        for several in joined.values()
+    ]
+
+
+def timeout_ms(source: Source | None, bound: Bound, usual_ms: int) -> int:
+    """What USING TIMEOUT says."""
+    value = None if source is None else source(bound)
+    if value is None or isinstance(value, Unset):
+        return usual_ms
+    duration = decode_duration(value)
+    if duration.months or duration.days:
+        raise InvalidRequest("Timeout values cannot be expressed in days/months")
+    if duration.nanoseconds % 1_000_000:
+        raise InvalidRequest("Timeout values cannot have granularity finer than milliseconds")
+    if duration.nanoseconds < 0:
+        raise InvalidRequest("Timeout values must be non-negative")
+    return duration.nanoseconds // 1_000_000
