@@ -5,7 +5,7 @@ on the same state, and the condition on that state lets one of them through; the
 
 - INV-SCHEMA-1: changes of one table have an order that explains all their answers;
 - INV-SCHEMA-2: a change that was answered is on every node that is up, but for those the answer names;
-- INV-SCHEMA-3: nobody sees half of a change, whichever of its commands it takes.
+- INV-SCHEMA-3: nobody sees half of a table or of what belongs to it, and of a keyspace not half unless it is huge.
 """
 
 import asyncio
