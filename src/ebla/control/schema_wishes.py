@@ -32,7 +32,7 @@ from ebla.topology.commands import (
 )
 from ebla.topology.snapshot import Keyspace, Replication, Snapshot, Table
 from ebla.topology.states import NodeState, Strategy, UpgradeState
-from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, ReplicaSet
 from ebla.wire.schema_messages import (
     AlterKeyspaceWish,
     AlterTableWish,
@@ -41,6 +41,7 @@ from ebla.wire.schema_messages import (
     DropKeyspaceWish,
     DropTableWish,
     SchemaWish,
+    TruncateTableWish,
 )
 
 NAME = re.compile(r"\w{1,48}", re.ASCII)
@@ -92,6 +93,8 @@ def plan(wish: SchemaWish, seen: Seen, drawn: TableId) -> Plan:
             return _alter_table(wish, snapshot)
         case DropTableWish():
             return _drop_table(wish, snapshot)
+        case TruncateTableWish():
+            return _truncate_table(wish, snapshot, drawn)
         case _:
             assert_never(wish)
 
@@ -254,6 +257,18 @@ def _drop_table(wish: DropTableWish, snapshot: Snapshot) -> Plan:
         return Plan()
     table = _table(snapshot, wish.keyspace, wish.name)
     return Plan((DropTable(table.id),), table.id)
+
+
+def _truncate_table(wish: TruncateTableWish, snapshot: Snapshot, drawn: TableId) -> Plan:
+    """The same table under a new id, in one commit: a late write to the old one finds no table to bring back. Its
+    tablets are placed anew, as no byte has to follow them."""
+    table = _table(snapshot, wish.keyspace, wish.name)
+    schema = msgspec.structs.replace(decode_schema(table.definition), id=drawn)
+    fresh = msgspec.structs.replace(table, id=drawn, definition=encode_schema(schema))
+    replica_sets: tuple[ReplicaSet, ...] = ()
+    if snapshot.on_tablets(table.id):
+        replica_sets = place_new_table(snapshot, fresh, Capacities(), PlacementRules())
+    return Plan((DropTable(table.id), CreateTable(fresh, replica_sets)), drawn)
 
 
 # ---- after a commit whose answer did not come

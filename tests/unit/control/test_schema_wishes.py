@@ -26,6 +26,7 @@ from ebla.wire.schema_messages import (
     DropKeyspaceWish,
     DropTableWish,
     SchemaWish,
+    TruncateTableWish,
 )
 
 KEY = Column("k", parse_type("int"), ColumnKind.PARTITION_KEY)
@@ -122,6 +123,20 @@ def test_an_altered_table_keeps_what_is_not_named() -> None:
     assert [one.name for one in schema.columns] == ["id", "w"]
     assert schema.options == options
     assert schema.version == 5
+
+
+@pytest.mark.parametrize("keyspace", [tablets(), vnodes()])
+def test_a_truncated_table_goes_on_under_another_id(keyspace: Keyspace) -> None:
+    world = with_table(keyspace)
+    before = schema_of(world)
+    fulfil(world, TruncateTableWish("ks", "t"), 2)
+    assert drawn() not in world.snapshot.tables
+    assert schema_of(world, 2) == msgspec.structs.replace(before, id=drawn(2))
+    assert (drawn(2) in world.snapshot.tablets) is keyspace.on_tablets
+
+
+def test_a_table_that_is_not_there_is_not_truncated() -> None:
+    assert isinstance(refusal(with_table().snapshot, TruncateTableWish("ks", "other")), NotFound)
 
 
 def test_a_keyspace_goes_with_its_tables_in_one_commit() -> None:
