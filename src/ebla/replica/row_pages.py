@@ -7,7 +7,6 @@ on behind the last key.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from ebla.model.errors import Stale
 from ebla.model.rows import EMPTY_HEAD
@@ -78,6 +77,8 @@ class PageRead:
                 self._last_key = (part.start if self._request.is_reversed else part.end) or b""
                 self._part = None
                 self._check_bounds()
+            elif self._looked_at >= self._limits.page_items_max:
+                self._is_over = True
         return None
 
     @property
@@ -149,10 +150,8 @@ class PageRead:
             self._last_key = key
             if self._live_rows >= rows_max or self._bytes >= self._bytes_max:
                 return self._cut(part, key, items)
-            if partition_rows_max and self._partition_rows >= partition_rows_max:
+            if partition_rows_max and self._partition_rows >= partition_rows_max and not value[1] & _HEAD:
                 return self._skip_partition(part)
-            if self._looked_at >= self._limits.page_items_max:
-                return self._cut(part, key, items)
             if self._looked_at >= turn_ends:
                 _go_on(part, key, is_reversed=is_reversed)
                 return False
@@ -190,7 +189,7 @@ class PageRead:
 
     def _cut(self, part: Part, key: bytes, items: Iterator[Item]) -> bool:
         """The page has what it can take. It is whole all the same where nothing follows."""
-        if next(islice(items, 1), None) is None:
+        if next(items, None) is None:
             return True
         _go_on(part, key, is_reversed=self._request.is_reversed)
         self._is_over = True
