@@ -45,7 +45,7 @@ MUTATIONS = (
         (
             """            await self._newest.sync()
         except (OSError, DiskFull) as failure:""",
-            """            await asyncio.sleep(0)
+            """            self._newest.size()
         except (OSError, DiskFull) as failure:""",
         ),
         "whatever was acknowledged may be gone after a power cut",

@@ -47,7 +47,7 @@ class Group0Wire:
 
     @property
     def _history(self) -> HistoryId:
-        return self._machine.store.revision.history
+        return self._machine.store.chain[-1].history
 
     def host_of(self, peer: PeerId) -> HostId | None:
         return self._hosts.get(peer)

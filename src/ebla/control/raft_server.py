@@ -125,7 +125,9 @@ class RaftServer(Generic[Content]):
         self._turn_due = False
         self._broken: asyncio.Future[None] | None = None
         """Pending while `run` runs; what breaks a turn ends it."""
-        self._write_wake = asyncio.Event()
+        self._idle_writer: asyncio.Future[None] | None = None
+        self._applies: deque[Apply] = deque()
+        """Handed out by the core, and to be applied before any other."""
         self._notices = CommitNotices()
         self._hold_ends = False
         self._incoming: IncomingSnapshots[Content]
@@ -257,10 +259,13 @@ class RaftServer(Generic[Content]):
 
     def _turn_when_due(self) -> None:
         self._turn_due = False
+        self._guarded(self._turn)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
         if self._broken is None or self._broken.done():
             return
         try:
-            self._turn()
+            step()
         except Exception as error:  # handed to `run`, whose task group ends everything else
             self._broken.set_exception(error)
 
@@ -279,7 +284,7 @@ class RaftServer(Generic[Content]):
             while core.has_effects:
                 effects = core.take()
                 self._carry_out(effects, now_ms)
-                if effects.apply is None:
+                if effects.apply is None or self._applies:
                     break  # nothing was stepped in meanwhile
                 applied_bytes += effects.apply.answer.payload_bytes
                 if applied_bytes >= APPLY_BYTES_MAX:
@@ -290,8 +295,9 @@ class RaftServer(Generic[Content]):
 
     async def _write(self) -> None:
         while True:
-            await self._write_wake.wait()
-            self._write_wake.clear()
+            if not self._writes:
+                self._idle_writer = asyncio.get_running_loop().create_future()
+                await self._idle_writer
             writes = self._take_writes()
             self._is_writing = True
             await self._persist(writes)
@@ -305,6 +311,7 @@ class RaftServer(Generic[Content]):
         outgoing: list[Message] = []
         for write in writes:
             if write.snapshot is not None:
+                self._apply_all()
                 self._install(write.snapshot)
             for answer in write.answers:
                 if isinstance(answer, Written) or answer.to == own:
@@ -321,8 +328,6 @@ class RaftServer(Generic[Content]):
             write, write_bytes = self._writes.popleft()
             writes.append(write)
             size += write_bytes
-        if self._writes:
-            self._write_wake.set()
         return writes
 
     async def _tick(self) -> None:
@@ -344,7 +349,10 @@ class RaftServer(Generic[Content]):
         if effects.write is not None:
             self._take_up(effects.write)
         if effects.apply is not None:
-            self._apply(effects.apply, now_ms)
+            if self._applies or (self._writes and not self.is_leader):
+                self._apply_soon(effects.apply)
+            else:
+                self._apply(effects.apply, now_ms)
         for read in effects.reads:
             self._answer_read(read)
 
@@ -359,7 +367,11 @@ class RaftServer(Generic[Content]):
             self._answer((write,))
             return
         self._writes.append((write, self._core.state.log.size_of(write.entries)))
-        self._write_wake.set()
+        self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        if self._idle_writer is not None and not self._idle_writer.done():
+            self._idle_writer.set_result(None)
 
     def _stand(self, standing: Standing) -> None:
         self._setup.report(
@@ -373,6 +385,24 @@ class RaftServer(Generic[Content]):
         self._reading_since.clear()
         changed, self._standing_changed = self._standing_changed, asyncio.Event()
         changed.set()
+
+    def _apply_soon(self, apply: Apply) -> None:
+        """A follower first writes and answers what its leader waits for; that something older may be applied nobody
+        here waits for. Two steps of the loop later: in the first it is written, or handed to a thread that writes it,
+        in the second the answer leaves."""
+        self._applies.append(apply)
+        if len(self._applies) == 1:
+            assert self._broken is not None, "turns are taken while it runs"
+            loop = self._broken.get_loop()
+            loop.call_soon(loop.call_soon, self._guarded, self._apply_due)
+
+    def _apply_due(self) -> None:
+        self._apply_all()
+        self._turn()
+
+    def _apply_all(self) -> None:
+        while self._applies:
+            self._apply(self._applies.popleft(), self._clock.boot_ms())
 
     def _apply(self, apply: Apply, now_ms: int) -> None:
         core = self._core
@@ -551,6 +581,7 @@ class RaftServer(Generic[Content]):
         self.post(message)
 
     def _install(self, meta: SnapshotMeta) -> None:
+        assert not self._applies, "entries handed out before a snapshot are applied before it"
         content = self._received[meta]
         self._received = {other: kept for other, kept in self._received.items() if other.index > meta.index}
         self._machine.install(content)

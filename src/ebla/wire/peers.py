@@ -81,7 +81,8 @@ class Peers:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._addresses: dict[HostId, Address] = {}
-        self._routes: dict[tuple[HostId, Lane], _Route] = {}
+        self._routes: dict[tuple[int, Lane], _Route] = {}
+        """By the host's number: the hash of its id and its equality would run Python code for every message."""
         self.on_refused: Callable[[HostId, bool], None] = _nobody_told
         """Told when an attempt to connect to a host fails, and again when there is a connection or no route any more.
         A connection that ends is no refusal yet: the next attempt will show."""
@@ -144,18 +145,18 @@ class Peers:
     # ---- connections
 
     def _route(self, host: HostId, lane: Lane) -> _Route:
-        route = self._routes.get((host, lane))
+        route = self._routes.get((host.int, lane))
         if route is None:
             address = self._addresses.get(host)
             if address is None:
                 raise Unreachable(f"no address is known for host {host}")
-            route = self._routes[(host, lane)] = _Route(host, lane, address)
+            route = self._routes[(host.int, lane)] = _Route(host, lane, address)
             route.task = self._tasks.create_task(self._keep(route))
         return route
 
     def _drop_routes(self, host: HostId, cause: str) -> None:
         for lane in Lane:
-            route = self._routes.pop((host, lane), None)
+            route = self._routes.pop((host.int, lane), None)
             if route is None:
                 continue
             route.error = cause
