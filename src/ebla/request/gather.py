@@ -134,9 +134,9 @@ class Gather:
             self._end()
 
     def _failed(self, target: Replica, error: EblaError) -> None:
+        self._failures[target] = error
         if self._is_over:
             return
-        self._failures[target] = error
         if isinstance(error, Stale):
             self._end()
             return

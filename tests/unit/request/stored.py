@@ -1,0 +1,60 @@
+"""Stored rows of a small table, in few words."""
+
+from tests.unit.storage.random_rows import column, table
+
+from ebla.model.rows import Cell, Deletion, Head, Marker, RangeDeletion, Row
+from ebla.model.schema import ColumnKind
+from ebla.model.token import token_of
+from ebla.storage.key_codec import head_key, partition_prefix, row_key
+from ebla.storage.layer import Item
+from ebla.storage.row_codec import decode_row, encode_head, encode_row
+
+SMALL = table(
+    column("p", "text", ColumnKind.PARTITION_KEY),
+    column("c", "blob", ColumnKind.CLUSTERING),
+    column("s", "text", ColumnKind.STATIC),
+    column("v", "text"),
+    column("w", "text"),
+)
+V = SMALL.column("v").number
+S = SMALL.column("s").number
+
+
+def prefix_of_key(name: str) -> bytes:
+    return partition_prefix(token_of(name.encode()), name.encode())
+
+
+def row_at(name: str, clustering: str) -> bytes:
+    return row_key(prefix_of_key(name), clustering.encode())
+
+
+def head_at(name: str) -> bytes:
+    return head_key(prefix_of_key(name))
+
+
+def stored(row: Row) -> bytes:
+    return encode_row(row, SMALL.version, SMALL.layouts[-1])
+
+
+def put(name: str, clustering: str, value: str = "x", at_us: int = 1) -> Item:
+    return row_at(name, clustering), stored(Row(Marker(at_us), None, {V: Cell(at_us, value.encode())}))
+
+
+def delete(name: str, clustering: str, at_us: int = 2, at_s: int = 5) -> Item:
+    return row_at(name, clustering), stored(Row(None, Deletion(at_us, at_s)))
+
+
+def head(name: str, static: str | None = None, at_us: int = 1, deletion: Deletion | None = None) -> Item:
+    cells = Row() if static is None else Row(None, None, {S: Cell(at_us, static.encode())})
+    return head_at(name), encode_head(Head(deletion, (), cells), SMALL.version)
+
+
+def delete_slice(name: str, start: str, end: str, at_us: int = 2) -> Item:
+    ranges = (RangeDeletion(start.encode(), end.encode(), Deletion(at_us, 5)),)
+    return head_at(name), encode_head(Head(None, ranges), SMALL.version)
+
+
+def value_of(item: Item) -> str:
+    cell = decode_row(item[1], SMALL.layouts).cells[V]
+    assert cell.value is not None
+    return cell.value.decode()

@@ -1,0 +1,130 @@
+from tests.unit.request.stored import (
+    SMALL,
+    delete,
+    delete_slice,
+    head,
+    head_at,
+    prefix_of_key,
+    put,
+    row_at,
+    value_of,
+)
+from tests.unit.topology.small_cluster import replica
+
+from ebla.model.rows import Deletion
+from ebla.request.reconcile import Answered, Terms, agreed, digests_match, reconciled, unknown_heads
+from ebla.request.short_reads import Moment
+from ebla.storage.layer import Item
+from ebla.wire.row_messages import ReadRowsAnswer
+
+A, B, C = replica(1), replica(2), replica(3)
+NOW_S = 10
+FORWARD = Terms(Moment(SMALL, NOW_S), 0)
+BACKWARD = Terms(Moment(SMALL, NOW_S), 0, is_reversed=True)
+COLLECTING = Terms(Moment(SMALL, NOW_S), NOW_S)
+
+
+def page(*items: Item, last: bytes | None = None, digest: bytes = b"") -> ReadRowsAnswer:
+    return ReadRowsAnswer(items, digest, last is None, last or b"")
+
+
+def whole(name: str, *items: Item) -> Answered:
+    return Answered({"a": A, "b": B, "c": C}[name], page(*items))
+
+
+def test_digests_match_only_where_all_are_the_same() -> None:
+    assert digests_match([page(digest=b"1"), page(digest=b"1")])
+    assert not digests_match([page(digest=b"1"), page(digest=b"1"), page(digest=b"2")])
+
+
+def test_data_with_the_same_digests_is_known_to_the_least_end() -> None:
+    data = page(put("p", "1"), put("p", "2"))
+    cut = page(last=row_at("p", "1"))
+    assert agreed(data, [data], FORWARD).items == data.items
+    assert agreed(data, [data, cut], FORWARD).items == data.items[:1]
+    assert agreed(data, [data, cut], FORWARD).end == row_at("p", "1")
+
+
+def test_the_newest_cell_wins_and_whoever_lacks_it_gets_it() -> None:
+    found = reconciled([whole("a", put("p", "1", "old", 1)), whole("b", put("p", "1", "new", 2)), whole("c")], FORWARD)
+    assert [value_of(item) for item in found.page.items] == ["new"]
+    assert found.repairs == {A: (put("p", "1", "new", 2),), C: (put("p", "1", "new", 2),)}
+
+
+def test_replicas_that_agree_lack_nothing() -> None:
+    assert reconciled([whole("a", put("p", "1")), whole("b", put("p", "1"))], FORWARD).repairs == {}
+
+
+def test_a_deletion_that_one_replica_missed() -> None:
+    found = reconciled([whole("a", put("p", "1")), whole("b", delete("p", "1", 2))], FORWARD)
+    assert found.page.items == (delete("p", "1", 2),)
+    assert found.repairs == {A: (delete("p", "1", 2),)}
+
+
+def test_what_one_replicas_head_deletes_is_gone_from_all() -> None:
+    slice_deleted = delete_slice("p", "1", "3")
+    rows = [put("p", number) for number in "0123"]
+    found = reconciled([whole("a", slice_deleted, rows[0], rows[3]), whole("b", *rows)], FORWARD)
+    assert found.page.items == (slice_deleted, rows[0], rows[3])
+    assert found.repairs == {B: (slice_deleted,)}
+
+
+def test_nothing_is_lacked_beyond_what_a_page_says() -> None:
+    rows = [put("p", number) for number in "123"]
+    short = Answered(A, page(rows[0], last=row_at("p", "1")))
+    found = reconciled([short, whole("b", *rows)], FORWARD)
+    assert found.page.items == (rows[0],)
+    assert found.page.end == row_at("p", "1")
+    assert found.repairs == {}
+
+
+def test_nor_behind_the_stop_of_its_partition() -> None:
+    rows = [put("p", number) for number in "123"]
+    terms = Terms(Moment(SMALL, NOW_S), 0, partition_rows_max=2)
+    found = reconciled([whole("a", rows[0], rows[1]), whole("b", rows[1], rows[2])], terms)
+    assert found.page.items == (rows[0], rows[1])
+    assert found.page.end is None
+    assert found.repairs == {B: (rows[0],)}
+
+
+def test_backwards_heads_come_apart_from_their_rows() -> None:
+    slice_deleted = delete_slice("p", "2", "9")
+    rows = [put("p", number) for number in "321"]
+    end = row_at("p", "2")
+    deleted = Answered(A, page(last=end), heads=(slice_deleted,))
+    found = reconciled([deleted, Answered(B, page(*rows[:2], last=end))], BACKWARD)
+    assert found.page.items == ()
+    assert found.page.end == end
+    assert found.repairs == {B: (slice_deleted,)}
+
+
+def test_backwards_the_heads_of_all_partitions_are_asked_for() -> None:
+    pages = [page(put("p", "1")), page(put("q", "1"), put("p", "2"))]
+    assert unknown_heads(pages, is_reversed=True) == (prefix_of_key("p"), prefix_of_key("q"))
+    assert unknown_heads(pages, is_reversed=False) == ()
+
+
+def test_a_tombstone_whose_time_has_passed_is_no_difference_by_itself() -> None:
+    """One replica has dropped it already, and would be given it again with every read."""
+    old = delete("p", "1", 2, at_s=5)
+    assert reconciled([whole("a", old), whole("b")], COLLECTING).repairs == {}
+    assert reconciled([whole("a", old), whole("b")], FORWARD).repairs == {B: (old,)}
+    deleted = head("p", deletion=Deletion(2, 5))
+    assert reconciled([whole("a", deleted), whole("b")], COLLECTING).repairs == {}
+
+
+def test_but_whoever_shows_what_it_covers_gets_it() -> None:
+    old = delete("p", "1", 2, at_s=5)
+    found = reconciled([whole("a", old), whole("b", put("p", "1", at_us=1))], COLLECTING)
+    assert found.repairs == {B: (old,)}
+    deleted = head("p", deletion=Deletion(2, 5))
+    found = reconciled([whole("a", deleted), whole("b", put("p", "1", at_us=1))], COLLECTING)
+    assert found.page.items == (deleted,)
+    assert found.repairs == {B: (deleted,)}
+
+
+def test_heads_are_merged_too() -> None:
+    found = reconciled([whole("a", head("p", "old", 1)), whole("b", head("p", "new", 2))], FORWARD)
+    assert found.page.items == (head("p", "new", 2),)
+    assert found.repairs == {A: (head("p", "new", 2),)}
+    assert found.page.items[0][0] == head_at("p")
