@@ -1,0 +1,177 @@
+"""A table store of one process for statements: real plans and real merging over a dict, no wire and no replicas."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from tests.unit.topology.world import cluster
+
+from ebla.control.schema_wishes import Seen, plan
+from ebla.cql.catalog import Catalog
+from ebla.cql.execute import Executor, ExecutorLimits, ExecutorParts
+from ebla.cql.results import Answer, BatchItem, BoundValue, Parameters, Rows, Session
+from ebla.cql.statements import BatchKind, Describe
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.identity import HistoryId, Replica, ShardNumber, TableId
+from ebla.model.transaction import Revision
+from ebla.model.values import decode
+from ebla.request.paging import PageBuilder, check_query
+from ebla.request.parts import Mutation, ReadPage, ReadQuery
+from ebla.request.short_reads import Moment, Settled
+from ebla.storage.merge import merge_values, uncovered_items
+from ebla.topology.apply_all import apply_all
+from ebla.topology.draft import Applied
+from ebla.wire.schema_messages import SchemaAnswer, SchemaWish
+from ebla.wire.topology_view import TopologyView, view_of
+
+NOW_US = 1_700_000_000_000_000
+
+
+class StillClock:
+    def __init__(self) -> None:
+        self.now_us = NOW_US
+
+    def wall_us(self) -> int:
+        return self.now_us
+
+    def boot_ms(self) -> int:
+        return self.now_us // 1000
+
+
+class CountingChance:
+    """Bytes that never repeat."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def bytes(self, count: int) -> bytes:
+        self._drawn += 1
+        return self._drawn.to_bytes(count, "little")
+
+    def uuid(self) -> uuid.UUID:
+        return uuid.UUID(bytes=self.bytes(16), version=4)
+
+
+class DictRows:
+    """What replicas and their reconciliation come to, for one copy of every row."""
+
+    def __init__(self, view: TopologyView) -> None:
+        self._view = view
+        self.tables: dict[TableId, dict[bytes, bytes]] = {}
+        self.queries: list[ReadQuery] = []
+        self.rows_per_page = 10_000
+
+    async def write(self, mutations: Sequence[Mutation], _level: ConsistencyLevel, _timeout_ms: int) -> None:
+        for mutation in mutations:
+            schema = self._view.current.schemas[mutation.table]
+            stored = self.tables.setdefault(mutation.table, {})
+            for key, value in mutation.items:
+                known = stored.get(key)
+                stored[key] = value if known is None else merge_values(known, value, schema)
+
+    async def read(self, query: ReadQuery, _level: ConsistencyLevel, _timeout_ms: int) -> ReadPage:
+        check_query(query)
+        self.queries.append(query)
+        schema = self._view.current.schemas[query.table]
+        stored = sorted(self.tables.get(query.table, {}).items())
+        uncovered = list(uncovered_items(stored, schema))
+        builder = PageBuilder(query, 1 << 30)
+        items = [item for item in uncovered if any(_within(item[0], span) for span in builder.rest)]
+        if query.is_reversed:
+            items.reverse()
+        builder.take(Settled(tuple(items), None), builder.rest, Moment(schema, query.now_s))
+        return builder.page()
+
+
+def _within(key: bytes, span: tuple[bytes, bytes | None]) -> bool:
+    return span[0] <= key and (span[1] is None or key < span[1])
+
+
+class Cql:
+    """One client. `rows` gives Python values."""
+
+    def __init__(self) -> None:
+        self._world, _ = cluster(3)
+        self.view = TopologyView()
+        self._install()
+        self.rows_store = DictRows(self.view)
+        self.clock = StillClock()
+        self.chance = CountingChance()
+        self._timestamp_us = NOW_US
+        host = next(self._world.snapshot.members()).host
+        parts = ExecutorParts(
+            self.view,
+            self.rows_store,
+            self._next_timestamp_us,
+            self,
+            {},
+            self._describe,
+            self.clock,
+            self.chance,  # type: ignore[arg-type]  # all that is drawn here are bytes and ids
+            Replica(host, ShardNumber(0)),
+            ExecutorLimits(),
+        )
+        self.executor = Executor(parts)
+        self.session = Session("test")
+        self.run("CREATE KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
+        self.run("USE ks")
+
+    def _next_timestamp_us(self) -> int:
+        self._timestamp_us += 1
+        return self._timestamp_us
+
+    def _install(self) -> None:
+        snapshot = self._world.snapshot
+        revision = Revision(HistoryId(uuid.UUID(int=1)), int(snapshot.version))
+        before = self.view.current if self.view.is_known else None
+        self.view.install(view_of(snapshot, revision, before))
+
+    def _describe(self, statement: Describe, _catalog: Catalog, _session: Session) -> Rows:
+        raise AssertionError(statement)
+
+    async def change(self, wish: SchemaWish, _deadline_ms: int) -> SchemaAnswer:
+        planned = plan(wish, Seen(self._world.snapshot), TableId(self.chance.uuid()))
+        if not planned.commands:
+            return SchemaAnswer(False, self._world.snapshot.version, planned.table)
+        applied = apply_all(self._world.snapshot, planned.commands)
+        assert isinstance(applied, Applied), applied
+        self._world.commit(applied)
+        self._install()
+        return SchemaAnswer(True, self._world.snapshot.version, planned.table)
+
+    def answer(self, text: str, *values: BoundValue, **changes: Any) -> Answer:
+        parameters = Parameters(values=values, **changes)
+        return asyncio.run(self.executor.query(self.session, text, parameters))
+
+    def run(self, text: str, *values: BoundValue, **changes: Any) -> Any:
+        return self.answer(text, *values, **changes).result
+
+    def found(self, text: str, *values: BoundValue, **changes: Any) -> Rows:
+        result = self.run(text, *values, **changes)
+        assert isinstance(result, Rows)
+        return result
+
+    def rows(self, text: str, *values: BoundValue, **changes: Any) -> list[tuple[Any, ...]]:
+        return python_rows(self.found(text, *values, **changes))
+
+    def batch(self, *items: BatchItem, kind: BatchKind = BatchKind.UNLOGGED, **changes: Any) -> Answer:
+        return asyncio.run(self.executor.batch(self.session, kind, items, Parameters(**changes)))
+
+    def pages(self, text: str, size: int) -> list[list[tuple[Any, ...]]]:
+        found: list[list[tuple[Any, ...]]] = []
+        state: bytes | None = None
+        while True:
+            page = self.found(text, page_size=size, paging_state=state)
+            found.append(python_rows(page))
+            state = page.paging_state
+            if state is None:
+                return found
+
+
+def python_rows(found: Rows) -> list[tuple[Any, ...]]:
+    kinds = [column.type for column in found.columns]
+    return [
+        tuple(None if value is None else decode(kind, value) for kind, value in zip(kinds, row, strict=True))
+        for row in found.rows
+    ]
