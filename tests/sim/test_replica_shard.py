@@ -1,0 +1,428 @@
+"""One shard as a process, with a control whose topology the test writes: fences, versions that are waited for, guards,
+silence, starts and stops, all over the wire."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from tests.unit.control.feed_rig import FeedStore
+from tests.unit.replica.shard_rig import OWN, read_of, tablet_of, write_of
+from tests.unit.storage.store_rig import plain
+from tests.unit.topology.small_cluster import network, node, replica
+
+from ebla.control.child_feed import ChildFeed, FeedSetup
+from ebla.control.topology_state import TopologyState
+from ebla.model.errors import ConnectionLost, EblaError, Stale, Unavailable, Unreachable
+from ebla.model.identity import Address, ClusterId, SessionId, ShardNumber, TopologyVersion
+from ebla.model.schema import encode_schema
+from ebla.model.transaction import Change, Delete, Put, Revision
+from ebla.observe.metrics import Metrics
+from ebla.ports.surroundings import Surroundings
+from ebla.replica.fronts import FrontContext, ShardParts
+from ebla.replica.shard_process import ShardProcess, ShardSetup
+from ebla.sim.disk import DiskStrain
+from ebla.sim.workloads.small_fold import fold_in_memory
+from ebla.sim.workloads.store_rows import SMALL
+from ebla.sim.world import World
+from ebla.storage.fold_plan import FoldJob, FoldLimits, FoldResult
+from ebla.storage.memory import MemoryEngine
+from ebla.storage.store import StoreLimits
+from ebla.topology import keys
+from ebla.topology.snapshot import Keyspace, Session, Table
+from ebla.topology.snapshot import TopologyState as StateRow
+from ebla.topology.states import SessionKind
+from ebla.topology.tablet_map import TabletMap, tablet_map
+from ebla.wire.feed_messages import NodeBarrierRequest
+from ebla.wire.frames import Introduction
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.row_messages import Item, RowWrite, StreamRowsRequest, WriteRowsAnswer, WriteRowsRequest
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.topology_view import View
+from ebla.wire.verbs import (
+    CHILD_BEAT,
+    NODE_BARRIER,
+    READ_ROWS,
+    STREAM_ROWS,
+    WRITE_ROWS,
+    ChildBeatAnswer,
+    ChildBeatRequest,
+)
+
+SOCKET = Address("/data/run/control.sock")
+WIRE = WireLimits()
+PORT, CONTROL_PORT = 7010, 7000
+BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
+FIRST_ONLY = tablet_map(SMALL.id, [(OWN,), (replica(2),)])
+ITEMS = [plain(number, 0, 5) for number in range(30)]
+IN_FIRST = [item for item in ITEMS if tablet_of(BOTH, item) == 0]
+IN_SECOND = [item for item in ITEMS if tablet_of(BOTH, item) == 1]
+SESSION = SessionId(uuid.UUID(int=77))
+CLUSTER = ClusterId(uuid.UUID(int=3))
+
+
+class FoldHere:
+    """`FoldPlace` on the disk of the shard."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self.engine = engine
+        self.folds = 0
+
+    async def fold(self, job: FoldJob) -> FoldResult:
+        self.folds += 1
+        return await fold_in_memory(self.engine, job)
+
+
+class Probe:
+    """A front that says what it was told."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+        self.servers = 0
+        self.closed = False
+
+    def attach(self, server: Server) -> None:
+        assert self.versions, "the first view comes before the servers"
+        self.servers += 1
+
+    def installed(self, view: View) -> None:
+        self.versions.append(view.version)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ShardWorld:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.feed_store = FeedStore()
+        self.introduction = Introduction(OWN.host, CLUSTER, "sim")
+        self.control = world.unit("n1", self._control, host_id=OWN.host)
+        self.shard = world.unit("n1-shard", self._shard, machine="n1", host_id=OWN.host)
+        self.process: ShardProcess | None = None
+        self.front = Probe()
+        self.folds: FoldHere | None = None
+        self.stop = asyncio.Event()
+        self.has_quorum = True
+        self.events: list[str] = []
+        self.store = StoreLimits(free_bytes_min=0, fold=FoldLimits(bases_max=2, live_bytes_max=1 << 20), upkeep_ms=50)
+
+    # -- the two processes -------------------------------------------------------------------------------------------
+
+    async def _control(self, around: Surroundings) -> None:
+        state = TopologyState(self._report)
+        state.attach(self.feed_store.machine)
+        feed = ChildFeed(state, FeedSetup(self._read_barrier, lambda: (), lambda: ("shard-0",), lambda: True))
+        async with asyncio.TaskGroup() as tasks:
+            server = Server(tasks, self.introduction, WIRE, self._report)
+            feed.serve_children(server)
+            feed.serve_peers(server)
+            server.serve(CHILD_BEAT, _beat)
+            await around.transport.listen(SOCKET, server.accept)
+            await around.transport.listen(self.control.address(CONTROL_PORT), server.accept)
+            await feed.run()
+
+    async def _read_barrier(self, deadline_ms: int) -> Revision:
+        if not self.has_quorum:
+            await asyncio.sleep(deadline_ms / 1000)
+            raise Unavailable("no quorum")
+        return self.feed_store.store.revision
+
+    async def _shard(self, around: Surroundings) -> None:
+        setup = ShardSetup(
+            msgspec.structs.replace(self.introduction, process="shard-0"),
+            ShardNumber(0),
+            "/data/shard-0",
+            self.shard.address(PORT),
+            lambda number: Address(f"/data/run/shard-{number}.sock"),
+            SOCKET,
+            heartbeat_ms=200,
+            feed_silence_ms=5_000,
+            wire=WIRE,
+            report=self._report,
+            pid=1,
+            store=self.store,
+        )
+        engine = MemoryEngine(around.disk)
+        self.folds = FoldHere(engine)
+        self.front = Probe()
+        self.process = ShardProcess(around, setup, ShardParts(engine, Metrics(), self._fronts, self.folds))
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(self.process.run())
+            await self.stop.wait()
+            running.cancel()
+
+    def _fronts(self, _context: FrontContext) -> list[Probe]:
+        return [self.front]
+
+    def _report(self, event: str, details: object) -> None:
+        self.events.append(event)
+        self.world.tell("told", f"{event} {details}")
+
+    # -- what the test does -------------------------------------------------------------------------------------------
+
+    def commit(self, version: int, fence: int, *changes: Change) -> None:
+        state = StateRow(TopologyVersion(version), TopologyVersion(fence))
+        self.feed_store.commit(Put(keys.STATE, keys.encode(state)), *changes)
+
+    def found(self, tablets: TabletMap = BOTH) -> None:
+        """Version 2: three nodes and a table on two tablets."""
+        nodes = [Put(keys.node_key(node(one).host), keys.encode(node(one))) for one in (1, 2, 3)]
+        keyspace = Keyspace("ks", network(dc1=3), on_tablets=True)
+        table = Table(SMALL.id, "ks", "small", definition=encode_schema(SMALL))
+        self.commit(
+            2,
+            1,
+            *nodes,
+            Put(keys.keyspace_key("ks"), keys.encode(keyspace)),
+            Put(keys.table_key(SMALL.id), keys.encode(table)),
+            Put(keys.map_key(SMALL.id), keys.encode(keys.map_row(tablets))),
+            replicas_put(tablets),
+        )
+
+    async def start(self) -> None:
+        self.found()
+        self.control.start()
+        self.shard.start()
+        await self.serving()
+
+    async def serving(self) -> None:
+        for _ in range(400):
+            await asyncio.sleep(0.05)
+            if self.process is not None and self.process.serves():
+                return
+        raise AssertionError("the shard does not come to serve")
+
+    async def installed(self, version: int) -> None:
+        assert self.process is not None
+        assert await self.process.view.wait_version(TopologyVersion(version), 5.0)
+
+
+def replicas_put(tablets: TabletMap) -> Put:
+    sets = tuple(tablets.replicas(number) for number in range(tablets.tablet_count))
+    return Put(keys.chunk_key(SMALL.id, 0), keys.encode(keys.chunk_row(sets, ())))
+
+
+def _beat(_request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
+    return ChildBeatAnswer(serving=True)
+
+
+class Client:
+    def __init__(self, tasks: asyncio.TaskGroup, rig: ShardWorld) -> None:
+        around = rig.world.outside("client")
+        ours = msgspec.structs.replace(rig.introduction, host=replica(9).host, process="client")
+        context = PeersContext(around.transport, around.chance, ours, WIRE, lambda _event, _details: None)
+        self.shard, self.control = Peers(tasks, context), Peers(tasks, context)
+        self.shard.set_address(OWN.host, rig.shard.address(PORT))
+        self.control.set_address(OWN.host, rig.control.address(CONTROL_PORT))
+
+    async def write(self, *writes: RowWrite) -> WriteRowsAnswer:
+        return await self.shard.call(OWN.host, WRITE_ROWS, WriteRowsRequest(writes), 8_000)
+
+    async def rows(self, version: int) -> list[Item]:
+        return list((await self.shard.call(OWN.host, READ_ROWS, read_of(version=version), 2_000)).items)
+
+    async def stream(self, *items: Item) -> None:
+        await self.shard.call(OWN.host, STREAM_ROWS, StreamRowsRequest(SESSION, SMALL.id, items), 4_000)
+
+    async def barrier(self, version: int) -> None:
+        request = NodeBarrierRequest(TopologyVersion(version))
+        await self.control.call(OWN.host, NODE_BARRIER, request, 8_000)
+
+    def close(self) -> None:
+        self.shard.close("done")
+        self.control.close("done")
+
+
+def in_world(story: Callable[[ShardWorld, Client], Awaitable[None]], seed: int = 1) -> ShardWorld:
+    found: list[ShardWorld] = []
+
+    async def run(world: World) -> None:
+        rig = ShardWorld(world)
+        found.append(rig)
+        async with asyncio.TaskGroup() as tasks:
+            client = Client(tasks, rig)
+            await rig.start()
+            await story(rig, client)
+            client.close()
+
+    World(seed, 120.0).run(run)
+    return found[0]
+
+
+def told(answer: WriteRowsAnswer) -> list[tuple[int, str, str]]:
+    return [(one.index, one.error, one.outcome) for one in answer.failures]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rows_are_written_and_read_over_the_wire(seed: int) -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        assert told(await client.write(*[write_of(item) for item in ITEMS])) == []
+        assert await client.rows(2) == sorted(ITEMS)
+        assert rig.front.versions
+        assert rig.front.servers == 2
+
+    in_world(story, seed)
+
+
+def test_a_version_that_is_newer_is_waited_for() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            early = tasks.create_task(client.write(write_of(ITEMS[0], version=3)))
+            await asyncio.sleep(1)
+            assert not early.done()
+            rig.commit(3, 1)
+        assert told(early.result()) == []
+        assert told(await client.write(write_of(ITEMS[1], version=9))) == [(0, "stale", "not_applied")]
+
+    in_world(story)
+
+
+def test_a_fence_that_rises_during_a_slow_sync_is_noticed_and_the_barrier_waits() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        await client.write(write_of(ITEMS[0]), write_of(ITEMS[1]))
+        strain = DiskStrain(sync_ms=2_000.0)
+        async with asyncio.TaskGroup() as tasks:
+            with rig.shard.machine.disk.strained(strain):
+                slow = tasks.create_task(client.write(write_of(ITEMS[2])))
+                await asyncio.sleep(0.3)
+                rig.commit(3, 3)
+                await rig.installed(3)
+                barrier = tasks.create_task(client.barrier(3))
+                await asyncio.sleep(0.3)
+                assert not slow.done()
+                assert not barrier.done(), "a write of the version before still runs"
+        assert told(slow.result()) == [(0, "stale", "unknown")]
+        assert told(await client.write(write_of(ITEMS[3]))) == [(0, "stale", "not_applied")]
+        with pytest.raises(Stale):
+            await client.rows(2)
+        assert ITEMS[3] not in await client.rows(3)
+
+    in_world(story)
+
+
+def test_streams_need_an_open_session_by_a_barrier() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        with pytest.raises(Stale, match="closed"):
+            await client.stream(*ITEMS)
+        session = Session(SESSION, SessionKind.REQUEST)
+        rig.commit(3, 1, Put(keys.session_key(SESSION), keys.encode(session)))
+        await client.stream(*ITEMS[:10])
+        rig.has_quorum = False
+        with pytest.raises(EblaError):
+            await client.stream(*ITEMS[10:])
+        rig.has_quorum = True
+        rig.commit(4, 1, Delete(keys.session_key(SESSION)))
+        with pytest.raises(Stale, match="closed"):
+            await client.stream(*ITEMS[10:])
+        assert await client.rows(4) == sorted(ITEMS[:10])
+
+    in_world(story)
+
+
+def test_a_shard_whose_control_is_silent_stops_serving_and_comes_back() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        rig.control.kill()
+        await asyncio.sleep(4)
+        assert told(await client.write(write_of(ITEMS[0]))) == []
+        await asyncio.sleep(3)
+        with pytest.raises(Unavailable):
+            await client.write(write_of(ITEMS[1]))
+        rig.control.start()
+        await rig.serving()
+        assert await client.rows(2) == [ITEMS[0]]
+
+    in_world(story)
+
+
+def test_what_was_acknowledged_is_there_after_a_crash_and_what_left_is_dropped_at_the_start() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        await client.write(*[write_of(item) for item in ITEMS])
+        rig.shard.crash()
+        rig.commit(3, 1, replicas_put(FIRST_ONLY))
+        rig.control.start()
+        rig.shard.start()
+        await rig.serving()
+        assert "replica.dropped" in rig.events
+        answer = await reads(client, 3)
+        assert answer == sorted(IN_FIRST)
+        assert told(await client.write(write_of(IN_SECOND[0], version=3))) == [(0, "stale", "not_applied")]
+
+    in_world(story)
+
+
+async def reads(client: Client, version: int) -> list[Item]:
+    """Of the first tablet; the connection may have to be made anew."""
+    for _ in range(20):
+        try:
+            request = read_of((b"", b"\x80"), version=version)
+            return list((await client.shard.call(OWN.host, READ_ROWS, request, 2_000)).items)
+        except (Unreachable, ConnectionLost):
+            await asyncio.sleep(0.1)
+    raise AssertionError("the shard is not reached")
+
+
+def test_a_tablet_that_leaves_takes_its_folder_with_it() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        await client.write(*[write_of(item) for item in ITEMS])
+        assert rig.process is not None
+        rig.commit(3, 1, replicas_put(FIRST_ONLY))
+        await rig.installed(3)
+        await asyncio.sleep(1)
+        assert "replica.dropped" in rig.events
+        disk = rig.world.machine("n1").disk.of(rig.shard.life)
+        assert len(disk.list_folder("/data/shard-0/layers")) <= 1
+
+    in_world(story)
+
+
+def test_an_orderly_stop_leaves_nothing_to_replay() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        await client.write(*[write_of(item) for item in ITEMS])
+        rig.stop.set()
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if rig.shard.down:
+                break
+        assert rig.shard.down
+        assert rig.front.closed
+        assert "shard.not_flushed" not in rig.events
+        rig.world.machine("n1").disk.lose_power()
+        disk = rig.world.outside("n1").disk
+        for name in disk.list_folder("/data/shard-0/log"):
+            disk.unlink(f"/data/shard-0/log/{name}")
+        rig.stop.clear()
+        rig.shard.start()
+        await rig.serving()
+        assert await reads(client, 2) == sorted(IN_FIRST)
+
+    in_world(story)
+
+
+def test_a_stack_that_grows_is_folded() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        rig.store = StoreLimits(free_bytes_min=0, fold=FoldLimits(bases_max=2, live_bytes_max=200), upkeep_ms=50)
+        rig.shard.kill()
+        rig.shard.start()
+        await rig.serving()
+        for number in range(60):
+            await tried(client, plain(number % 30, number % 7, number + 10))
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(5)
+        assert rig.folds is not None
+        assert rig.folds.folds > 0
+
+    in_world(story)
+
+
+async def tried(client: Client, item: Item) -> None:
+    for _ in range(20):
+        try:
+            if not (await client.write(write_of(item))).failures:
+                return
+        except (Unreachable, ConnectionLost):
+            pass
+        await asyncio.sleep(0.1)
+    raise AssertionError("not written")
