@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ebla.model.consistency import ConsistencyLevel, Needed
-from ebla.model.errors import DeadlineExceeded, EblaError, ReadFailed, ReadTimeout, Stale
+from ebla.model.errors import DeadlineExceeded, EblaError, InternalError, ReadFailed, ReadTimeout, Stale
 from ebla.model.identity import Replica, TopologyVersion
 from ebla.observe.metrics import CounterSeries
 from ebla.request.parts import RouterParts
@@ -112,11 +112,11 @@ class Gather:
         try:
             left_ms = max(1, int((question.expires_at - began_at) * 1000))
             answer = await asker.parts.doors.read(target, request, left_ms)
-        except EblaError as error:
+        except Exception as error:  # a defect below must fail this read, not the shard
             del self._sent_at[target]
             if isinstance(error, DeadlineExceeded):
                 self._note_overdue(target)
-            self._failed(target, error)
+            self._failed(target, error if isinstance(error, EblaError) else InternalError(f"a read failed: {error!r}"))
         else:
             del self._sent_at[target]
             asker.speculation.answered(target, (asker.loop.time() - began_at) * 1000)

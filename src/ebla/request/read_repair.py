@@ -125,8 +125,10 @@ class Repair:
                 answer = await self._parts.doors.write(target, request, left_ms)
                 for one in answer.failures:
                     raise ERROR_TAGS.get(one.error, InternalError)(one.message, advice=one.advice)
-        except EblaError as error:
-            self._failures[target] = error
+        except Exception as error:  # a defect below must fail this read, not the shard
+            self._failures[target] = (
+                error if isinstance(error, EblaError) else InternalError(f"a repair failed: {error!r}")
+            )
         else:
             self._done.append(target)
         finally:
