@@ -121,17 +121,24 @@ def test_a_shard_that_hangs_is_killed_and_started_again(cluster: Cluster) -> Non
         eventually(lambda: cluster.serves((cluster.node(2), 1), cluster.on_vnodes), "its successor serves")
     cluster.local.wait_all_up()
     load.check((cluster.node(2), 1))
+    (child,) = [process for process in cluster.local.node(2).processes if process.name == "shard-1"]
+    assert (child.pid != hung, child.restarts) == (True, 1)
+    assert child.last_exit.startswith("was silent for ")
+    assert child.last_exit.endswith(" ms and was killed")
 
 
 def test_children_go_with_their_control_and_the_rows_are_there_after_a_new_start(cluster: Cluster) -> None:
     rows, keys = cluster.on_tablets, range(3_000, 3_020)
     write_numbers(rows, cluster.shards()[0], dict.fromkeys(keys, 9), ALL)
-    children = [cluster.local.pid(name, 0) for name in ("shard-0", "shard-1", "bulk")]
+    before = cluster.local.node(0)
+    children = [process.pid for process in before.processes if process.name != "control" and process.pid is not None]
     cluster.processes[0].kill()
     cluster.processes[0].wait(10)
-    eventually(lambda: not any(is_alive(pid) for pid in children), "the children follow their control")
+    assert eventually(lambda: not any(map(is_alive, children)), "the children follow their control") < 5
+    eventually(cluster.node(0).is_gone, "every lock is free")
     cluster.start(0)
     cluster.local.wait_all_up()
+    assert cluster.local.node(0).host == before.host
     for shard in range(SHARDS):
         assert read_numbers(rows, (cluster.node(0), shard), keys, ONE) == [9] * 20
 

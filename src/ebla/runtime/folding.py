@@ -1,9 +1,10 @@
 """A fold in a process of its own, at low priority: it reads checkpoints and writes one folder, and never meets the
 shard's loop, its GIL or its open layers.
 
-The child's half is `fold_process.py`. The job goes to its standard input, the outcome comes from its standard output,
-each behind its length. The input stays open: its end means that the parent is gone, and then the child is too. Whatever
-becomes of the child, nothing has changed until the shard swaps the result in, so every error here says: not applied.
+The child's half is `python -m ebla.runtime.fold_process`. The job goes to its standard input, the outcome comes from
+its standard output, each behind its length. The input stays open: its end means that the parent is gone, and then the
+child is too. Whatever becomes of the child, nothing has changed until the shard swaps the result in, so every error
+here says: not applied.
 """
 
 import asyncio

@@ -15,10 +15,6 @@ AWAITED: Mapping[str, str] = {
     "ebla.model.error_codes": "the CQL and REST servers",
     "ebla.model.token_columns": "the bulk process and the pipeline",
     "ebla.observe.exposition": "the REST server",
-    "ebla.balancer.placement": "schema changes",
-    "ebla.runtime.fold_process": "the shard process",
-    "ebla.topology.apply": "schema changes and the topology coordinator",
-    "ebla.topology.tokens_at_join": "the topology coordinator",
     "ebla.topology.vnode_streams": "transfers",
     "ebla.storage.load_columns": "the bulk process",
 }
