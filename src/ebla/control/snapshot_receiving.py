@@ -199,7 +199,7 @@ class IncomingSnapshots(Generic[Content]):
 
     async def _give_way(self, rank: tuple[int, int]) -> None:
         while (current := self._current) is not None and current.rank < rank:
-            if current.is_placing and not current.is_stored:
+            if current.is_placing and not current.is_stored and current.failure is None:
                 raise Refused(f"snapshot {current.message.snapshot.index} is just being put in place; try again")
             self._stop(current)
             # Only then is its file gone, and the next one's may have the same name.
