@@ -18,7 +18,7 @@ class VirtualTable(Protocol):
     @property
     def schema(self) -> TableSchema: ...
 
-    def rows(self) -> Iterable[Mapping[str, Any]]:
+    async def rows(self) -> Iterable[Mapping[str, Any]]:
         """By column name, as `model.values.encode` takes them; columns that are missing are null."""
         ...
 

@@ -196,13 +196,13 @@ def _create_table(statement: CreateTable, session_keyspace: str | None) -> Schem
     if statement.compact_storage:
         raise InvalidRequest("COMPACT STORAGE tables are not supported")
     keyspace, name = keyspace_of(statement.table, session_keyspace), statement.table.name
-    columns = _columns(statement)
+    columns = table_columns(statement)
     options, tablets = _table_options(statement.properties, TableOptions())
     wish = CreateTableWish(keyspace, name, columns, options, statement.if_not_exists, tablets)
     return SchemaPlan(wish, SchemaChanged(ChangeKind.CREATED, ChangeTarget.TABLE, keyspace, name))
 
 
-def _columns(statement: CreateTable) -> tuple[Column, ...]:
+def table_columns(statement: CreateTable) -> tuple[Column, ...]:
     defined = {definition.name: definition for definition in statement.columns}
     if len(defined) != len(statement.columns):
         names = [definition.name for definition in statement.columns]

@@ -75,7 +75,7 @@ class SelectPlan:
             if self.is_aggregate or self.sorts:
                 return await run.gathered(source, left)
             return await run.page(source, parameters.page_size, left, state)
-        return run.shown(virtual_rows(self.table, self.needs.columns), parameters.page_size, left, state)
+        return run.shown(await virtual_rows(self.table, self.needs.columns), parameters.page_size, left, state)
 
     def _source(self, request: Bound, reader: Reader, state: PagingState | None) -> StoredRows | None:
         schema, restrictions = self.schema, self.restrictions

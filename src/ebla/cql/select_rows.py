@@ -154,11 +154,11 @@ class StoredRows:
                 yield self._rows.bare(prefix)
 
 
-def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[Found]:
+async def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[Found]:
     """All rows of a table that is not stored, in the order in which they would be if it were."""
     schema = table.schema
     placed: list[tuple[bytes, Found]] = []
-    for row in table.rows():
+    for row in await table.rows():
         values = {
             column.name: None if row.get(column.name) is None else encode(column.type, row[column.name])
             for column in schema.columns

@@ -1,0 +1,202 @@
+"""The node itself and its peers, as drivers look for them when they connect; clients and options."""
+
+import uuid
+from collections.abc import Iterable
+
+from ebla.cql.catalog import VirtualTable
+from ebla.cql.system_tables.declared import Row, Shown, declared, nothing
+from ebla.cql.system_tables.facts import (
+    CQL_VERSION,
+    PARTITIONER,
+    PROTOCOL_VERSION,
+    RELEASE_VERSION,
+    NodeFacts,
+    address_of,
+    ring_members,
+    schema_version,
+)
+from ebla.topology.snapshot import Node
+
+LOCAL = declared(
+    """CREATE TABLE system.local (
+        key text PRIMARY KEY,
+        bootstrapped text,
+        broadcast_address inet,
+        broadcast_port int,
+        cluster_name text,
+        cql_version text,
+        data_center text,
+        gossip_generation int,
+        host_id uuid,
+        listen_address inet,
+        listen_port int,
+        native_protocol_version text,
+        partitioner text,
+        rack text,
+        release_version text,
+        rpc_address inet,
+        rpc_port int,
+        schema_version uuid,
+        supported_features text,
+        tokens set<text>,
+        truncated_at map<uuid, blob>
+    )""",
+    "information about the local node",
+)
+PEERS = declared(
+    """CREATE TABLE system.peers (
+        peer inet PRIMARY KEY,
+        data_center text,
+        host_id uuid,
+        preferred_ip inet,
+        rack text,
+        release_version text,
+        rpc_address inet,
+        schema_version uuid,
+        supported_features text,
+        tokens set<text>
+    )""",
+    "information about known peers in the cluster",
+)
+PEERS_V2 = declared(
+    """CREATE TABLE system.peers_v2 (
+        peer inet,
+        peer_port int,
+        data_center text,
+        host_id uuid,
+        native_address inet,
+        native_port int,
+        preferred_ip inet,
+        preferred_port int,
+        rack text,
+        release_version text,
+        schema_version uuid,
+        tokens set<text>,
+        PRIMARY KEY (peer, peer_port)
+    )""",
+    "information about known peers in the cluster",
+)
+CLIENTS = declared(
+    """CREATE TABLE system.clients (
+        address inet,
+        port int,
+        client_type text,
+        connection_stage text,
+        driver_name text,
+        driver_version text,
+        hostname text,
+        keyspace_name text,
+        protocol_version int,
+        scheduling_group text,
+        shard_id int,
+        ssl_cipher_suite text,
+        ssl_enabled boolean,
+        ssl_protocol text,
+        username text,
+        PRIMARY KEY (address, port, client_type)
+    )""",
+    "clients connected to this shard",
+)
+CONFIG = declared(
+    "CREATE TABLE system.config (name text PRIMARY KEY, source text, type text, value text)",
+    "the options of this node",
+)
+VERSIONS = declared(
+    "CREATE TABLE system.versions (key text PRIMARY KEY, build_id text, build_mode text, version text)",
+    "the release of this node",
+)
+SIZE_ESTIMATES = declared(
+    """CREATE TABLE system.size_estimates (
+        keyspace_name text, table_name text, range_start text, range_end text,
+        mean_partition_size bigint, partitions_count bigint,
+        PRIMARY KEY (keyspace_name, table_name, range_start, range_end))""",
+)
+BUILT_VIEWS = declared(
+    "CREATE TABLE system.built_views (keyspace_name text, view_name text, PRIMARY KEY (keyspace_name, view_name))"
+)
+CONTROL_PORT = 7000
+
+
+def node_tables(facts: NodeFacts) -> list[VirtualTable]:
+    tables = _NodeTables(facts)
+    return [
+        Shown(LOCAL, tables.local),
+        Shown(PEERS, tables.peers),
+        Shown(PEERS_V2, tables.peers_v2),
+        Shown(CLIENTS, facts.clients),
+        Shown(CONFIG, tables.config),
+        Shown(VERSIONS, tables.versions),
+        Shown(SIZE_ESTIMATES, nothing),
+        Shown(BUILT_VIEWS, nothing),
+    ]
+
+
+class _NodeTables:
+    def __init__(self, facts: NodeFacts) -> None:
+        self._facts = facts
+
+    def local(self) -> Iterable[Row]:
+        facts, view = self._facts, self._facts.view.current
+        node = view.snapshot.nodes.get(facts.host)
+        if node is None:
+            return
+        address = address_of(node)
+        yield {
+            **self._described(node, schema_version(view)),
+            "key": "local",
+            "bootstrapped": "COMPLETED",
+            "broadcast_address": address,
+            "broadcast_port": CONTROL_PORT,
+            "cluster_name": facts.cluster_name,
+            "cql_version": CQL_VERSION,
+            "gossip_generation": 0,
+            "listen_address": address,
+            "listen_port": CONTROL_PORT,
+            "native_protocol_version": PROTOCOL_VERSION,
+            "partitioner": PARTITIONER,
+            "rpc_address": address,
+            "rpc_port": facts.cql_port,
+        }
+
+    def _described(self, node: Node, version: uuid.UUID) -> dict[str, object]:
+        return {
+            "data_center": node.datacenter,
+            "rack": node.rack,
+            "host_id": node.host,
+            "release_version": RELEASE_VERSION,
+            "schema_version": version,
+            "supported_features": ",".join(node.supported_features),
+            "tokens": [str(token) for token in sorted(node.tokens)] or None,
+        }
+
+    def _others(self) -> Iterable[tuple[Node, dict[str, object]]]:
+        view = self._facts.view.current
+        version = schema_version(view)
+        for node in ring_members(view.snapshot):
+            if node.host != self._facts.host:
+                yield node, self._described(node, version)
+
+    def peers(self) -> Iterable[Row]:
+        for node, row in self._others():
+            address = address_of(node)
+            yield {**row, "peer": address, "preferred_ip": address, "rpc_address": address}
+
+    def peers_v2(self) -> Iterable[Row]:
+        for node, row in self._others():
+            address = address_of(node)
+            yield {
+                **row,
+                "peer": address,
+                "peer_port": CONTROL_PORT,
+                "native_address": address,
+                "native_port": self._facts.cql_port,
+                "preferred_ip": address,
+                "preferred_port": CONTROL_PORT,
+            }
+
+    def config(self) -> Iterable[Row]:
+        for name, value, source in self._facts.config():
+            yield {"name": name, "value": value, "source": source, "type": "text"}
+
+    def versions(self) -> Iterable[Row]:
+        yield {"key": "local", "version": self._facts.release, "build_mode": "release", "build_id": ""}

@@ -1,0 +1,262 @@
+"""The schema as drivers and cqlsh read it, system tables included."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from ebla.cql.catalog import VirtualTable, VirtualTables
+from ebla.cql.system_tables.declared import Row, Shown, declared, nothing
+from ebla.cql.system_tables.facts import NodeFacts
+from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.topology.snapshot import Keyspace
+from ebla.topology.states import Strategy
+
+KEYSPACES = declared(
+    """CREATE TABLE system_schema.keyspaces (
+        keyspace_name text PRIMARY KEY,
+        durable_writes boolean,
+        replication frozen<map<text, text>>
+    )"""
+)
+SCYLLA_KEYSPACES = declared(
+    """CREATE TABLE system_schema.scylla_keyspaces (
+        keyspace_name text PRIMARY KEY,
+        initial_tablets int,
+        storage_options frozen<map<text, text>>,
+        storage_type text
+    )"""
+)
+TABLES = declared(
+    """CREATE TABLE system_schema.tables (
+        keyspace_name text,
+        table_name text,
+        additional_write_policy text,
+        bloom_filter_fp_chance double,
+        caching frozen<map<text, text>>,
+        cdc boolean,
+        comment text,
+        compaction frozen<map<text, text>>,
+        compression frozen<map<text, text>>,
+        crc_check_chance double,
+        dclocal_read_repair_chance double,
+        default_time_to_live int,
+        extensions frozen<map<text, blob>>,
+        flags frozen<set<text>>,
+        gc_grace_seconds int,
+        id uuid,
+        max_index_interval int,
+        memtable text,
+        memtable_flush_period_in_ms int,
+        min_index_interval int,
+        read_repair text,
+        read_repair_chance double,
+        speculative_retry text,
+        PRIMARY KEY (keyspace_name, table_name)
+    )"""
+)
+SCYLLA_TABLES = declared(
+    """CREATE TABLE system_schema.scylla_tables (
+        keyspace_name text,
+        table_name text,
+        cdc frozen<map<text, text>>,
+        per_partition_rate_limit frozen<map<text, text>>,
+        partitioner text,
+        version timeuuid,
+        PRIMARY KEY (keyspace_name, table_name)
+    )"""
+)
+COLUMNS = declared(
+    """CREATE TABLE system_schema.columns (
+        keyspace_name text,
+        table_name text,
+        column_name text,
+        clustering_order text,
+        column_name_bytes blob,
+        kind text,
+        position int,
+        type text,
+        PRIMARY KEY (keyspace_name, table_name, column_name)
+    )"""
+)
+DROPPED_COLUMNS = declared(
+    """CREATE TABLE system_schema.dropped_columns (
+        keyspace_name text, table_name text, column_name text, dropped_time timestamp, kind text, type text,
+        PRIMARY KEY (keyspace_name, table_name, column_name))"""
+)
+VIRTUAL_KEYSPACES = declared("CREATE TABLE system_virtual_schema.keyspaces (keyspace_name text PRIMARY KEY)")
+VIRTUAL_TABLES = declared(
+    """CREATE TABLE system_virtual_schema.tables (
+        keyspace_name text, table_name text, comment text, PRIMARY KEY (keyspace_name, table_name))"""
+)
+VIRTUAL_COLUMNS = declared(
+    """CREATE TABLE system_virtual_schema.columns (
+        keyspace_name text, table_name text, column_name text, clustering_order text, column_name_bytes blob, kind text,
+        position int, type text, PRIMARY KEY (keyspace_name, table_name, column_name))"""
+)
+EMPTY = tuple(
+    declared(text)
+    for text in (
+        """CREATE TABLE system_schema.types (
+            keyspace_name text, type_name text, field_names frozen<list<text>>, field_types frozen<list<text>>,
+            PRIMARY KEY (keyspace_name, type_name))""",
+        """CREATE TABLE system_schema.functions (
+            keyspace_name text, function_name text, argument_types frozen<list<text>>,
+            argument_names frozen<list<text>>, body text, called_on_null_input boolean, language text,
+            return_type text, PRIMARY KEY (keyspace_name, function_name, argument_types))""",
+        """CREATE TABLE system_schema.aggregates (
+            keyspace_name text, aggregate_name text, argument_types frozen<list<text>>, final_func text,
+            initcond text, return_type text, state_func text, state_type text,
+            PRIMARY KEY (keyspace_name, aggregate_name, argument_types))""",
+        """CREATE TABLE system_schema.indexes (
+            keyspace_name text, table_name text, index_name text, kind text, options frozen<map<text, text>>,
+            PRIMARY KEY (keyspace_name, table_name, index_name))""",
+        """CREATE TABLE system_schema.triggers (
+            keyspace_name text, table_name text, trigger_name text, options frozen<map<text, text>>,
+            PRIMARY KEY (keyspace_name, table_name, trigger_name))""",
+        """CREATE TABLE system_schema.views (
+            keyspace_name text, view_name text, base_table_id uuid, base_table_name text,
+            bloom_filter_fp_chance double, caching frozen<map<text, text>>, comment text,
+            compaction frozen<map<text, text>>, compression frozen<map<text, text>>, crc_check_chance double,
+            dclocal_read_repair_chance double, default_time_to_live int, extensions frozen<map<text, blob>>,
+            gc_grace_seconds int, id uuid, include_all_columns boolean, max_index_interval int,
+            memtable_flush_period_in_ms int, min_index_interval int, read_repair_chance double,
+            speculative_retry text, where_clause text, PRIMARY KEY (keyspace_name, view_name))""",
+    )
+)
+"""What there is none of, and clients ask for all the same."""
+
+LOCAL_REPLICATION = {"class": "org.apache.cassandra.locator.LocalStrategy"}
+
+
+def schema_tables(facts: NodeFacts, virtual: Callable[[], VirtualTables]) -> list[VirtualTable]:
+    """`virtual` gives all system tables, these among them, once they are known."""
+    tables = _SchemaTables(facts, virtual)
+    return [
+        Shown(KEYSPACES, tables.keyspaces),
+        Shown(SCYLLA_KEYSPACES, tables.scylla_keyspaces),
+        Shown(TABLES, tables.tables),
+        Shown(SCYLLA_TABLES, tables.scylla_tables),
+        Shown(COLUMNS, tables.columns),
+        Shown(DROPPED_COLUMNS, nothing),
+        Shown(VIRTUAL_KEYSPACES, nothing),
+        Shown(VIRTUAL_TABLES, nothing),
+        Shown(VIRTUAL_COLUMNS, nothing),
+        *(Shown(schema, nothing) for schema in EMPTY),
+    ]
+
+
+def replication_map(keyspace: Keyspace) -> dict[str, str]:
+    replication = keyspace.replication
+    if replication.strategy is Strategy.SIMPLE:
+        return {"class": "org.apache.cassandra.locator.SimpleStrategy", "replication_factor": str(replication.total)}
+    factors = {name: str(factor) for name, factor in replication.factors}
+    return {"class": "org.apache.cassandra.locator.NetworkTopologyStrategy", **factors}
+
+
+class _SchemaTables:
+    def __init__(self, facts: NodeFacts, virtual: Callable[[], VirtualTables]) -> None:
+        self._facts = facts
+        self._virtual = virtual
+
+    def _schemas(self) -> Iterable[TableSchema]:
+        yield from self._facts.view.current.schemas.values()
+        yield from (table.schema for table in self._virtual().values())
+
+    def keyspaces(self) -> Iterable[Row]:
+        for keyspace in self._facts.view.current.snapshot.keyspaces.values():
+            yield {
+                "keyspace_name": keyspace.name,
+                "durable_writes": keyspace.durable_writes,
+                "replication": replication_map(keyspace),
+            }
+        for name in dict.fromkeys(keyspace for keyspace, _ in self._virtual()):
+            yield {"keyspace_name": name, "durable_writes": True, "replication": LOCAL_REPLICATION}
+
+    def scylla_keyspaces(self) -> Iterable[Row]:
+        for keyspace in self._facts.view.current.snapshot.keyspaces.values():
+            if keyspace.on_tablets:
+                yield {"keyspace_name": keyspace.name, "initial_tablets": keyspace.initial_tablets}
+
+    def tables(self) -> Iterable[Row]:
+        return map(table_row, self._schemas())
+
+    def scylla_tables(self) -> Iterable[Row]:
+        for schema in self._schemas():
+            yield {"keyspace_name": schema.keyspace, "table_name": schema.name}
+
+    def columns(self) -> Iterable[Row]:
+        return (column_row(schema, column) for schema in self._schemas() for column in schema.columns)
+
+
+def table_row(schema: TableSchema) -> Row:
+    options = schema.options
+    given = dict(options.others)
+    return {
+        "keyspace_name": schema.keyspace,
+        "table_name": schema.name,
+        "id": schema.id,
+        "comment": options.comment,
+        "default_time_to_live": options.default_ttl_s,
+        "gc_grace_seconds": options.gc_grace_s,
+        "flags": ["compound"],
+        "bloom_filter_fp_chance": _number(given, "bloom_filter_fp_chance", 0.01),
+        "crc_check_chance": _number(given, "crc_check_chance", 1.0),
+        "dclocal_read_repair_chance": 0.0,
+        "read_repair_chance": 0.0,
+        "max_index_interval": int(_number(given, "max_index_interval", 2048)),
+        "min_index_interval": int(_number(given, "min_index_interval", 128)),
+        "memtable_flush_period_in_ms": int(_number(given, "memtable_flush_period_in_ms", 0)),
+        "speculative_retry": _text(given, "speculative_retry", "99.0PERCENTILE"),
+        "additional_write_policy": _text(given, "additional_write_policy", "99p"),
+        "read_repair": _text(given, "read_repair", "BLOCKING"),
+        "memtable": _text(given, "memtable", ""),
+        "caching": _map(given, "caching", {"keys": "ALL", "rows_per_partition": "ALL"}),
+        "compaction": _map(given, "compaction", {"class": "SizeTieredCompactionStrategy"}),
+        "compression": _map(given, "compression", {}),
+        "extensions": {},
+        "cdc": None,
+    }
+
+
+_KINDS = {
+    ColumnKind.PARTITION_KEY: "partition_key",
+    ColumnKind.CLUSTERING: "clustering",
+    ColumnKind.STATIC: "static",
+    ColumnKind.REGULAR: "regular",
+}
+
+
+def column_row(schema: TableSchema, column: Column) -> Row:
+    is_key = column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
+    order = ("desc" if column.descending else "asc") if column.kind is ColumnKind.CLUSTERING else "none"
+    return {
+        "keyspace_name": schema.keyspace,
+        "table_name": schema.name,
+        "column_name": column.name,
+        "clustering_order": order,
+        "column_name_bytes": column.name.encode(),
+        "kind": _KINDS[column.kind],
+        "position": column.position if is_key else -1,
+        "type": str(column.type),
+    }
+
+
+# ---- options as they were given in CQL
+
+
+def _number(given: Mapping[str, str], name: str, usual: float) -> float:
+    try:
+        return float(_text(given, name, str(usual)))
+    except ValueError:
+        return usual
+
+
+def _text(given: Mapping[str, str], name: str, usual: str) -> str:
+    text = given.get(name)
+    return usual if text is None else text.strip("'").replace("''", "'")
+
+
+def _map(given: Mapping[str, str], name: str, usual: dict[str, str]) -> dict[str, str]:
+    text = given.get(name)
+    if text is None or not text.startswith("{"):
+        return usual
+    pairs = [pair.split(": ", 1) for pair in text[1:-1].split(", ") if ": " in pair]
+    return {key.strip("'"): value.strip("'") for key, value in pairs}
