@@ -34,6 +34,8 @@ class NodeFacts:
     """A node's options: name, value and where it comes from."""
     status: Callable[[], Awaitable[StatusAnswer]]
     """What control knows of group 0 and of its peers."""
+    history: Callable[[], Iterable[tuple[int, int, str]]]
+    """Versions that were seen: wall time, number, and words."""
 
 
 def address_of(node: Node) -> str:

@@ -1,0 +1,345 @@
+"""The topology as the seed's tables show it: nodes, requests, tablets, who serves which range."""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ebla.cql.catalog import VirtualTable
+from ebla.cql.functions import timeuuid_of
+from ebla.cql.system_tables.declared import Asked, Row, Shown, declared
+from ebla.cql.system_tables.facts import NodeFacts, address_of, ring_members
+from ebla.model.identity import HostId
+from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Snapshot
+from ebla.topology.tablet_map import ReplicaSet, TabletMap
+
+TOPOLOGY = declared(
+    """CREATE TABLE system.topology (
+        key text,
+        host_id uuid,
+        datacenter text,
+        ignore_msb int,
+        node_state text,
+        num_tokens int,
+        rack text,
+        rebuild_option text,
+        release_version text,
+        replaced_id uuid,
+        ignore_nodes set<uuid>,
+        shard_count int,
+        tokens set<text>,
+        topology_request text,
+        request_id uuid,
+        supported_features set<text>,
+        transition_state text static,
+        committed_cdc_generations set<frozen<tuple<timestamp, timeuuid>>> static,
+        unpublished_cdc_generations set<frozen<tuple<timestamp, timeuuid>>> static,
+        global_topology_request text static,
+        global_topology_request_id timeuuid static,
+        new_cdc_generation_data_uuid timeuuid static,
+        new_keyspace_rf_change_ks_name text static,
+        new_keyspace_rf_change_data frozen<map<text, text>> static,
+        version bigint static,
+        fence_version bigint static,
+        session uuid static,
+        enabled_features set<text> static,
+        tablet_balancing_enabled boolean static,
+        upgrade_state text static,
+        PRIMARY KEY (key, host_id)
+    )""",
+    "nodes of the cluster and what the topology is in the middle of",
+)
+REQUESTS = declared(
+    """CREATE TABLE system.topology_requests (
+        id uuid PRIMARY KEY,
+        done boolean,
+        end_time timestamp,
+        error text,
+        initiating_host uuid,
+        new_keyspace_rf_change_data frozen<map<text, text>>,
+        new_keyspace_rf_change_ks_name text,
+        outcome text,
+        request_type text,
+        start_time timestamp,
+        target_host uuid
+    )""",
+    "what was asked of the topology and what became of it",
+)
+TABLETS = declared(
+    """CREATE TABLE system.tablets (
+        table_id uuid,
+        last_token bigint,
+        keyspace_name text static,
+        table_name text static,
+        tablet_count int static,
+        resize_type text static,
+        resize_seq_number bigint static,
+        replicas frozen<list<frozen<tuple<uuid, int>>>>,
+        new_replicas frozen<list<frozen<tuple<uuid, int>>>>,
+        stage text,
+        transition text,
+        session uuid,
+        repair_time timestamp,
+        PRIMARY KEY (table_id, last_token)
+    )""",
+    "where every tablet is",
+)
+TOKEN_RING = declared(
+    """CREATE TABLE system.token_ring (
+        keyspace_name text,
+        table_name text,
+        start_token text,
+        endpoint inet,
+        dc text,
+        end_token text,
+        rack text,
+        PRIMARY KEY (keyspace_name, table_name, start_token, endpoint)
+    )""",
+    "which nodes have which token range",
+)
+CLUSTER_STATUS = declared(
+    """CREATE TABLE system.cluster_status (
+        peer inet PRIMARY KEY,
+        dc text,
+        excluded boolean,
+        host_id uuid,
+        owns float,
+        rack text,
+        shards int,
+        status text,
+        tokens int,
+        up boolean
+    )""",
+    "the nodes as this one sees them",
+)
+RAFT_STATE = declared(
+    """CREATE TABLE system.raft_state (
+        group_id uuid,
+        disposition text,
+        server_id uuid,
+        can_vote boolean,
+        role text,
+        PRIMARY KEY (group_id, disposition, server_id)
+    )""",
+    "members of group 0",
+)
+GROUP0_HISTORY = declared(
+    """CREATE TABLE system.group0_history (
+        key text,
+        state_id timeuuid,
+        description text,
+        PRIMARY KEY (key, state_id)
+    ) WITH CLUSTERING ORDER BY (state_id DESC)""",
+    "versions of the topology that this shard has seen",
+)
+
+
+def topology_tables(facts: NodeFacts) -> list[VirtualTable]:
+    tables = _TopologyTables(facts)
+    return [
+        Shown(TOPOLOGY, tables.topology),
+        Shown(REQUESTS, tables.requests),
+        Shown(TABLETS, tables.tablets),
+        Shown(TOKEN_RING, tables.token_ring),
+        Shown(CLUSTER_STATUS, tables.cluster_status),
+        Shown(GROUP0_HISTORY, tables.group0_history),
+        Asked(RAFT_STATE, tables.raft_state),
+    ]
+
+
+class _TopologyTables:
+    def __init__(self, facts: NodeFacts) -> None:
+        self._facts = facts
+
+    @property
+    def _snapshot(self) -> Snapshot:
+        return self._facts.view.current.snapshot
+
+    # ---- nodes and requests
+
+    def topology(self) -> Iterable[Row]:
+        snapshot = self._snapshot
+        shared = _shared_columns(snapshot)
+        for host in sorted(snapshot.nodes):
+            yield {**shared, **_node_columns(snapshot, snapshot.nodes[host]), "key": "topology"}
+
+    def requests(self) -> Iterable[Row]:
+        snapshot = self._snapshot
+        yield from (_request_row(one, one.host) for one in snapshot.node_requests.values())
+        for one in snapshot.global_requests.values():
+            factors = {name: str(factor) for name, factor in one.new_factors}
+            yield {
+                **_request_row(one, None),
+                "new_keyspace_rf_change_ks_name": one.keyspace or None,
+                "new_keyspace_rf_change_data": factors or None,
+            }
+
+    def cluster_status(self) -> Iterable[Row]:
+        snapshot, down = self._snapshot, self._facts.view.down
+        nodes = ring_members(snapshot)
+        owned = sum(len(node.tokens) for node in nodes) or 1
+        for node in nodes:
+            yield {
+                "peer": address_of(node),
+                "dc": node.datacenter,
+                "rack": node.rack,
+                "host_id": node.host,
+                "excluded": node.host in snapshot.state.ignored_nodes,
+                "owns": len(node.tokens) / owned,
+                "shards": node.shard_count,
+                "status": node.state.upper(),
+                "tokens": len(node.tokens),
+                "up": node.host not in down,
+            }
+
+    # ---- ranges
+
+    def tablets(self) -> Iterable[Row]:
+        snapshot = self._snapshot
+        for table_id, tablets in snapshot.tablets.items():
+            table = snapshot.tables[table_id]
+            shared = {
+                "table_id": table_id,
+                "keyspace_name": table.keyspace,
+                "table_name": table.name,
+                "tablet_count": tablets.tablet_count,
+                "resize_type": tablets.resize.kind,
+                "resize_seq_number": tablets.resize.number,
+            }
+            yield from ({**shared, **row} for row in _tablet_rows(tablets))
+
+    def token_ring(self) -> Iterable[Row]:
+        view = self._facts.view.current
+        for table_id, table in view.snapshot.tables.items():
+            replicas = view.sets.of(table_id)
+            for node in ring_members(view.snapshot):
+                for token_range in replicas.ranges_of(node.host):
+                    yield {
+                        "keyspace_name": table.keyspace,
+                        "table_name": table.name,
+                        "start_token": str(token_range.start),
+                        "end_token": str(token_range.end),
+                        "endpoint": address_of(node),
+                        "dc": node.datacenter,
+                        "rack": node.rack,
+                    }
+
+    # ---- group 0
+
+    def group0_history(self) -> Iterable[Row]:
+        for wall_us, version, words in self._facts.history():
+            state = timeuuid_of(wall_us, b"\0" * 4 + version.to_bytes(4))
+            yield {"key": "history", "state_id": uuid.UUID(bytes=state), "description": words}
+
+    async def raft_state(self) -> Iterable[Row]:
+        group0 = (await self._facts.status()).group0
+        if group0 is None:
+            return []
+        return [
+            {
+                "group_id": group0.history,
+                "disposition": "CURRENT",
+                "server_id": one.member.host,
+                "can_vote": one.member.role == "voter",
+                "role": str(one.member.role),
+            }
+            for one in group0.members
+            if one.member.present
+        ]
+
+
+def _shared_columns(snapshot: Snapshot) -> dict[str, Any]:
+    state = snapshot.state
+    running = snapshot.global_requests.get(state.global_requests[0]) if state.global_requests else None
+    committed = [one for one in snapshot.cdc_generations.values() if one.timestamp_ms is not None]
+    pairs = {one.id: (one.timestamp_ms, as_timeuuid(one.id, one.timestamp_ms or 0)) for one in committed}
+    unpublished = [pairs[one.id] for one in committed if not one.published]
+    return {
+        "transition_state": state.transition,
+        "committed_cdc_generations": list(pairs.values()) or None,
+        "unpublished_cdc_generations": unpublished or None,
+        "global_topology_request": None if running is None else str(running.kind),
+        "global_topology_request_id": None if running is None else as_timeuuid(running.id, running.start_ms),
+        "new_cdc_generation_data_uuid": _maybe_timeuuid(state.new_cdc_generation),
+        "new_keyspace_rf_change_ks_name": (running.keyspace or None) if running else None,
+        "new_keyspace_rf_change_data": _factors(running),
+        "version": state.version,
+        "fence_version": state.fence,
+        "session": state.session,
+        "enabled_features": list(state.enabled_features) or None,
+        "tablet_balancing_enabled": state.balancing_enabled,
+        "upgrade_state": str(state.upgrade),
+    }
+
+
+def _factors(request: GlobalRequest | None) -> Mapping[str, str] | None:
+    if request is None or not request.new_factors:
+        return None
+    return {name: str(factor) for name, factor in request.new_factors}
+
+
+def _node_columns(snapshot: Snapshot, node: Node) -> dict[str, Any]:
+    request = None if node.request is None else snapshot.node_requests.get(node.request)
+    ignored = () if request is None else request.ignored_nodes
+    return {
+        "host_id": node.host,
+        "datacenter": node.datacenter,
+        "rack": node.rack,
+        "ignore_msb": node.ignore_msb,
+        "node_state": str(node.state),
+        "num_tokens": node.num_tokens,
+        "rebuild_option": node.rebuild_source,
+        "release_version": node.release_version,
+        "replaced_id": node.replaced,
+        "ignore_nodes": list(ignored) or None,
+        "shard_count": node.shard_count,
+        "tokens": [str(token) for token in node.tokens] or None,
+        "topology_request": None if request is None else str(request.kind),
+        "request_id": node.request,
+        "supported_features": list(node.supported_features) or None,
+    }
+
+
+def _request_row(request: NodeRequest | GlobalRequest, target: HostId | None) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "done": not request.is_open,
+        "end_time": request.end_ms,
+        "error": request.error or None,
+        "initiating_host": request.initiator,
+        "outcome": str(request.outcome),
+        "request_type": str(request.kind),
+        "start_time": request.start_ms,
+        "target_host": target,
+    }
+
+
+def _tablet_rows(tablets: TabletMap) -> Iterator[dict[str, Any]]:
+    for number in range(tablets.tablet_count):
+        transition = tablets.transition(number)
+        row: dict[str, Any] = {
+            "last_token": tablets.last_token(number),
+            "replicas": _placed(tablets.replicas(number)),
+        }
+        if transition is not None:
+            row |= {
+                "new_replicas": _placed(transition.new_replicas),
+                "stage": str(transition.stage),
+                "transition": str(transition.kind),
+                "session": transition.session,
+            }
+        yield row
+
+
+def _placed(replicas: ReplicaSet) -> list[tuple[HostId, int]]:
+    return [(replica.host, replica.shard) for replica in replicas]
+
+
+def as_timeuuid(identity: uuid.UUID, timestamp_ms: int) -> uuid.UUID:
+    """An id as a time-based one, as the seed's tables type it: itself, or made of its time and its last bytes."""
+    if identity.version == 1:
+        return identity
+    return uuid.UUID(bytes=timeuuid_of(timestamp_ms * 1000, identity.bytes[8:]))
+
+
+def _maybe_timeuuid(identity: uuid.UUID | None) -> uuid.UUID | None:
+    return None if identity is None else as_timeuuid(identity, 0)
