@@ -100,6 +100,9 @@ class Limits(msgspec.Struct, frozen=True):
     shard_unflushed_bytes_max: Annotated[
         int, Meta(ge=16 << 20, le=1 << 40, description="memory of each shard for rows that are not flushed yet")
     ] = 256 << 20
+    shard_requests_bytes_max: Annotated[
+        int, Meta(ge=32 << 20, le=1 << 40, description="memory of each shard for writes under way; more are refused")
+    ] = 128 << 20
     folds_max: Annotated[
         int, Meta(ge=1, le=64, description="folds of layers at the same time, of all shards together")
     ] = 2

@@ -10,9 +10,15 @@ import psutil
 import pytest
 from tests.unit.storage.store_rig import limits, plain, small_stack
 
+from ebla.bulk.bulk_process import BulkProcess, BulkSetup
+from ebla.bulk.fold_desk import DeskLimits
+from ebla.model.identity import Address, HostId
+from ebla.ports.surroundings import Surroundings
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.folding import NICENESS, FoldFailed, fold_in_process
+from ebla.runtime.folding import NICENESS, FoldFailed, FoldProcesses, fold_in_process
 from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.storage.commit_log import SyncMode
 from ebla.storage.fold_plan import FoldEnd, FoldJob
 from ebla.storage.rocks import RocksEngine
@@ -21,6 +27,12 @@ from ebla.storage.stack import Stack
 from ebla.storage.store import Store
 from ebla.storage.store_recovery import open_store
 from ebla.storage.tombstone_gc import GcTerms
+from ebla.wire.calls import Target
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.verbs import FOLD
 
 TERMS = GcTerms(now_s=1_000, replication_factor=3, repaired=())
 
@@ -64,6 +76,33 @@ def test_a_fold_in_its_own_process_is_swapped_in(tmp_path: Path) -> None:
             assert await content(store, stack) == before
             assert result.facts.rows == 39
             assert await open_sidecar(disk, job.output_folder) is not None
+
+    asyncio.run(story())
+
+
+def test_a_fold_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
+    """Over its socket, with no control to speak to."""
+    host = HostId(SystemChance().uuid())
+    ours = Introduction(host, None, "test", "bulk")
+    door = Address(str(tmp_path / "bulk.sock"))
+
+    async def story() -> None:
+        async with TcpTransport(None, TransportLimits(), unreported) as transport, asyncio.TaskGroup() as tasks:
+            around = Surroundings(SystemClock(), SystemChance(), FileDisk(), transport)
+            nobody = Address(str(tmp_path / "control.sock"))
+            setup = BulkSetup(ours, door, nobody, 1_000, DeskLimits(), WireLimits(), unreported, os.getpid())
+            bulk = tasks.create_task(BulkProcess(around, setup, FoldProcesses()).run())
+            await _until(lambda: Path(door.host).exists())
+            context = PeersContext(transport, SystemChance(), ours, WireLimits(), unreported)
+            caller, _ = await connect(context, door, Target(Lane.DATA, host))
+            async with real_store(tmp_path / "shard-0") as (store, _disk):
+                stack, job = await three_bases(store)
+                before = await content(store, stack)
+                result = await caller.call(FOLD, job, 60_000)
+                assert await store.finish_fold(job, result) is FoldEnd.SWAPPED
+                assert await content(store, stack) == before
+            caller.close("done")
+            bulk.cancel()
 
     asyncio.run(story())
 

@@ -12,11 +12,14 @@ from functools import partial
 
 import pytest
 from tests.cluster.conftest import LocalNodes, eventually, is_alive
+from tests.cluster.group0_load import ask
 from tests.cluster.rows_load import (
     ALL,
+    COLUMNS,
     NOW_S,
     ONE,
     QUORUM,
+    SCHEMA_MS,
     Numbers,
     RowsLoad,
     Wanted,
@@ -28,10 +31,11 @@ from tests.cluster.rows_load import (
 
 from ebla.cli.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.errors import EblaError
+from ebla.model.errors import DeadlineExceeded, EblaError
 from ebla.model.identity import TopologyVersion
 from ebla.wire.row_messages import ReadRowsRequest
-from ebla.wire.verbs import READ_ROWS
+from ebla.wire.schema_messages import CreateTableWish, DropTableWish, SchemaRequest
+from ebla.wire.verbs import READ_ROWS, SCHEMA
 
 BACK_S = 3.0
 """A shard that was killed serves again by then."""
@@ -117,14 +121,36 @@ def test_a_shard_that_hangs_is_killed_and_started_again(cluster: Cluster) -> Non
     with RowsLoad(cluster.on_vnodes, cluster.shards()) as load:
         eventually(lambda: load.acknowledged > 50, "the load runs")
         os.kill(hung, signal.SIGSTOP)
+        stopped_at = time.monotonic()
         eventually(lambda: not is_alive(hung), "the silent shard is killed")
         eventually(lambda: cluster.serves((cluster.node(2), 1), cluster.on_vnodes), "its successor serves")
+        pause_s = load.longest_pause_s(stopped_at, time.monotonic())
+    print(f"longest pause of writes after a shard hung: {pause_s:.2f} s; {load.errors}")
     cluster.local.wait_all_up()
     load.check((cluster.node(2), 1))
     (child,) = [process for process in cluster.local.node(2).processes if process.name == "shard-1"]
     assert (child.pid != hung, child.restarts) == (True, 1)
     assert child.last_exit.startswith("was silent for ")
     assert child.last_exit.endswith(" ms and was killed")
+
+
+def test_a_change_of_the_schema_waits_for_every_process_bulk_included(cluster: Cluster) -> None:
+    wish = CreateTableWish("tablets", "waits", COLUMNS, if_not_exists=True)
+    bulk = cluster.local.pid("bulk", 1)
+    os.kill(bulk, signal.SIGSTOP)
+    try:
+        with pytest.raises(DeadlineExceeded):
+            ask(cluster.node(0), SCHEMA, SchemaRequest(wish), 1_200)
+    finally:
+        os.kill(bulk, signal.SIGCONT)
+    answer = ask(cluster.node(0), SCHEMA, SchemaRequest(wish), SCHEMA_MS)
+    assert not answer.changed, "it was made, and only not confirmed"
+    bulk = cluster.local.pid("bulk", 1)
+    os.kill(bulk, signal.SIGKILL)
+    dropped = ask(cluster.node(2), SCHEMA, SchemaRequest(DropTableWish("tablets", "waits")), SCHEMA_MS)
+    assert (dropped.changed, dropped.not_told) == (True, ())
+    assert cluster.local.pid("bulk", 1) != bulk, "its successor has it"
+    cluster.local.wait_all_up()
 
 
 def test_children_go_with_their_control_and_the_rows_are_there_after_a_new_start(cluster: Cluster) -> None:

@@ -14,7 +14,16 @@ from ebla.control.liveness import LivenessLimits
 from ebla.group0.members import Member, Role
 from ebla.model.errors import Refused
 from ebla.model.identity import Address
-from ebla.node.process import EXIT_GAVE_UP, EXIT_OK, on_signal, reload_tls, reporter, run_process, stop_on_signals
+from ebla.node.process import (
+    ASK_SHARE,
+    EXIT_GAVE_UP,
+    EXIT_OK,
+    on_signal,
+    reload_tls,
+    reporter,
+    run_process,
+    stop_on_signals,
+)
 from ebla.options import NodeOptions
 from ebla.ports.surroundings import Surroundings
 from ebla.runtime import file_lock
@@ -36,9 +45,6 @@ from ebla.wire.join_token import parse_join_token
 from ebla.wire.limits import WireLimits
 from ebla.wire.report import Report
 from ebla.wire.server import Server
-
-ASK_SHARE = 0.6
-"""Of the time for a stop, what a child has to end by itself; the rest is for killing, reaping and closing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from ebla.wire.report import Report
 EXIT_OK = 0
 EXIT_REFUSED = 1
 EXIT_GAVE_UP = 3
+ASK_SHARE = 0.6
+"""Of the time for a stop, what a child has to end by itself; the rest is for killing, reaping and closing."""
 
 WARNINGS = (
     "child.ended",

@@ -14,11 +14,14 @@ from ebla.model.identity import Address, ShardNumber
 from ebla.replica.fronts import Front, FrontContext, FrontFactory
 from ebla.request.doors import DoorPlaces, ShardDoors
 from ebla.request.front import RowsFront
-from ebla.request.parts import Mutation, ReadPage, ReadQuery, RouterLimits, RouterParts
+from ebla.request.parts import LocalReplica, Mutation, ReadPage, ReadQuery, RouterLimits, RouterParts
 from ebla.request.router import Router
 from ebla.wire.peers import PeersContext
 from ebla.wire.server import Server
 from ebla.wire.topology_view import View
+
+
+MakeDoors = Callable[[asyncio.TaskGroup, PeersContext, DoorPlaces, LocalReplica], ShardDoors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class RouterSetup:
     limits: RouterLimits = field(default_factory=RouterLimits)
     write_timeout_ms: int = 2_000
     read_timeout_ms: int = 5_000
+    make_doors: MakeDoors = ShardDoors
+    """The simulator's are watched, and repeat what they were given."""
 
 
 class BoundedRouting:
@@ -58,7 +63,7 @@ class RouterFront:
         self._context = context
         peers = PeersContext(around.transport, around.chance, context.introduction, context.wire, context.report)
         places = DoorPlaces(context.own, setup.shards_from, setup.socket_of)
-        self._doors = ShardDoors(context.tasks, peers, places, context.replica)
+        self._doors = setup.make_doors(context.tasks, peers, places, context.replica)
         self.router = Router(
             RouterParts(
                 context.view,

@@ -7,6 +7,7 @@ from functools import partial
 
 from ebla.model.identity import Address, ShardNumber
 from ebla.node.process import (
+    ASK_SHARE,
     child_parser,
     identity_of,
     on_signal,
@@ -21,7 +22,9 @@ from ebla.observe.metrics import Metrics
 from ebla.options import CommitLogMode, NodeOptions
 from ebla.ports.surroundings import Surroundings
 from ebla.replica.fronts import ShardParts
+from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.shard_process import ShardProcess, ShardSetup
+from ebla.request.parts import RouterLimits
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, Identity
 from ebla.runtime.file_disk import FileDisk
@@ -36,6 +39,9 @@ from ebla.storage.store import StoreLimits
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 
+DRAIN_SHARE = 0.2
+"""Of the time it has to end, what requests under way are given."""
+FLUSH_SHARE = 0.6
 SYNC_MODES = {CommitLogMode.SYNC: SyncMode.SYNC, CommitLogMode.PERIODIC: SyncMode.PERIODIC}
 
 
@@ -83,6 +89,7 @@ def _setup(options: NodeOptions, identity: Identity, number: ShardNumber, open_f
         pid=os.getpid(),
         bulk_address=Address(str(folder.bulk_socket)),
         store=store_limits(options, open_files),
+        limits=replica_limits(options),
     )
 
 
@@ -97,6 +104,7 @@ def _router_setup(options: NodeOptions) -> RouterSetup:
         socket_of=partial(_socket_of, DataFolder(options.folder)),
         write_timeout_ms=options.limits.write_timeout_ms,
         read_timeout_ms=options.limits.read_timeout_ms,
+        limits=RouterLimits(write_bytes_in_flight_max=options.limits.shard_requests_bytes_max),
     )
 
 
@@ -107,6 +115,13 @@ def store_limits(options: NodeOptions, open_files: int) -> StoreLimits:
         layers_open_max=layers_open_max(open_files),
         free_bytes_min=limits.free_disk_bytes_min,
     )
+
+
+def replica_limits(options: NodeOptions) -> ReplicaLimits:
+    """A shard that is asked to end gets through with it before its control kills it: what is not flushed by then would
+    have to be replayed."""
+    ask_ms = int(options.limits.stop_ms * ASK_SHARE)
+    return ReplicaLimits(drain_ms=int(ask_ms * DRAIN_SHARE), stop_ms=int(ask_ms * FLUSH_SHARE))
 
 
 def rocks_limits(options: NodeOptions) -> RocksLimits:
