@@ -125,9 +125,9 @@ MUTATIONS = (
     Mutation(
         name="group0-commit-notice-given-up",
         module="ebla.control.commit_notices",
-        find="                leaving.append(before)\n",
-        replace="                pass\n",
-        check=PytestCheck("tests/unit/control/test_commit_notices.py"),
+        find="            self._hold(self._newest)\n",
+        replace="            pass\n",
+        check=PytestCheck("tests/unit/control/test_raft_server.py"),
         why="what is committed is told only by the next heartbeat",
     ),
     Mutation(

@@ -10,10 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from ebla.control.commit_notices import HOLD_MS, CommitNotices
+from ebla.control.commit_notices import CommitNotices
 from ebla.control.raft_log import RaftLog, RecoveredRaft, needs_disk
 from ebla.control.snapshot_receiving import Desk, IncomingSnapshots, Receiver
 from ebla.journal.recovery import LogLimits
@@ -128,8 +128,7 @@ class RaftServer(Generic[Content]):
         self._idle_writer: asyncio.Future[None] | None = None
         self._applies: deque[Apply] = deque()
         """Handed out by the core, and to be applied before any other."""
-        self._notices = CommitNotices()
-        self._hold_ends = False
+        self._notices = CommitNotices(self.post)
         self._incoming: IncomingSnapshots[Content]
         self._received: dict[SnapshotMeta, Content] = {}
         self._bytes_since_snapshot = 0
@@ -153,7 +152,9 @@ class RaftServer(Generic[Content]):
                     await asyncio.sleep(0)
             self._machine.install(receiver.finish())
         past = Past(found.hard_state, found.snapshot, found.entries)
-        self._core = Core(self._setup.options, past, self._chance, self._clock.boot_ms())
+        # Told when `CommitNotices` asks for it.
+        options = replace(self._setup.options, tells_commits=False)
+        self._core = Core(options, past, self._chance, self._clock.boot_ms())
 
     async def begin(self, meta: SnapshotMeta, content: Iterator[bytes], first: Write) -> int:
         """Starts a group: its first state, durable. Only before `open`. Where it was begun already, nothing changes.
@@ -348,6 +349,8 @@ class RaftServer(Generic[Content]):
             self._send(effects.messages)
         if effects.write is not None:
             self._take_up(effects.write)
+            if effects.write.hard_state is not None and self.is_leader:
+                self._notices.committed(effects.write.hard_state.commit, now_ms)
         if effects.apply is not None:
             if self._applies or (self._writes and not self.is_leader):
                 self._apply_soon(effects.apply)
@@ -418,17 +421,6 @@ class RaftServer(Generic[Content]):
         self._consider_snapshot()
 
     def _send(self, messages: Sequence[Message]) -> None:
-        self._send_now(self._notices.sift(messages, self._clock.boot_ms()))
-        if self._notices.holds and not self._hold_ends:
-            self._hold_ends = True
-            asyncio.get_running_loop().call_later(HOLD_MS / 1000, self._send_held)
-
-    def _send_held(self) -> None:
-        self._hold_ends = False
-        if self._broken is not None and not self._broken.done():
-            self._send_now(self._notices.take())
-
-    def _send_now(self, messages: Sequence[Message]) -> None:
         by_peer: dict[PeerId, list[Message]] = {}
         for message in messages:
             if type(message) is InstallSnapshot:

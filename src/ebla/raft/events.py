@@ -6,7 +6,7 @@ Structs rather than dataclasses: they are made for every batch, and a frozen dat
 import msgspec
 
 from ebla.raft.membership import MembershipChange
-from ebla.raft.messages import EntryKind, Message, PeerId, SnapshotMeta
+from ebla.raft.messages import NOBODY, EntryKind, Message, PeerId, SnapshotMeta
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +83,14 @@ class Written(msgspec.Struct, frozen=True):
     snapshot: SnapshotMeta | None
 
 
+class TellCommit(msgspec.Struct, frozen=True, gc=False):
+    """Whoever was told of no commit as high as `index` shall be, if we lead."""
+
+    index: int
+    peer: PeerId = NOBODY
+    """This one alone; `NOBODY`: everybody."""
+
+
 class Applied(msgspec.Struct, frozen=True, gc=False):
     """The entries of one `Apply` have taken effect. Comes with it and is given back unchanged."""
 
@@ -104,6 +112,7 @@ Event = (
     | SnapshotTaken
     | Compact
     | ApplyMembership
+    | TellCommit
     | Written
     | Applied
     | Message

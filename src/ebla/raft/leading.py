@@ -2,7 +2,7 @@
 
 from ebla.raft.effects import ReadState
 from ebla.raft.elections import append_as_leader
-from ebla.raft.events import PeerUnreachable, Propose, ReadIndex, SnapshotSent, TransferLeadership
+from ebla.raft.events import PeerUnreachable, Propose, ReadIndex, SnapshotSent, TellCommit, TransferLeadership
 from ebla.raft.membership import decode_change
 from ebla.raft.messages import (
     NOBODY,
@@ -131,8 +131,9 @@ def _step_forward(state: State, leader: Leader, progress: Progress, answer: Appe
     # Nothing at or below the commit index can move it.
     if answer.index > state.log.committed and try_commit(state, leader):
         _release_early_reads(state, leader)
-        broadcast_append(state, leader)
-    elif not is_own and progress.would_learn_commit(state.log.committed):
+        if state.options.tells_commits:
+            broadcast_append(state, leader)
+    elif state.options.tells_commits and not is_own and progress.would_learn_commit(state.log.committed):
         send_append(state, leader, answer.sender)
     if is_own:
         return
@@ -141,6 +142,14 @@ def _step_forward(state: State, leader: Leader, progress: Progress, answer: Appe
         pass
     if answer.sender == leader.transferee and progress.match == state.log.last_index:
         state.messages.append(TimeoutNow(state.peer, answer.sender, state.term))
+
+
+def on_tell_commit(state: State, event: TellCommit) -> None:
+    leader = _leader(state)
+    for peer, progress in leader.progress.items():
+        is_meant = peer != state.peer and event.peer in (peer, NOBODY)
+        if is_meant and progress.sent_commit < event.index and progress.would_learn_commit(state.log.committed):
+            send_append(state, leader, peer)
 
 
 def on_heartbeat_response(state: State, answer: HeartbeatResponse) -> None:

@@ -16,6 +16,7 @@ from ebla.raft.events import (
     ReadIndex,
     SnapshotSent,
     SnapshotTaken,
+    TellCommit,
     TransferLeadership,
     Written,
 )
@@ -83,6 +84,7 @@ NOT_LEADING: Table = {
     InstallSnapshot: following.on_install_snapshot,
     PeerUnreachable: ignore,
     SnapshotSent: ignore,
+    TellCommit: ignore,
 }
 
 FOLLOWER: Table = {
@@ -138,6 +140,7 @@ LEADER: Table = {
     HeartbeatResponse: leading.on_heartbeat_response,
     PeerUnreachable: leading.on_peer_unreachable,
     SnapshotSent: leading.on_snapshot_sent,
+    TellCommit: leading.on_tell_commit,
     TimeoutNow: ignore,
     Propose: leading.on_propose,
     Proposal: leading.on_proposal,

@@ -12,7 +12,7 @@ from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId
 from ebla.ports.surroundings import Surroundings
 from ebla.raft.effects import Write
-from ebla.raft.events import PeerUnreachable
+from ebla.raft.events import Campaign, Event, PeerUnreachable
 from ebla.raft.membership import Change, ChangeKind, MembershipChange, encode_change
 from ebla.raft.messages import (
     NOBODY,
@@ -26,6 +26,7 @@ from ebla.raft.messages import (
     Membership,
     Message,
     PeerId,
+    PreVoteResponse,
     ReadRequest,
     ReadResponse,
     SnapshotMeta,
@@ -105,7 +106,7 @@ class Peer:
         await self.server.begin(meta, chunks_of(first_content(1, membership)), write)
         await self.server.open()
 
-    async def hear(self, *messages: Message) -> None:
+    async def hear(self, *messages: Event) -> None:
         self.server.post_all(messages)
         await asyncio.sleep(0)
 
@@ -314,6 +315,73 @@ def test_an_append_that_was_dropped_is_told_to_the_core() -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert [event for event in heard if isinstance(event, PeerUnreachable)] == [PeerUnreachable(PeerId(1))]
+
+        await running(peer, THREE, work)
+
+    simulate(scenario)
+
+
+# ---- what a leader tells of its commits
+
+
+async def lead_three(peer: Peer) -> int:
+    """Elected by peer 2, which also holds the first entry of the term. Gives the term."""
+    await peer.hear(Campaign())
+    term = peer.server.core.term + 1
+    await peer.hear(PreVoteResponse(LEADER, PeerId(1), term, granted=True))
+    await asyncio.sleep(0.01)
+    await peer.hear(VoteResponse(LEADER, PeerId(1), term, granted=True))
+    await asyncio.sleep(0.01)
+    assert peer.server.is_leader
+    await commit_all(peer)
+    await asyncio.sleep(0.05)
+    peer.wire.sendings.clear()
+    return term
+
+
+async def commit_all(peer: Peer) -> None:
+    core = peer.server.core
+    for other in (LEADER, PeerId(3)):
+        await peer.hear(AppendResponse(other, PeerId(1), core.term, core.last_index))
+    await asyncio.sleep(0)
+
+
+def appends(peer: Peer) -> list[tuple[PeerId, int, int]]:
+    """To whom, with how many entries, telling which commit."""
+    return [(one.to, len(one.entries), one.commit) for one in peer.wire.sent(Append) if isinstance(one, Append)]
+
+
+def test_a_commit_is_told_by_the_next_append_or_else_after_a_moment() -> None:
+    async def scenario(world: World) -> None:
+        peer = Peer(world)
+
+        async def work() -> None:
+            await lead_three(peer)
+            for serial in (1, 2):
+                peer.server.propose(add_one(serial), EntryKind.COMMAND)
+                await asyncio.sleep(0)
+                await commit_all(peer)
+            assert appends(peer) == [(LEADER, 1, 2), (PeerId(3), 1, 2), (LEADER, 1, 3), (PeerId(3), 1, 3)]
+            peer.wire.sendings.clear()
+            await asyncio.sleep(0.01)
+            assert appends(peer) == [(LEADER, 0, 4), (PeerId(3), 0, 4)]
+
+        await running(peer, THREE, work)
+
+    simulate(scenario)
+
+
+def test_a_peer_whose_proposal_it_was_is_told_at_once() -> None:
+    async def scenario(world: World) -> None:
+        peer = Peer(world)
+
+        async def work() -> None:
+            await lead_three(peer)
+            peer.server.propose(add_one(1), EntryKind.COMMAND, PeerId(3))
+            await asyncio.sleep(0)
+            peer.wire.sendings.clear()
+            await commit_all(peer)
+            assert appends(peer) == [(PeerId(3), 0, 3)]
 
         await running(peer, THREE, work)
 
