@@ -1,0 +1,169 @@
+"""DESCRIBE, answered by the server: what is there and the statements that would create it. Pure."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from ebla.cql.catalog import Catalog
+from ebla.cql.create_text import keyspace_text, quoted, table_text
+from ebla.cql.results import ColumnSpec, Rows, Session
+from ebla.cql.statements import Describe, DescribeTarget
+from ebla.cql.system_tables.facts import PARTITIONER
+from ebla.model.cql_types import SCALARS
+from ebla.model.errors import InvalidRequest, NotFound
+from ebla.model.schema import TableSchema
+
+_TEXT = SCALARS["text"]
+Entry = tuple[str | None, ...]
+"""Keyspace, kind, name, and the statement where one is shown."""
+
+_NOUNS = {
+    DescribeTarget.TYPE: "User defined type",
+    DescribeTarget.FUNCTION: "User defined function",
+    DescribeTarget.AGGREGATE: "User defined aggregate",
+    DescribeTarget.INDEX: "Table for existing index",
+    DescribeTarget.VIEW: "Materialized view",
+}
+
+
+class Describer:
+    def __init__(self, cluster_name: str) -> None:
+        self._cluster_name = cluster_name
+
+    def __call__(self, statement: Describe, catalog: Catalog, session: Session) -> Rows:
+        work = _WORK.get(statement.target)
+        if statement.target is DescribeTarget.CLUSTER:
+            names = ("cluster", "partitioner", "snitch")
+            values = (self._cluster_name, PARTITIONER, "org.apache.cassandra.locator.SimpleSnitch")
+            return _rows("cluster", names, [values])
+        if work is None:
+            named = f"'{statement.name}' not found in keyspace '{statement.keyspace or session.keyspace}'"
+            raise NotFound(f"{_NOUNS[statement.target]} {named}")
+        shows_text, entries = work
+        names = ("keyspace_name", "type", "name", *(("create_statement",) if shows_text else ()))
+        found = list(entries(_Asked(statement, catalog, session)))
+        return _rows("describe", names, [entry[: len(names)] for entry in found])
+
+
+def _rows(table: str, names: tuple[str, ...], entries: Iterable[Entry]) -> Rows:
+    columns = tuple(ColumnSpec("system", table, name, _TEXT) for name in names)
+    return Rows(columns, [[None if text is None else text.encode() for text in entry] for entry in entries])
+
+
+class _Asked:
+    def __init__(self, statement: Describe, catalog: Catalog, session: Session) -> None:
+        self.statement = statement
+        self.catalog = catalog
+        self.session = session
+
+    @property
+    def keyspaces(self) -> list[str]:
+        mine = set(self.catalog.view.snapshot.keyspaces)
+        return sorted({*mine, *(keyspace for keyspace, _ in self.catalog.virtual)})
+
+    def tables(self, keyspace: str) -> list[TableSchema]:
+        stored = [one for one in self.catalog.view.schemas.values() if one.keyspace == keyspace]
+        virtual = [one.schema for (name, _), one in self.catalog.virtual.items() if name == keyspace]
+        return sorted([*stored, *virtual], key=lambda one: one.name)
+
+    def table_entry(self, schema: TableSchema) -> Entry:
+        is_virtual = (schema.keyspace, schema.name) in self.catalog.virtual
+        text = table_text(schema, is_virtual=is_virtual, with_id=self.statement.with_internals)
+        return quoted(schema.keyspace), "table", quoted(schema.name), text
+
+    def keyspace_entry(self, name: str) -> Entry:
+        keyspace = self.catalog.view.snapshot.keyspaces.get(name)
+        if keyspace is None:
+            text = f"/*\nWarning: Keyspace {name} is a virtual keyspace and cannot be recreated with CQL.\n*/"
+            return quoted(name), "keyspace", quoted(name), text
+        return quoted(name), "keyspace", quoted(name), keyspace_text(keyspace)
+
+    def keyspace_named(self) -> str:
+        name = self.statement.keyspace or self.session.keyspace
+        if name is None:
+            raise InvalidRequest("No keyspace specified and no current keyspace")
+        if name not in self.keyspaces:
+            raise NotFound(f"'{name}' not found in keyspaces")
+        return name
+
+
+def _keyspaces(asked: _Asked) -> Iterator[Entry]:
+    return ((quoted(name), "keyspace", quoted(name)) for name in asked.keyspaces)
+
+
+def _tables(asked: _Asked) -> Iterator[Entry]:
+    names = [asked.session.keyspace] if asked.session.keyspace is not None else asked.keyspaces
+    return ((quoted(name), "table", quoted(one.name)) for name in names for one in asked.tables(name))
+
+
+def _none(_asked: _Asked) -> Iterator[Entry]:
+    return iter(())
+
+
+def _keyspace(asked: _Asked) -> Iterator[Entry]:
+    name = asked.keyspace_named()
+    yield asked.keyspace_entry(name)
+    for schema in asked.tables(name):
+        yield asked.table_entry(schema)
+
+
+def _only_keyspace(asked: _Asked) -> Iterator[Entry]:
+    yield asked.keyspace_entry(asked.keyspace_named())
+
+
+def _schema(asked: _Asked) -> Iterator[Entry]:
+    for name in sorted(asked.catalog.view.snapshot.keyspaces):
+        yield asked.keyspace_entry(name)
+        for schema in asked.tables(name):
+            yield asked.table_entry(schema)
+
+
+def _full_schema(asked: _Asked) -> Iterator[Entry]:
+    for name in asked.keyspaces:
+        yield asked.keyspace_entry(name)
+        for schema in asked.tables(name):
+            yield asked.table_entry(schema)
+
+
+def _table(asked: _Asked) -> Iterator[Entry]:
+    found = _find_table(asked)
+    if found is None:
+        keyspace = asked.keyspace_named()
+        raise NotFound(f"Table '{asked.statement.name}' not found in keyspace '{keyspace}'")
+    yield asked.table_entry(found)
+
+
+def _find_table(asked: _Asked) -> TableSchema | None:
+    keyspace = asked.statement.keyspace or asked.session.keyspace
+    if keyspace is None:
+        return None
+    return next((one for one in asked.tables(keyspace) if one.name == asked.statement.name), None)
+
+
+def _anything(asked: _Asked) -> Iterator[Entry]:
+    """A bare name: a keyspace before a table, as elsewhere."""
+    name = asked.statement.name
+    if asked.statement.keyspace is None and name in asked.keyspaces:
+        yield asked.keyspace_entry(name)
+        for schema in asked.tables(name):
+            yield asked.table_entry(schema)
+        return
+    found = _find_table(asked)
+    if found is None:
+        where = f" in keyspace '{asked.session.keyspace}'" if asked.session.keyspace else " in keyspaces"
+        raise NotFound(f"'{name}' not found{where}")
+    yield asked.table_entry(found)
+
+
+_WORK: dict[DescribeTarget, tuple[bool, Callable[[_Asked], Iterator[Entry]]]] = {
+    DescribeTarget.KEYSPACES: (False, _keyspaces),
+    DescribeTarget.TABLES: (False, _tables),
+    DescribeTarget.TYPES: (False, _none),
+    DescribeTarget.FUNCTIONS: (False, _none),
+    DescribeTarget.AGGREGATES: (False, _none),
+    DescribeTarget.KEYSPACE: (True, _keyspace),
+    DescribeTarget.ONLY_KEYSPACE: (True, _only_keyspace),
+    DescribeTarget.SCHEMA: (True, _schema),
+    DescribeTarget.FULL_SCHEMA: (True, _full_schema),
+    DescribeTarget.TABLE: (True, _table),
+    DescribeTarget.ANY: (True, _anything),
+}
+"""By what is asked for: whether statements are shown, and how its entries are found."""
