@@ -8,12 +8,14 @@ from typing import Any
 from tests.unit.topology.world import cluster
 
 from ebla.control.schema_wishes import Seen, plan
-from ebla.cql.catalog import Catalog
+from ebla.cql.describe import Describer
 from ebla.cql.execute import Executor, ExecutorLimits, ExecutorParts
 from ebla.cql.results import Answer, BatchItem, BoundValue, Parameters, Rows, Session
-from ebla.cql.statements import BatchKind, Describe
+from ebla.cql.statements import BatchKind
+from ebla.cql.system_tables.facts import NodeFacts
+from ebla.cql.system_tables.registry import system_tables
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.identity import HistoryId, Replica, ShardNumber, TableId
+from ebla.model.identity import HistoryId, HostId, Replica, ShardNumber, TableId
 from ebla.model.transaction import Revision
 from ebla.model.values import decode
 from ebla.request.paging import PageBuilder, check_query
@@ -24,6 +26,7 @@ from ebla.topology.apply_all import apply_all
 from ebla.topology.draft import Applied
 from ebla.wire.schema_messages import SchemaAnswer, SchemaWish
 from ebla.wire.topology_view import TopologyView, view_of
+from ebla.wire.verbs import StatusAnswer
 
 NOW_US = 1_700_000_000_000_000
 
@@ -105,8 +108,8 @@ class Cql:
             self.rows_store,
             self._next_timestamp_us,
             self,
-            {},
-            self._describe,
+            system_tables(self._facts(host)),
+            Describer("test cluster"),
             self.clock,
             self.chance,  # type: ignore[arg-type]  # all that is drawn here are bytes and ids
             Replica(host, ShardNumber(0)),
@@ -127,8 +130,21 @@ class Cql:
         before = self.view.current if self.view.is_known else None
         self.view.install(view_of(snapshot, revision, before))
 
-    def _describe(self, statement: Describe, _catalog: Catalog, _session: Session) -> Rows:
-        raise AssertionError(statement)
+    def _facts(self, host: HostId) -> NodeFacts:
+        return NodeFacts(
+            self.view,
+            host,
+            "test cluster",
+            "0.1",
+            9042,
+            lambda: (),
+            lambda: (("shards", "2", "default"),),
+            self._status,
+            lambda: ((NOW_US, 7, "version 7: tables changed"),),
+        )
+
+    async def _status(self) -> StatusAnswer:
+        raise AssertionError("no control process is here to be asked")
 
     async def change(self, wish: SchemaWish, _deadline_ms: int) -> SchemaAnswer:
         planned = plan(wish, Seen(self._world.snapshot), TableId(self.chance.uuid()))
