@@ -13,7 +13,7 @@ from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound
 from ebla.model.identity import ShardNumber, TopologyVersion
 from ebla.replica.fences import Fences
 from ebla.replica.replica_limits import ReplicaLimits
-from ebla.replica.replica_stacks import ReplicaStacks
+from ebla.replica.replica_stacks import ReplicaStacks, TableStacks
 from ebla.replica.stack_plan import Hop
 from ebla.storage.layer import Layer
 from ebla.storage.stack import Stack
@@ -92,36 +92,45 @@ class RowWriter:
         """All that can be done in this step."""
         newest = self._view.current.version
         groups: dict[int, tuple[Stack, Layer, list[int]]] = {}
+        passed: TopologyVersion | None = None
+        table_int, table = -1, None
         for index, write in enumerate(batch.writes):
-            try:
-                self._check(write)
-                if write.version > newest or self._hop_of(write) is not None:
-                    batch.later.append(index)
+            version = write.version
+            # Batches are mostly of one version and one table: what was found out about the last is not asked again.
+            if version != passed:
+                refusal = self.fences.on_arrival(version)
+                if refusal is not None:
+                    batch.fail(index, refusal)
                     continue
-                stack = self._find(write)
+                passed = version
+            if write.table.int != table_int:
+                table_int, table = write.table.int, self._stacks.layout.get(write.table)
+            if version > newest or (table is not None and table.hops):
+                batch.later.append(index)
+                continue
+            try:
+                stack = self._stack_of(table, write)
                 group = groups.get(stack.incarnation)
                 if group is not None:
                     group[2].append(index)
                     continue
                 live = stack.find_live()
-                if live is None:
-                    batch.later.append(index)
-                else:
-                    groups[stack.incarnation] = (stack, live, [index])
             except EblaError as error:
                 batch.fail(index, error)
+                continue
+            if live is None:
+                batch.later.append(index)
+            else:
+                groups[stack.incarnation] = (stack, live, [index])
         for stack, live, indexes in groups.values():
             self._apply(batch, stack, live, indexes)
 
-    def _check(self, write: RowWrite) -> None:
+    def _find(self, write: RowWrite) -> Stack:
+        return self._stack_of(self._stacks.layout.get(write.table), write)
+
+    def _stack_of(self, table: TableStacks | None, write: RowWrite) -> Stack:
         if not write.items:
             raise InvalidRequest("a write has at least one item")
-        refusal = self.fences.on_arrival(write.version)
-        if refusal is not None:
-            raise refusal
-
-    def _find(self, write: RowWrite) -> Stack:
-        table = self._stacks.layout.get(write.table)
         stack = None if table is None else table.stacks.get(int.from_bytes(write.items[0][0][:8]) >> table.shift)
         if stack is None:
             raise self._not_here(write)

@@ -18,7 +18,7 @@ from ebla.storage.fold_plan import StackedLayer
 from ebla.storage.key_codec import KeyKind, head_key, split_key
 from ebla.storage.layer import Item, Layer, LayerDamaged
 from ebla.storage.layer_facts import LayerFacts
-from ebla.storage.manifest import Incarnation, LayerEntry, LayerId, StackEntry, layer_folder
+from ebla.storage.manifest import LayerEntry, LayerId, StackEntry, layer_folder
 from ebla.storage.merge import (
     KeySpan,
     clip_span,
@@ -51,6 +51,7 @@ class Stack:
         self._layers = layers
         self.schema = schema
         self.entry = entry
+        self.incarnation = entry.incarnation
         self.frozen: LayerEntry | None = None
         """Live until a moment ago, and on its way to be a base: flushed and named by the next manifest."""
         self.live = entry.live
@@ -72,24 +73,18 @@ class Stack:
         self._held_from: int | None = None
         self._spans = key_spans(entry.range)
         self._slots: tuple[_Slot, ...] = ()
+        self.damage = ""
+        """Of one of its layers; such a stack is neither read nor written."""
         self._arrange()
 
     def __repr__(self) -> str:
         return f"<stack {self.incarnation:016x}>"
 
     @property
-    def incarnation(self) -> Incarnation:
-        return self.entry.incarnation
-
-    @property
     def layer_entries(self) -> tuple[LayerEntry, ...]:
         """Bases, the frozen one, live."""
         frozen = () if self.frozen is None else (self.frozen,)
         return (*self.entry.bases, *frozen, self.live)
-
-    @property
-    def damage(self) -> str:
-        return next((one.damage for one in self.layer_entries if one.damage), "")
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -137,8 +132,8 @@ class Stack:
     def check(self) -> None:
         if self.dropped:
             raise Stale(f"replica {self.incarnation:016x} was dropped")
-        if damage := self.damage:
-            raise LayerDamaged(self.damaged_folder(), damage)
+        if self.damage:
+            raise LayerDamaged(self.damaged_folder(), self.damage)
 
     def damaged_folder(self) -> str:
         return next((self.folder_of(one) for one in self.layer_entries if one.damage), "")
@@ -177,6 +172,13 @@ class Stack:
 
     def merge_into(self, live: Layer, items: Sequence[Item]) -> None:
         """Get, merge and put in one step. Raises `Overloaded` and `DiskFull` with nothing done."""
+        if len(items) == 1:
+            key, value = items[0]
+            known = live.get(key)
+            if known is not None:
+                value = merge_values(known, value, self.schema)
+            live.put_batch(((key, value),), facts_of((value,), self.schema))
+            return
         merged: dict[bytes, bytes] = {}
         for (key, value), stored in zip(items, live.get_many([key for key, _ in items])):
             known = merged.get(key, stored)
@@ -236,6 +238,7 @@ class Stack:
             place = self.place_of(entry)
             slots.append(_Slot(place, clip, None if place.writable else entry.facts.has_heads))
         self._slots = tuple(reversed(slots))
+        self.damage = next((one.damage for one in self.layer_entries if one.damage), "")
 
     @property
     def spans(self) -> tuple[KeySpan, ...]:

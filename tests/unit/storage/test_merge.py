@@ -1,0 +1,34 @@
+"""The short ways of merging two plain rows lead where the long way does."""
+
+import random
+
+from ebla.model.rows import Cell, Marker, Row, merge_rows
+from ebla.sim.workloads.store_rows import CELLS, MAP, SMALL
+from ebla.storage.merge import merge_values
+from ebla.storage.row_codec import decode_row, encode_row, is_plain
+
+LAYOUT = SMALL.layouts[-1]
+
+
+def random_plain(chance: random.Random) -> bytes:
+    """With cells missing, and values that look like a missing cell."""
+    timestamp_us = chance.randrange(1, 5)
+    values = [b"\0\0\0\1", b"\xff\xff\xff\xff", b"", b"\xff\xff\xff\xff\0\0\0\2\xff\xff\xff\xff"]
+    cells = {number: Cell(timestamp_us, chance.choice(values)) for number in (*CELLS, MAP) if chance.random() < 0.6}
+    marker = Marker(timestamp_us) if chance.random() < 0.5 or not cells else None
+    value = encode_row(Row(marker, None, cells), 1, LAYOUT)
+    assert is_plain(value)
+    return value
+
+
+def test_merged_plain_rows_say_what_both_said() -> None:
+    chance = random.Random(8)
+    kept = 0
+    for _ in range(5_000):
+        one, other = random_plain(chance), random_plain(chance)
+        merged = merge_values(one, other, SMALL)
+        whole = merge_rows(decode_row(one, SMALL.layouts), decode_row(other, SMALL.layouts))
+        assert decode_row(merged, SMALL.layouts) == whole
+        assert merged == merge_values(other, one, SMALL)
+        kept += merged in (one, other)
+    assert 1_000 < kept < 4_500, "both ways are gone"
