@@ -5,8 +5,8 @@ version (1) | flags (1) | stream (2) | opcode (1) | length of the body (4)
 
 import enum
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from ebla.model.errors import BadProtocol
 
@@ -15,8 +15,9 @@ VERSION_OLDEST = 3
 RESPONSE = 0x80
 HEADER_BYTES = 9
 HEADER = struct.Struct(">BBhBi")
-FRAME_BYTES_MAX = 256 << 20
-"""What drivers expect to be allowed; the bound for one request is an option of the server, below that."""
+EVENT_STREAM = -1
+FIRST_WITH_WIDE_STREAMS = 3
+"""Before this version a stream was one byte, and the header eight."""
 
 
 class Opcode(enum.IntEnum):
@@ -46,8 +47,9 @@ class Flag(enum.IntFlag):
     BETA = 0x10
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """A request. A struct only because one is made per request."""
+
     version: int
     flags: int
     stream: int
@@ -55,71 +57,80 @@ class Frame:
     body: bytes
 
 
-class UnknownVersion(BadProtocol):
-    """Answered with our own version in the header, so that the driver steps down to it."""
-
-    def __init__(self, version: int) -> None:
-        super().__init__(
-            f"Invalid or unsupported protocol version ({version}); the lowest supported version is {VERSION_OLDEST} "
-            f"and the greatest is {VERSION}"
-        )
-
-
-class FrameSplitter:
-    """Bytes as they arrive to frames as they were sent. After an error the connection must end."""
-
-    def __init__(self, body_bytes_max: int) -> None:
-        self._body_bytes_max = body_bytes_max
-        self._buffer = bytearray()
-
-    def frames(self, data: bytes) -> Iterator[Frame]:
-        """Whole frames in order. Raises `UnknownVersion` and `BadProtocol` (with `stream` as the header said)."""
-        self._buffer += data
-        buffer = self._buffer
-        offset = 0
-        try:
-            while len(buffer) - offset >= HEADER_BYTES:
-                version, flags, stream, opcode, size = HEADER.unpack_from(buffer, offset)
-                self._check(version, size, stream)
-                end = offset + HEADER_BYTES + size
-                if len(buffer) < end:
-                    break
-                body = bytes(buffer[offset + HEADER_BYTES : end])
-                offset = end
-                yield Frame(version, flags, stream, opcode, body)
-        finally:
-            del buffer[:offset]
-
-    @property
-    def waiting_bytes(self) -> int:
-        return len(self._buffer)
-
-    def _check(self, version: int, size: int, stream: int) -> None:
-        if version & RESPONSE:
-            raise BrokenFrame("A response frame came from a client", stream)
-        if not VERSION_OLDEST <= version <= VERSION:
-            raise UnknownVersion(version)
-        if size < 0:
-            raise BrokenFrame(f"Invalid frame body length {size}", stream)
-        if size > self._body_bytes_max:
-            raise BrokenFrame(
-                f"Request is too big: length {size} exceeds maximum allowed length {self._body_bytes_max}", stream
-            )
-
-
 class BrokenFrame(BadProtocol):
+    """Where the next frame begins is not known: the connection ends with the answer."""
+
     def __init__(self, message: str, stream: int) -> None:
         super().__init__(message)
         self.stream = stream
 
 
-def encode_frame(version: int, stream: int, opcode: Opcode, body: bytes, flags: int = 0) -> bytes:
+class UnknownVersion(BrokenFrame):
+    """Answered with our own version in the header, so that the driver steps down to it."""
+
+    def __init__(self, version: int, stream: int) -> None:
+        super().__init__(
+            f"Invalid or unsupported protocol version ({version}); the lowest supported version is {VERSION_OLDEST} "
+            f"and the greatest is {VERSION}",
+            stream,
+        )
+
+
+class FrameSplitter:
+    """Bytes as they arrive to frames as they were sent, one at a time: who has enough of them stops taking."""
+
+    __slots__ = ("_data", "_offset", "body_bytes_max")
+
+    def __init__(self, body_bytes_max: int) -> None:
+        self.body_bytes_max = body_bytes_max
+        self._data: bytes | bytearray = b""
+        self._offset = 0
+
+    def feed(self, data: bytes) -> None:
+        kept, offset = self._data, self._offset
+        self._offset = 0
+        if offset == len(kept):
+            self._data = data
+            return
+        # A frame in pieces: grown in place, or a large one would be copied with each of them.
+        if isinstance(kept, bytes):
+            kept = bytearray(memoryview(kept)[offset:])
+        elif offset:
+            del kept[:offset]
+        kept += data
+        self._data = kept
+
+    def take(self) -> Frame | None:
+        """The next whole frame. Raises `BrokenFrame`, after which nothing more can be read."""
+        data, offset = self._data, self._offset
+        start = offset + HEADER_BYTES
+        if len(data) < start:
+            return None
+        version, flags, stream, opcode, size = HEADER.unpack_from(data, offset)
+        if not VERSION_OLDEST <= version <= VERSION or not 0 <= size <= self.body_bytes_max:
+            raise self._broken(version, stream, size)
+        end = start + size
+        if len(data) < end:
+            return None
+        self._offset = end
+        body = data[start:end] if isinstance(data, bytes) else bytes(memoryview(data)[start:end])
+        return Frame(version, flags, stream, opcode, body)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._data) - self._offset
+
+    def _broken(self, version: int, stream: int, size: int) -> BrokenFrame:
+        if VERSION_OLDEST <= version - RESPONSE <= VERSION:
+            return BrokenFrame("A response frame came from a client", stream)
+        if not VERSION_OLDEST <= version <= VERSION:
+            return UnknownVersion(version, stream >> 8 if version < FIRST_WITH_WIDE_STREAMS else stream)
+        if size < 0:
+            return BrokenFrame(f"Invalid frame body length {size}", stream)
+        return BrokenFrame(
+            f"Request is too big: length {size} exceeds maximum allowed length {self.body_bytes_max}", stream
+        )
+
+
+def encode_frame(version: int, stream: int, opcode: int, body: bytes, flags: int = 0) -> bytes:
     return HEADER.pack(version | RESPONSE, flags, stream, opcode, len(body)) + body
-
-
-@dataclass(frozen=True, slots=True)
-class Compression:
-    """An algorithm both sides know, by its name in STARTUP."""
-
-    compress: Callable[[bytes], bytes]
-    decompress: Callable[[bytes], bytes]

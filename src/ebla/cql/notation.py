@@ -16,11 +16,11 @@ NULL_LENGTH = _INT.pack(-1)
 class BodyReader:
     """Raises `BadProtocol` where the body ends too early or holds something else."""
 
-    __slots__ = ("_body", "_offset")
+    __slots__ = ("body", "offset")
 
     def __init__(self, body: bytes, offset: int = 0) -> None:
-        self._body = body
-        self._offset = offset
+        self.body = body
+        self.offset = offset
 
     def byte(self) -> int:
         return self._take(1)[0]
@@ -69,10 +69,6 @@ class BodyReader:
     def bytes_map(self) -> dict[str, bytes | None]:
         return {self.string(): self.data() for _ in range(self.short())}
 
-    @property
-    def is_at_end(self) -> bool:
-        return self._offset == len(self._body)
-
     def _length(self) -> int:
         size = self.integer()
         if size < 0:
@@ -86,11 +82,11 @@ class BodyReader:
             raise BadProtocol(f"Cannot decode string as UTF8: {error}") from None
 
     def _take(self, size: int) -> bytes:
-        end = self._offset + size
-        if end > len(self._body):
-            raise BadProtocol(f"The message ends {end - len(self._body)} bytes too early")
-        taken = self._body[self._offset : end]
-        self._offset = end
+        end = self.offset + size
+        if end > len(self.body):
+            raise BadProtocol(f"The message ends {end - len(self.body)} bytes too early")
+        taken = self.body[self.offset : end]
+        self.offset = end
         return taken
 
 

@@ -1,5 +1,6 @@
 """Messages to clients, encoded. Pure."""
 
+import enum
 import struct
 from collections.abc import Mapping, Sequence
 from typing import assert_never
@@ -69,8 +70,7 @@ def supported(options: Mapping[str, Sequence[str]]) -> bytes:
     return notation.string_multimap(options)
 
 
-def void() -> bytes:
-    return notation.integer(_VOID)
+VOID = notation.integer(_VOID)
 
 
 def result(found: Rows | Void | KeyspaceSet | SchemaChanged, *, skip_metadata: bool = False) -> bytes:
@@ -78,7 +78,7 @@ def result(found: Rows | Void | KeyspaceSet | SchemaChanged, *, skip_metadata: b
         case Rows():
             return rows(found, skip_metadata=skip_metadata)
         case Void():
-            return void()
+            return VOID
         case KeyspaceSet(keyspace=keyspace):
             return notation.integer(_SET_KEYSPACE) + notation.string(keyspace)
         case SchemaChanged():
@@ -154,14 +154,23 @@ def prepared(found: Prepared, version: int) -> bytes:
 # ---- errors
 
 
-def error(failure: EblaError, *, is_read: bool, level: ConsistencyLevel = ConsistencyLevel.ONE) -> bytes:
+class WriteType(enum.StrEnum):
+    SIMPLE = "SIMPLE"
+    BATCH = "BATCH"
+    UNLOGGED_BATCH = "UNLOGGED_BATCH"
+
+
+def error(
+    failure: EblaError, level: ConsistencyLevel = ConsistencyLevel.ONE, write_type: WriteType = WriteType.SIMPLE
+) -> bytes:
     """The body of an ERROR: code, message, and what belongs to the code."""
     codes = codes_of(type(failure))
-    code = codes.cql_read if is_read else codes.cql_write
-    return notation.integer(code) + notation.short_string(str(failure)) + _fields(code, failure, level)
+    # What fails otherwise than a read does may have changed something, and must say so.
+    code = codes.cql_read if isinstance(failure, ReadTimeout | ReadFailed) else codes.cql_write
+    return notation.integer(code) + notation.short_string(str(failure)) + _fields(code, failure, level, write_type)
 
 
-def _fields(code: CqlCode, failure: EblaError, level: ConsistencyLevel) -> bytes:
+def _fields(code: CqlCode, failure: EblaError, level: ConsistencyLevel, write_type: WriteType) -> bytes:
     asked = notation.short(level)
     match code:
         case CqlCode.UNAVAILABLE:
@@ -169,7 +178,7 @@ def _fields(code: CqlCode, failure: EblaError, level: ConsistencyLevel) -> bytes
             return asked + _ints(required, alive)
         case CqlCode.WRITE_TIMEOUT:
             received, required = _counts(failure)
-            return asked + _ints(received, required) + notation.string("SIMPLE")
+            return asked + _ints(received, required) + notation.string(write_type)
         case CqlCode.READ_TIMEOUT:
             received, required = _counts(failure)
             has_data = isinstance(failure, ReadTimeout) and failure.has_data
@@ -177,7 +186,7 @@ def _fields(code: CqlCode, failure: EblaError, level: ConsistencyLevel) -> bytes
         case CqlCode.READ_FAILURE:
             return asked + _ints(*_counts(failure), _failed(failure)) + notation.byte(0)
         case CqlCode.WRITE_FAILURE:
-            return asked + _ints(*_counts(failure), _failed(failure)) + notation.string("SIMPLE")
+            return asked + _ints(*_counts(failure), _failed(failure)) + notation.string(write_type)
         case CqlCode.ALREADY_EXISTS:
             assert isinstance(failure, AlreadyExists)
             return notation.string(failure.keyspace) + notation.string(failure.table)
@@ -206,14 +215,29 @@ def _ints(*numbers: int) -> bytes:
 # ---- events
 
 
+class EventKind(enum.StrEnum):
+    TOPOLOGY_CHANGE = "TOPOLOGY_CHANGE"
+    STATUS_CHANGE = "STATUS_CHANGE"
+    SCHEMA_CHANGE = "SCHEMA_CHANGE"
+
+
+class NodeChange(enum.StrEnum):
+    """What is told of a node."""
+
+    NEW_NODE = "NEW_NODE"
+    REMOVED_NODE = "REMOVED_NODE"
+    UP = "UP"
+    DOWN = "DOWN"
+
+    @property
+    def kind(self) -> EventKind:
+        is_status = self in (NodeChange.UP, NodeChange.DOWN)
+        return EventKind.STATUS_CHANGE if is_status else EventKind.TOPOLOGY_CHANGE
+
+
 def schema_event(change: SchemaChanged) -> bytes:
-    return notation.string("SCHEMA_CHANGE") + schema_change(change)
+    return notation.string(EventKind.SCHEMA_CHANGE) + schema_change(change)
 
 
-def status_event(*, is_up: bool, address: bytes, port: int) -> bytes:
-    return notation.string("STATUS_CHANGE") + notation.string("UP" if is_up else "DOWN") + notation.inet(address, port)
-
-
-def topology_event(change: str, address: bytes, port: int) -> bytes:
-    """`NEW_NODE` or `REMOVED_NODE`."""
-    return notation.string("TOPOLOGY_CHANGE") + notation.string(change) + notation.inet(address, port)
+def node_event(change: NodeChange, address: bytes, port: int) -> bytes:
+    return notation.string(change.kind) + notation.string(change) + notation.inet(address, port)

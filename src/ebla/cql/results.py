@@ -1,8 +1,11 @@
 """What a request asks for and what it gets, between the protocol and the execution."""
 
+import asyncio
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import CqlType
@@ -18,9 +21,9 @@ UNSET = Unset.UNSET
 BoundValue = bytes | None | Unset
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """What comes with a QUERY, EXECUTE or BATCH besides the statement."""
+class Parameters(msgspec.Struct, frozen=True, gc=False):
+    """What comes with a QUERY, EXECUTE or BATCH besides the statement. A struct only because one is made per request,
+    as are rows and answers."""
 
     level: ConsistencyLevel = ConsistencyLevel.ONE
     values: Sequence[BoundValue] = ()
@@ -40,8 +43,7 @@ class ColumnSpec:
     type: CqlType
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     columns: tuple[ColumnSpec, ...]
     rows: Sequence[Sequence[bytes | None]]
     paging_state: bytes | None = None
@@ -76,13 +78,19 @@ class SchemaChanged:
     table: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """`payload` is the custom payload of the response (tablet routing)."""
 
     result: Rows | Void | KeyspaceSet | SchemaChanged
     warnings: tuple[str, ...] = ()
-    payload: Mapping[str, bytes] = field(default_factory=dict)
+    payload: Mapping[str, bytes] = {}
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A request that was sent and needs no task: its answer is known and holds once the future is done."""
+
+    done: "asyncio.Future[None]"
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
