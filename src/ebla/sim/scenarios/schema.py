@@ -51,11 +51,14 @@ class SchemaNode:
     unit: Unit
     host: HostId
     process: ControlProcess | None = None
-    """Of the present life; only to be read."""
+    """Of the life below; only to be read."""
+    life: int = 0
 
     @property
     def snapshot(self) -> Snapshot | None:
-        return None if self.unit.down or self.process is None else self.process.topology.snapshot
+        """What it shows now; None while it is down, or has only just begun."""
+        here = self.process if not self.unit.down and self.life == self.unit.lives else None
+        return None if here is None else here.topology.snapshot
 
 
 @dataclass(slots=True)
@@ -141,6 +144,7 @@ async def _node(around: Surroundings, cluster: Cluster, number: int) -> None:
     )
     stop = asyncio.Event()
     node.process = process = ControlProcess(around, setup, NoChildren(), stop)
+    node.life = node.unit.lives
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(process.run())
         await stop.wait()
@@ -192,9 +196,10 @@ def _all_normal(cluster: Cluster) -> bool:
 
 
 async def _create_keyspaces(world: World, load: SchemaLoad) -> None:
+    """Time enough for a leader to be found and the last connections of the storm to be given up."""
     client = SchemaClient(world.outside("operator"), "operator", load)
     for keyspace in KEYSPACES:
-        answer = await client.ask(CreateKeyspaceWish(keyspace), 20_000)
+        answer = await client.ask(CreateKeyspaceWish(keyspace), int(CALM_S * 1000))
         world.check(answer.changed, f"keyspace {keyspace.name} was there already")
 
 
