@@ -149,7 +149,7 @@ def test_pages_together_are_the_whole(seed: int) -> None:
     request = read_of(rows_max=rows_max, bytes_max=bytes_max, is_reversed=is_reversed)
 
     async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(TABLETS))
+        await shard.follow(small_cluster(chance.choice([TABLETS, None])))
         await fill(shard, random_items(chance, chance.choice([0.0, 0.3])), chance, chance.choice([0.0, 0.1]))
         whole = await whole_of(shard)
         pages = await pages_of(shard, lambda spans: with_spans(request, spans))

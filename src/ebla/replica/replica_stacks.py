@@ -113,7 +113,10 @@ class ReplicaStacks:
         """Everything the view needs is there on return; nothing is served by it yet. Raises `Refused` where the shard
         cannot follow, `DiskFull` where there is no space: then it may be asked again."""
         before = self._installed
-        plan = plan_shard(view.snapshot, self._own, None if before is None else (before.view.snapshot, before.plan))
+        known = None if before is None else (before.view.snapshot, before.plan)
+        # A table of which the columns are not known cannot have rows yet.
+        planned = plan_shard(view.snapshot, self._own, known)
+        plan = {table: one for table, one in planned.items() if table in view.schemas}
         await self._learn_schemas(view, before)
         wanted = places_of(plan)
         await self._drop_returning(wanted)
@@ -141,6 +144,8 @@ class ReplicaStacks:
             self._dropped_tables += [
                 (view.version, table) for table in before.view.snapshot.tables if table not in view.snapshot.tables
             ]
+        if self._confirmed:
+            self._doom_strangers()
         self._release_gc()
         self._work.set()
 
@@ -149,10 +154,7 @@ class ReplicaStacks:
         assert self._installed is not None
         self._confirmed = True
         version, tables = self._installed.view.version, self._installed.view.snapshot.tables
-        doomed = {one.place for one in self._doomed}
-        self._doomed += [
-            _Doomed(version, place, self._known[place]) for place in self._strangers() if place not in doomed
-        ]
+        self._doom_strangers()
         dropped = [table for _, table in self._dropped_tables]
         self._dropped_tables += [
             (version, one.id) for one in self._store.tables if one.id not in tables and one.id not in dropped
@@ -170,6 +172,18 @@ class ReplicaStacks:
         assert self._installed is not None
         wanted = set(places_of(self._installed.plan))
         return [place for place in self._known if place not in wanted]
+
+    def _doom_strangers(self) -> None:
+        """Also what was made for a view that was given up before it was installed."""
+        assert self._installed is not None
+        wanted_count = sum(len(one.ranges) for one in self._installed.plan.values())
+        if len(self._known) == wanted_count + len(self._doomed):
+            return
+        doomed = {one.place for one in self._doomed}
+        version = self._installed.view.version
+        for place in self._strangers():
+            if place not in doomed:
+                self._doomed.append(_Doomed(version, place, self._known[place]))
 
     async def settle(self) -> None:
         """Drops what may go by now."""

@@ -105,7 +105,7 @@ class RowWriter:
                 passed = version
             if write.table.int != table_int:
                 table_int, table = write.table.int, self._stacks.layout.get(write.table)
-            if version > newest or (table is not None and table.hops):
+            if version > newest or (table is not None and table.hops and self._hop_of(write) is not None):
                 batch.later.append(index)
                 continue
             try:
@@ -148,7 +148,7 @@ class RowWriter:
     def _hop_of(self, write: RowWrite) -> Hop | None:
         """Where the tablet is on its way to another shard of this node."""
         table = self._stacks.layout.get(write.table)
-        if table is None or not table.hops:
+        if table is None or not table.hops or not write.items:
             return None
         return table.hops.get(int.from_bytes(write.items[0][0][:8]) >> table.shift)
 

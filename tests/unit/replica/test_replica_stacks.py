@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 
+import msgspec
 from tests.unit.replica.shard_rig import (
+    HISTORY,
     OWN,
     ShardRig,
     in_shard,
@@ -18,12 +20,14 @@ from tests.unit.topology.small_cluster import replica, with_transition
 
 from ebla.model.identity import TopologyVersion
 from ebla.model.token import WHOLE_RING
+from ebla.model.transaction import Revision
 from ebla.replica.replica_stacks import IN_TRANSITION
 from ebla.sim.workloads.store_rows import SMALL
 from ebla.storage.store import GC_HOLD_AT_START
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
+from ebla.wire.topology_view import view_of
 
 RANGES = WHOLE_RING.split(2)
 BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
@@ -166,5 +170,32 @@ def test_a_later_revision_of_the_same_version_changes_nothing() -> None:
         assert shard.stacks.layout is layout
         await shard.follow(with_state(view.snapshot, 3, 1))
         assert shard.stacks.layout[SMALL.id] is layout[SMALL.id]
+
+    in_shard(work)
+
+
+def test_what_was_made_for_a_view_that_was_given_up_goes() -> None:
+    async def work(shard: ShardRig) -> None:
+        view = await shard.follow(small_cluster(SECOND_ONLY))
+        await shard.stacks.confirm()
+        given_up = view_of(small_cluster(BOTH, version=3), Revision(HISTORY, 7), view)
+        await shard.stacks.prepare(given_up)
+        assert len(shard.store.stacks) == 2
+        await shard.follow(small_cluster(SECOND_ONLY, version=4))
+        await shard.stacks.settle()
+        assert [one.entry.range for one in shard.store.stacks.values()] == [RANGES[1]]
+
+    in_shard(work)
+
+
+def test_a_table_whose_columns_are_not_known_has_no_stack() -> None:
+    async def work(shard: ShardRig) -> None:
+        snapshot = small_cluster(BOTH)
+        bare = {table: msgspec.structs.replace(one, definition=b"") for table, one in snapshot.tables.items()}
+        await shard.follow(dataclasses.replace(snapshot, tables=FrozenMap(bare)))
+        assert not shard.store.stacks
+        assert shard.stacks.find(SMALL.id, FIRST[0]) is None
+        await shard.follow(small_cluster(BOTH, version=3))
+        assert shard.stacks.find(SMALL.id, FIRST[0]) is not None
 
     in_shard(work)
