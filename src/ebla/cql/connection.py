@@ -52,19 +52,18 @@ _DEFAULT_LEVEL = ConsistencyLevel.ONE
 _BATCH_TYPES = {BatchKind.LOGGED: WriteType.BATCH, BatchKind.UNLOGGED: WriteType.UNLOGGED_BATCH}
 
 
+Started = Answer | Begun | Coroutine[Any, Any, Answer]
+"""What becomes of a request in its first step: answered, on its way, or to be carried out as a task."""
+
+
 class Execution(Protocol):
-    """Who carries statements out. The functions that answer at once give None where they cannot; then nothing has
-    happened yet, and the coroutine is to be run."""
+    """Who carries statements out."""
 
-    def query_now(self, session: Session, text: str, parameters: Parameters) -> Answer | Begun | None: ...
+    def begin_query(self, session: Session, text: str, parameters: Parameters) -> Started: ...
 
-    def execute_now(self, session: Session, statement_id: bytes, parameters: Parameters) -> Answer | Begun | None: ...
-
-    async def query(self, session: Session, text: str, parameters: Parameters) -> Answer: ...
+    def begin_execute(self, session: Session, statement_id: bytes, parameters: Parameters) -> Started: ...
 
     async def prepare(self, session: Session, text: str) -> Prepared: ...
-
-    async def execute(self, session: Session, statement_id: bytes, parameters: Parameters) -> Answer: ...
 
     async def batch(
         self, session: Session, kind: BatchKind, items: Sequence[BatchItem], parameters: Parameters
@@ -376,7 +375,7 @@ class Connection:
         # What follows may count on the login: it waits until that is decided.
         self._logs_in = True
         self._hold()
-        self._start(Asked(frame.version, frame.stream), partial(self._log_in, frame, token))
+        self._start(Asked(frame.version, frame.stream), self._log_in(frame, token))
 
     async def _log_in(self, frame: Frame, token: bytes) -> None:
         try:
@@ -420,14 +419,11 @@ class Connection:
         )
         try:
             self._parts.require_serving()
-            found = self._execution.execute_now(self.session, statement_id, parameters)
+            started = self._execution.begin_execute(self.session, statement_id, parameters)
         except Exception as error:  # as in `_take`, with the level
             self._fail(asked, error)
             return
-        if found is None:
-            self._start(asked, partial(self._execution.execute, self.session, statement_id, parameters))
-        else:
-            self._give(asked, found)
+        self._follow(asked, started)
 
     def _query(self, frame: Frame, reader: BodyReader) -> None:
         self._require_ready()
@@ -442,21 +438,18 @@ class Connection:
         )
         try:
             self._parts.require_serving()
-            found = self._execution.query_now(self.session, query.text, parameters)
+            started = self._execution.begin_query(self.session, query.text, parameters)
         except Exception as error:  # as in `_take`, with the level
             self._fail(asked, error)
             return
-        if found is None:
-            self._start(asked, partial(self._execution.query, self.session, query.text, parameters))
-        else:
-            self._give(asked, found)
+        self._follow(asked, started)
 
     def _prepare(self, frame: Frame, reader: BodyReader) -> None:
         self._require_ready()
         self._parts.require_serving()
         text = requests.read_prepare(reader).text
         asked = Asked(frame.version, frame.stream, bytes=len(reader.body))
-        self._start(asked, partial(self._execution.prepare, self.session, text))
+        self._start(asked, self._execution.prepare(self.session, text))
 
     def _batch(self, frame: Frame, reader: BodyReader) -> None:
         self._require_ready()
@@ -464,17 +457,17 @@ class Connection:
         batch = requests.read_batch(reader)
         write_type = _BATCH_TYPES.get(batch.kind, WriteType.SIMPLE)
         asked = Asked(frame.version, frame.stream, batch.parameters.level, write_type, len(reader.body))
-        work = partial(self._execution.batch, self.session, batch.kind, batch.items, batch.parameters)
-        self._start(asked, work)
+        self._start(asked, self._execution.batch(self.session, batch.kind, batch.items, batch.parameters))
 
-    def _give(self, asked: Asked, found: Answer | Begun) -> None:
-        if type(found) is Begun:
-            done = found.done
+    def _follow(self, asked: Asked, started: Started) -> None:
+        if isinstance(started, Begun):
+            done = started.done
             self._note_running(done, asked)
-            done.add_done_callback(partial(self._done, asked, found.answer))
+            done.add_done_callback(partial(self._done, asked, started.answer))
+        elif isinstance(started, Answer):
+            self._answer(asked, started)
         else:
-            assert type(found) is Answer
-            self._answer(asked, found)
+            self._start(asked, started)
 
     def _done(self, asked: Asked, answer: Answer, done: "asyncio.Future[None]") -> None:
         if done.cancelled():
@@ -490,20 +483,21 @@ class Connection:
                 self._fail(asked, error)
         self._note_ended(done)
 
-    def _start(self, asked: Asked, work: Callable[[], Coroutine[Any, Any, Answer | Prepared | None]]) -> None:
+    def _start(self, asked: Asked, work: Coroutine[Any, Any, Answer | Prepared | None]) -> None:
         running = self._carry_out(asked, work)
         try:
             task = self._parts.tasks.create_task(running)
         except RuntimeError:  # the group takes no more tasks
             running.close()
+            work.close()
             self._close("the shard is stopping")
             return
         self._note_running(task, asked)
         task.add_done_callback(self._note_ended)
 
-    async def _carry_out(self, asked: Asked, work: Callable[[], Coroutine[Any, Any, Answer | Prepared | None]]) -> None:
+    async def _carry_out(self, asked: Asked, work: Coroutine[Any, Any, Answer | Prepared | None]) -> None:
         try:
-            found = await work()
+            found = await work
             if isinstance(found, Answer):
                 self._answer(asked, found)
             elif found is not None:

@@ -1,9 +1,10 @@
 """Statements of clients carried out: parsed and compiled once, then run against the router or this node's own state."""
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ebla.cql.bind import Bound, Source, arranged
 from ebla.cql.caches import Recent
@@ -16,6 +17,7 @@ from ebla.cql.plan_writes import KnownLists, WriteMoment, WritePlan, plan_write
 from ebla.cql.results import (
     Answer,
     BatchItem,
+    Begun,
     KeyspaceSet,
     Parameters,
     Prepared,
@@ -26,6 +28,7 @@ from ebla.cql.results import (
     Void,
 )
 from ebla.cql.routing_hint import tablet_payload
+from ebla.cql.run_at_once import LATER, Later, rest_of
 from ebla.cql.statements import (
     AlterKeyspace,
     AlterTable,
@@ -56,6 +59,7 @@ from ebla.request.parts import Mutation, ReadPage, ReadQuery
 from ebla.wire.schema_messages import SchemaAnswer, SchemaWish, TruncateTableWish
 from ebla.wire.topology_view import TopologyView
 
+NOTHING = Answer(Void())
 SCHEMA_STATEMENTS = (CreateKeyspace, AlterKeyspace, DropKeyspace, CreateTable, AlterTable, DropTable)
 UNLOGGED_WARNING = (
     "A logged batch over several partitions is written together here, but without a log: after a failure some of its "
@@ -66,7 +70,11 @@ UNLOGGED_WARNING = (
 class Rowing(Protocol):
     """What execution asks of the router."""
 
-    async def write(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> None: ...
+    def begin_write(
+        self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
+    ) -> "asyncio.Future[None]": ...
+
+    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None: ...
 
     async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage: ...
 
@@ -132,6 +140,29 @@ class _BoundReader:
         return await self._router.read(query, self._level, self._timeout_ms)
 
 
+class _ReaderAtOnce(_BoundReader):
+    """Reads in the step of who asks, for as long as that can be; the rest needs a task."""
+
+    __slots__ = ("_in_task",)
+
+    def __init__(self, router: Rowing, level: ConsistencyLevel, timeout_ms: int) -> None:
+        super().__init__(router, level, timeout_ms)
+        self._in_task = False
+
+    async def read(self, query: ReadQuery) -> ReadPage:
+        if not self._in_task:
+            page = self._router.try_read(query, self._level)
+            if page is not None:
+                return page
+            self._in_task = True
+            await LATER
+        return await self._router.read(query, self._level, self._timeout_ms)
+
+
+Started = Answer | Begun | Coroutine[Any, Any, Answer]
+"""What becomes of a request in its first step: answered, on its way, or to be carried out as a task."""
+
+
 class Executor:
     def __init__(self, parts: ExecutorParts) -> None:
         self._parts = parts
@@ -140,14 +171,14 @@ class Executor:
 
     # ---- what connections ask for
 
+    def begin_query(self, session: Session, text: str, parameters: Parameters) -> Started:
+        return self._begin(session, self._compiled(session, text), parameters)
+
+    def begin_execute(self, session: Session, statement_id: bytes, parameters: Parameters) -> Started:
+        return self._begin(session, self._known(statement_id), parameters)
+
     async def query(self, session: Session, text: str, parameters: Parameters) -> Answer:
-        key = (session.keyspace, text)
-        compiled = self._queries.get(key)
-        if compiled is None or not self._holds(compiled):
-            compiled = self._compile(text, session.keyspace)
-            if compiled.plan is not None:
-                self._queries.put(key, compiled)
-        return await self._run(session, compiled, parameters)
+        return await self._run(session, self._compiled(session, text), parameters)
 
     async def prepare(self, session: Session, text: str) -> Prepared:
         compiled = self._compile(text, session.keyspace)
@@ -185,6 +216,15 @@ class Executor:
         return await self._write_batch(kind, mutations, parameters.level, self._parts.limits.write_ms)
 
     # ---- compiling
+
+    def _compiled(self, session: Session, text: str) -> Compiled:
+        key = (session.keyspace, text)
+        compiled = self._queries.get(key)
+        if compiled is None or not self._holds(compiled):
+            compiled = self._compile(text, session.keyspace)
+            if compiled.plan is not None:
+                self._queries.put(key, compiled)
+        return compiled
 
     def _catalog(self) -> Catalog:
         return Catalog(self._parts.view.current, self._parts.virtual)
@@ -228,6 +268,23 @@ class Executor:
                 return Compiled(parsed, None, None, text, keyspace)
 
     # ---- running
+
+    def _begin(self, session: Session, compiled: Compiled, parameters: Parameters) -> Started:
+        """Most requests are writes without a look at what is there, or reads of what this shard has at hand: neither
+        needs a task."""
+        plan = compiled.plan
+        if isinstance(plan, WritePlan) and not plan.lists_read:
+            return self._begin_write(session, plan, self._bound(compiled, parameters), parameters)
+        if isinstance(plan, SelectPlan) and compiled.schema is not None and plan.restrictions.has_partition:
+            work = self._select(session, compiled, plan, parameters, _ReaderAtOnce)
+            try:
+                asked = work.send(None)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+            assert isinstance(asked, Later), "nothing but a read is waited for before there is a task"
+            return rest_of(work)
+        return self._run(session, compiled, parameters)
 
     async def _run(self, session: Session, compiled: Compiled, parameters: Parameters) -> Answer:
         plan = compiled.plan
@@ -275,11 +332,18 @@ class Executor:
             timestamp_us = self._parts.next_timestamp_us()
         return WriteMoment(timestamp_us, self._parts.clock.wall_us() // 1_000_000)
 
-    async def _select(self, session: Session, compiled: Compiled, plan: SelectPlan, parameters: Parameters) -> Answer:
+    async def _select(
+        self,
+        session: Session,
+        compiled: Compiled,
+        plan: SelectPlan,
+        parameters: Parameters,
+        reader_kind: type[_BoundReader] = _BoundReader,
+    ) -> Answer:
         bound = self._bound(compiled, parameters)
         limits = self._parts.limits
         usual_ms = limits.read_ms if plan.restrictions.has_partition else limits.scan_ms
-        reader = _BoundReader(self._parts.router, parameters.level, timeout_ms(plan.timeout, bound, usual_ms))
+        reader = reader_kind(self._parts.router, parameters.level, timeout_ms(plan.timeout, bound, usual_ms))
         rows = await plan.run(bound, parameters, reader)
         if not session.tablet_routing or compiled.schema is None or not plan.key_positions:
             return Answer(rows)
@@ -290,15 +354,30 @@ class Executor:
     async def _write(self, session: Session, compiled: Compiled, plan: WritePlan, parameters: Parameters) -> Answer:
         bound = self._bound(compiled, parameters)
         known = await self._lists(plan, bound, parameters.level) if plan.lists_read else None
-        mutations = plan.mutations(bound, self._moment(parameters), known)
-        mutations = [mutation for mutation in mutations if mutation.items]
-        if mutations:
-            wait_ms = timeout_ms(plan.timeout, bound, self._parts.limits.write_ms)
-            await self._parts.router.write(mutations, parameters.level, wait_ms)
-        if not session.tablet_routing or not plan.key_positions:
-            return Answer(Void())
-        keys = plan.restrictions.partition_keys(bound)
-        return Answer(Void(), payload=tablet_payload(self._parts.view.current, plan.schema.id, keys, self._parts.own))
+        started = self._begin_write(session, plan, bound, parameters, known)
+        if isinstance(started, Answer):
+            return started
+        await started.done
+        return started.answer
+
+    def _begin_write(
+        self,
+        session: Session,
+        plan: WritePlan,
+        bound: Bound,
+        parameters: Parameters,
+        known: KnownLists | None = None,
+    ) -> Answer | Begun:
+        mutations = [one for one in plan.mutations(bound, self._moment(parameters), known) if one.items]
+        answer = NOTHING
+        if session.tablet_routing and plan.key_positions:
+            keys = plan.restrictions.partition_keys(bound)
+            payload = tablet_payload(self._parts.view.current, plan.schema.id, keys, self._parts.own)
+            answer = Answer(NOTHING.result, payload=payload)
+        if not mutations:
+            return answer
+        wait_ms = timeout_ms(plan.timeout, bound, self._parts.limits.write_ms)
+        return Begun(self._parts.router.begin_write(mutations, parameters.level, wait_ms), answer)
 
     async def _lists(self, plan: WritePlan, bound: Bound, level: ConsistencyLevel) -> KnownLists | None:
         if not plan.lists_read:
@@ -337,7 +416,7 @@ class Executor:
         if size > self._parts.limits.batch_bytes_max:
             raise TooLarge(f"Batch too large: {size} bytes are over {self._parts.limits.batch_bytes_max}")
         if joined:
-            await self._parts.router.write(joined, level, wait_ms)
+            await self._parts.router.begin_write(joined, level, wait_ms)
         warned = kind is BatchKind.LOGGED and len(joined) > 1
         return Answer(Void(), (UNLOGGED_WARNING,) if warned else ())
 

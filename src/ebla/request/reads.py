@@ -150,6 +150,18 @@ class RoutedReads:
 
     # ---- at once
 
+    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
+        """As `read_now`, and counted as a read where it answers."""
+        began_at = self._loop.time()
+        try:
+            page = self.read_now(query, level)
+        except EblaError as error:
+            self._counts.failed(error)
+            raise
+        if page is not None:
+            self._counts.answered(self._loop.time() - began_at)
+        return page
+
     def read_now(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
         """What this shard alone can answer without waiting; None: `read` has to."""
         if level not in ANY_ONE or query.position or not query.spans or not is_one_token(query.spans):

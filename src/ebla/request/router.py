@@ -30,3 +30,7 @@ class Router:
     async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage:
         """See `RoutedReads.read`."""
         return await self.reads.read(query, level, timeout_ms)
+
+    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
+        """At once and without a task; None where that cannot be, and `read` has to be asked."""
+        return self.reads.try_read(query, level)

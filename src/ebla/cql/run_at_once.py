@@ -1,0 +1,34 @@
+"""A coroutine whose first step runs without a task. Where it must wait it says so, and the rest becomes a task.
+
+A task costs more than many requests need altogether. But what waits inside one (a timeout, a task group) wants to be
+in a task from its first step on: so whoever runs at once awaits `LATER` before anything of that kind, and nothing else.
+"""
+
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Later:
+    """Awaited once: it comes out of the coroutine's first `send`, and the next one goes on behind it."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator["Later", None, None]:
+        yield self
+
+
+LATER = Later()
+
+
+async def rest_of(work: Coroutine[Any, Any, T]) -> T:
+    """What is left of a coroutine that stands at `LATER`, to be run as a task."""
+    return await _going_on(work)
+
+
+@types.coroutine
+def _going_on(work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    # Awaiting it once more is not allowed: it is suspended in an await already.
+    return (yield from work.__await__())
