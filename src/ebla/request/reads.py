@@ -17,7 +17,7 @@ from itertools import chain, islice
 import msgspec
 
 from ebla.model.consistency import ConsistencyLevel, Needed
-from ebla.model.errors import EblaError, NotFound, Overloaded, ReadTimeout, Stale
+from ebla.model.errors import EblaError, InternalError, NotFound, Overloaded, ReadTimeout, Stale
 from ebla.model.identity import Replica, TopologyVersion
 from ebla.observe.metrics import CounterSeries
 from ebla.request.gather import Asker, Gather, Question
@@ -44,7 +44,6 @@ from ebla.request.short_reads import (
     least_end,
     rest_of,
     split_partition,
-    with_heads,
 )
 from ebla.request.speculation import Speculation, SpeculationLimits
 from ebla.request.write_plan import table_replicas
@@ -220,7 +219,7 @@ class RoutedReads:
         window = 1 if len(query.spans) == 1 else min(len(query.spans), self._limits.pieces_max)
         stale_tries = 0
         while builder.rest and not builder.is_full:
-            version = self._view.current.version
+            version, before = self._view.current.version, builder.rest
             try:
                 if self._loop.time() >= expires_at:
                     raise ReadTimeout(f"{level.name} read: the time was over before it could be answered")
@@ -236,6 +235,8 @@ class RoutedReads:
                 break
             else:
                 stale_tries = 0
+                if builder.rest == before:
+                    raise InternalError(f"{level.name} read: a page ended before it began")
                 window = min(window * self._limits.window_growth, self._limits.pieces_max) if is_taken else 1
         return builder.page()
 
@@ -353,13 +354,10 @@ class RoutedReads:
 
     async def _reconcile(self, current: Round, question: Question, chosen: Chosen, terms: Terms) -> Settled:
         """Data of all that gave different digests, merged and mended."""
-        data = question.data
-        if not terms.is_reversed:
-            data = msgspec.structs.replace(data, spans=with_heads(data.spans))
-        question = replace(question, data=data, digest=None)
+        question = replace(question, digest=None)
         gather = Gather(self._asker, question, chosen)
         await gather.answered()
-        prefixes = unknown_heads(gather.answers.values(), is_reversed=terms.is_reversed)
+        prefixes = unknown_heads(gather.answers.values(), question.data.spans, is_reversed=terms.is_reversed)
         heads = await self._heads(question, tuple(gather.answers), prefixes)
         answers = [Answered(each, page, tuple(heads.get(each, ()))) for each, page in gather.answers.items()]
         for answer in answers:

@@ -16,6 +16,7 @@ from ebla.request.short_reads import (
     Moment,
     PartitionLimit,
     Settled,
+    begun_partitions,
     is_beyond,
     joined_stops,
     least_end,
@@ -28,7 +29,7 @@ from ebla.storage.live_rows import is_head
 from ebla.storage.merge import merge_values, uncovered
 from ebla.storage.row_codec import decode_head, decode_row
 from ebla.storage.tombstone_gc import Collector, GcRule, GcSpan
-from ebla.wire.row_messages import Item, ReadRowsAnswer
+from ebla.wire.row_messages import Item, ReadRowsAnswer, Span
 
 _ANY_TIMESTAMP_US = (1 << 63) - 1
 
@@ -38,7 +39,7 @@ class Answered:
     replica: Replica
     page: ReadRowsAnswer
     heads: tuple[Item, ...] = ()
-    """Heads of partitions in the page that were asked for apart from it."""
+    """Heads of partitions in the page that were asked for apart from it (`unknown_heads`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,16 @@ def reconciled(answers: Sequence[Answered], terms: Terms) -> Reconciled:
     )
 
 
-def unknown_heads(answers: Iterable[ReadRowsAnswer], *, is_reversed: bool) -> tuple[bytes, ...]:
-    """The partitions of these pages whose heads a reversed read meets only behind their rows, or not at all where it
-    was cut off: they are to be asked for."""
-    if not is_reversed:
-        return ()
+def unknown_heads(answers: Iterable[ReadRowsAnswer], spans: Sequence[Span], *, is_reversed: bool) -> tuple[bytes, ...]:
+    """The partitions of these pages whose heads are to be asked for: what other replicas have deleted stands there.
+
+    A reversed read meets heads only behind their rows, or not at all where it was cut off. Another read misses those
+    of partitions in whose middle it begins. They are not asked for together with the rows: a large head would fill the
+    page, and the read would not come any further."""
     prefixes = {split_key(key)[0]: None for page in answers for key, _ in page.items}
-    return tuple(prefixes)
+    if is_reversed:
+        return tuple(prefixes)
+    return tuple(prefix for prefix in begun_partitions(spans) if prefix in prefixes)
 
 
 def _known(one: Answered, end: bytes | None, stops: Mapping[bytes, bytes], terms: Terms) -> dict[bytes, bytes]:

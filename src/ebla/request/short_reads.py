@@ -141,18 +141,10 @@ def contains_key(spans: Iterable[Span], key: bytes) -> bool:
     return any(start <= key and (end is None or key < end) for start, end in spans)
 
 
-def with_heads(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """The spans, and the head of each partition in whose middle one begins: what other replicas have deleted there
-    stands under it."""
-    found: list[Span] = []
-    for start, end in spans:
-        prefix = prefix_of(start)
-        if prefix is not None:
-            key = head_key(prefix)
-            is_read = found and (found[-1][1] is None or found[-1][1] > key)
-            if start > key and not is_read:
-                found.append((key, key + b"\0"))
-        found.append((start, end))
+def begun_partitions(spans: Sequence[Span]) -> tuple[bytes, ...]:
+    """The partitions in whose middle a span begins, and whose heads are in none of the spans."""
+    prefixes = [prefix_of(start) for start, _ in spans]
+    found = {prefix: None for prefix in prefixes if prefix is not None and not contains_key(spans, head_key(prefix))}
     return tuple(found)
 
 

@@ -214,6 +214,20 @@ def test_a_deleted_slice_is_found_though_only_a_row_is_read() -> None:
     with_rig(test)
 
 
+def test_heads_larger_than_a_page_do_not_stop_a_read() -> None:
+    async def test(rig: ReadRig) -> None:
+        fill(rig, put("p", "1", at_us=1), put("p", "2", at_us=9))
+        fill(rig, head("p", "s", deletion=Deletion(2, 5)), replicas=(B,))
+        for each in (A, B, C):
+            rig.doors.of(each).cut = lambda: 1
+        spans: tuple[Span, ...] = ((row_at("p", "0"), row_at("p", "9")),)
+        for is_reversed in (False, True):
+            page = await rig.read(ReadQuery(TABLE, spans, 10, NOW_S, is_reversed))
+            assert [key for key, _ in page.items] == [row_at("p", "2")]
+
+    with_rig(test)
+
+
 # Errors
 
 

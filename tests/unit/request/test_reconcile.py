@@ -15,7 +15,7 @@ from ebla.model.rows import Deletion
 from ebla.request.reconcile import Answered, Terms, agreed, digests_match, reconciled, unknown_heads
 from ebla.request.short_reads import Moment
 from ebla.storage.layer import Item
-from ebla.wire.row_messages import ReadRowsAnswer
+from ebla.wire.row_messages import ReadRowsAnswer, Span
 
 A, B, C = replica(1), replica(2), replica(3)
 NOW_S = 10
@@ -98,10 +98,14 @@ def test_backwards_heads_come_apart_from_their_rows() -> None:
     assert found.repairs == {B: (slice_deleted,)}
 
 
-def test_backwards_the_heads_of_all_partitions_are_asked_for() -> None:
+def test_heads_that_were_not_met_are_asked_for() -> None:
     pages = [page(put("p", "1")), page(put("q", "1"), put("p", "2"))]
-    assert unknown_heads(pages, is_reversed=True) == (prefix_of_key("p"), prefix_of_key("q"))
-    assert unknown_heads(pages, is_reversed=False) == ()
+    everything: tuple[Span, ...] = ((b"", None),)
+    inside: tuple[Span, ...] = ((row_at("p", "1"), None),)
+    assert unknown_heads(pages, everything, is_reversed=True) == (prefix_of_key("p"), prefix_of_key("q"))
+    assert unknown_heads(pages, everything, is_reversed=False) == ()
+    assert unknown_heads(pages, inside, is_reversed=False) == (prefix_of_key("p"),)
+    assert unknown_heads([page(put("q", "1"))], inside, is_reversed=False) == ()
 
 
 def test_a_tombstone_whose_time_has_passed_is_no_difference_by_itself() -> None:

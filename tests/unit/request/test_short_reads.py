@@ -4,6 +4,7 @@ from ebla.request.short_reads import (
     Moment,
     PartitionLimit,
     Settled,
+    begun_partitions,
     head_spans,
     is_beyond,
     joined_stops,
@@ -15,7 +16,6 @@ from ebla.request.short_reads import (
     settled,
     split_partition,
     up_to_stops,
-    with_heads,
 )
 from ebla.storage.key_codec import after_prefix, row_key
 from ebla.wire.row_messages import ReadRowsAnswer
@@ -112,13 +112,13 @@ def test_a_partition_is_split_from_what_follows() -> None:
     )
 
 
-def test_heads_are_added_where_a_span_begins_inside_a_partition() -> None:
+def test_partitions_in_whose_middle_a_read_begins() -> None:
     head_span = (head_at("p"), head_at("p") + b"\0")
     low, middle = (row_at("p", "1"), row_at("p", "2")), (row_at("p", "5"), None)
-    assert with_heads((low, middle)) == (head_span, low, middle)
-    assert with_heads(((P, row_at("p", "2")), middle)) == ((P, row_at("p", "2")), middle)
-    assert with_heads((head_span, middle)) == (head_span, middle)
-    assert with_heads(((b"", None),)) == ((b"", None),)
+    assert begun_partitions((low, middle)) == (P,)
+    assert begun_partitions(((P, row_at("p", "2")), middle)) == ()
+    assert begun_partitions((head_span, middle)) == ()
+    assert begun_partitions(((b"", None),)) == ()
 
 
 def test_the_partition_of_a_key() -> None:
