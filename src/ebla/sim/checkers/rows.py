@@ -1,0 +1,175 @@
+"""What clients of rows were told, and whether what they are shown can be true.
+
+Every write has a timestamp of its own, and a value that says so. Levels that overlap (a quorum written and a quorum
+read; all written and one read; one written and all read) give a floor under what a read may show:
+
+    INV-ROWS-5  a read shows, of each cell, the newest write acknowledged at an overlapping level before it began, or a
+                later one by timestamp
+    INV-ROWS-6  what a read at QUORUM has shown, a later one at QUORUM shows too, or something newer
+    INV-ROWS-7  what is shown was written, with this timestamp
+    INV-ROWS-8  a write whose caller was told "not applied" is never shown
+    INV-ROWS-9  a scan shows each row once, in the order of tokens, and misses none
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ebla.model.consistency import ConsistencyLevel as Level
+from ebla.model.errors import EblaError, Outcome
+
+Cell = tuple[str, int, int]
+"""A table, a partition, a row: each row has one column that is written."""
+
+QUORUMS = (Level.QUORUM, Level.EACH_QUORUM, Level.LOCAL_QUORUM)
+AT_LEAST_QUORUM = (*QUORUMS, Level.ALL)
+UNSURE_S = 12.0
+"""How long a write that a read has shown may be in the memory of some replica alone (see `died`): longer than its
+sync takes on the slowest disk of a storm."""
+
+
+@dataclass(slots=True)
+class Tried:
+    timestamp_us: int
+    deletes: bool
+    shown: bool = False
+    refused: str = ""
+
+
+@dataclass(slots=True)
+class _Place:
+    tried: dict[int, Tried] = field(default_factory=dict)
+    by_any: int = 0
+    """The newest timestamp acknowledged at any level; at a quorum or more; at ALL."""
+    by_quorum: int = 0
+    by_all: int = 0
+    shown: dict[int, float] = field(default_factory=dict)
+    """Shown by reads at a quorum and above `by_quorum`: when last."""
+
+    def floor(self, level: Level) -> int:
+        if level is Level.ALL:
+            return max(self.by_any, self.by_quorum, max(self.shown, default=0))
+        if level in QUORUMS:
+            return max(self.by_quorum, max(self.shown, default=0))
+        return self.by_all
+
+
+Floors = Mapping[Cell, int]
+Shown = Mapping[Cell, int]
+"""The timestamp of what was shown of each cell; the others showed nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    level: Level
+    began: float
+    ended: float
+
+
+@dataclass(slots=True)
+class RowsLedger:
+    acknowledged: int = 0
+    refused: int = 0
+    unknown: int = 0
+    reads: int = 0
+    scans: int = 0
+    failed_reads: int = 0
+    _places: dict[Cell, _Place] = field(default_factory=dict)
+    _used_us: dict[int, None] = field(default_factory=dict)
+    _died_at: float = 0.0
+
+    def unused_us(self, wanted_us: int) -> int:
+        while wanted_us in self._used_us:
+            wanted_us += 1
+        self._used_us[wanted_us] = None
+        return wanted_us
+
+    def cells(self, table: str) -> list[Cell]:
+        return [cell for cell in self._places if cell[0] == table]
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def tries(self, cell: Cell, tried: Tried) -> None:
+        self._place(cell).tried[tried.timestamp_us] = tried
+
+    def was_acknowledged(self, cell: Cell, tried: Tried, level: Level) -> None:
+        place, timestamp_us = self._place(cell), tried.timestamp_us
+        self.acknowledged += 1
+        place.by_any = max(place.by_any, timestamp_us)
+        if level in AT_LEAST_QUORUM:
+            place.by_quorum = max(place.by_quorum, timestamp_us)
+        if level is Level.ALL:
+            place.by_all = max(place.by_all, timestamp_us)
+
+    def failed(self, cell: Cell, tried: Tried, error: EblaError) -> str | None:
+        if error.outcome is Outcome.UNKNOWN:
+            self.unknown += 1
+            return None
+        self.refused += 1
+        tried.refused = f"{type(error).__name__}: {error}"
+        if tried.shown:
+            return f"INV-ROWS-8: {cell}: {tried} was shown before its caller was told so"
+        return None
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    def floors(self, cells: list[Cell], level: Level) -> Floors:
+        """Before the read leaves."""
+        return {cell: self._place(cell).floor(level) for cell in cells}
+
+    def died(self, now: float) -> None:
+        """A replica ended. What was shown lately may have been in its memory alone, not yet acknowledged to anybody:
+        a replica shows a write whose sync is under way."""
+        self._died_at = now
+        for place in self._places.values():
+            if place.shown:
+                place.shown = {at_us: when for at_us, when in place.shown.items() if now - when > UNSURE_S}
+
+    def was_shown(self, floors: Floors, shown: Shown, read: Read) -> str | None:
+        """What is wrong with what an answer showed; what it did not show is not asked."""
+        for cell, at_us in shown.items():
+            if cell not in floors:
+                return f"INV-ROWS-7: {cell} was shown, and not asked for or never written"
+            place = self._place(cell)
+            problem = self._value(cell, place, at_us, floors[cell])
+            if problem is not None:
+                return f"{problem}, read at {read.level.name}"
+            if read.level in AT_LEAST_QUORUM and at_us > place.by_quorum and read.began > self._died_at:
+                place.shown[at_us] = read.ended
+        return None
+
+    def missed(self, floors: Floors, shown: Shown, read: Read) -> str | None:
+        """What is wrong with what a whole read left out."""
+        for cell, floor in floors.items():
+            problem = self._nothing(cell, self._place(cell), floor) if cell not in shown else None
+            if problem is not None:
+                return f"{problem}, read at {read.level.name}"
+        return None
+
+    def _nothing(self, cell: Cell, place: _Place, floor: int) -> str | None:
+        if not floor:
+            return None
+        deleted = any(one.deletes and one.timestamp_us >= floor and not one.refused for one in place.tried.values())
+        return None if deleted else f"INV-ROWS-5: {cell} shows nothing, and {_told(place, floor)} must be there"
+
+    def _value(self, cell: Cell, place: _Place, at_us: int, floor: int) -> str | None:
+        found = place.tried.get(at_us)
+        if found is None or found.deletes:
+            return f"INV-ROWS-7: {cell} shows {at_us}, which nobody wrote"
+        found.shown = True
+        if found.refused:
+            return f"INV-ROWS-8: {cell} shows {found}"
+        if at_us >= floor:
+            return None
+        label = "INV-ROWS-5" if floor <= max(place.by_quorum, place.by_any) else "INV-ROWS-6"
+        return f"{label}: {cell} shows {found}, and {_told(place, floor)} is newer"
+
+    def _place(self, cell: Cell) -> _Place:
+        found = self._places.get(cell)
+        if found is None:
+            found = self._places[cell] = _Place()
+        return found
+
+
+def _told(place: _Place, floor: int) -> str:
+    how = "acknowledged" if floor in (place.by_any, place.by_quorum, place.by_all) else "shown"
+    return f"{place.tried.get(floor)}, {how},"

@@ -1,0 +1,92 @@
+"""What a barrier of a node promises once it has returned, checked at every effect and every request that leaves.
+
+    INV-ROWS-1  no write has an effect on a node below the fence of a version whose barrier returned there
+    INV-ROWS-2  nothing is routed by a node below a version whose barrier returned there, and nothing older that it
+                routed or took over before is still under way
+    INV-ROWS-3  nothing is merged under a session that was closed at a version whose barrier returned there, nor is a
+                guard of it held
+    INV-ROWS-4  every process of the node has the version, and every pending replica it names takes writes
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ebla.model.identity import HostId, Replica, SessionId, TopologyVersion
+from ebla.topology.snapshot import Snapshot
+
+NONE = TopologyVersion(0)
+
+
+@dataclass(slots=True)
+class _Node:
+    """The highest of each that a barrier returned for."""
+
+    version: TopologyVersion = NONE
+    fence: TopologyVersion = NONE
+    closed: dict[SessionId, TopologyVersion] = field(default_factory=dict)
+
+
+class BarrierLedger:
+    def __init__(self, fail: Callable[[str], None]) -> None:
+        self._fail = fail
+        self._nodes: dict[HostId, _Node] = {}
+        self._opened: dict[SessionId, TopologyVersion] = {}
+        """The first version in which anybody saw it listed."""
+        self.barriers = 0
+        self.effects = 0
+        self.older_effects = 0
+        """Made by a version below the newest whose barrier returned on the node: those that a fence is there for."""
+        self.streamed_items = 0
+
+    def fail(self, text: str) -> None:
+        self._fail(text)
+
+    def saw(self, snapshot: Snapshot) -> None:
+        for session in snapshot.sessions:
+            self._opened.setdefault(session, snapshot.version)
+
+    def returned(self, host: HostId, snapshot: Snapshot) -> None:
+        """The barrier of this snapshot's version holds on the node."""
+        node = self._node(host)
+        self.barriers += 1
+        node.version = max(node.version, snapshot.version)
+        node.fence = max(node.fence, snapshot.fence)
+        for session, opened in self._opened.items():
+            if opened < snapshot.version and session not in snapshot.sessions:
+                node.closed.setdefault(session, snapshot.version)
+
+    def is_closed(self, host: HostId, session: SessionId) -> bool:
+        return session in self._node(host).closed
+
+    def effect(self, own: Replica, version: TopologyVersion) -> None:
+        """A write is being made, in this step."""
+        node = self._node(own.host)
+        self.effects += 1
+        self.older_effects += version < node.version
+        if version < node.fence:
+            self._fail(f"INV-ROWS-1: {_name(own)} makes a write of version {version}, its fence is {node.fence}")
+
+    def streamed(self, own: Replica, session: SessionId | None, count: int) -> None:
+        self.streamed_items += count
+        if session is None:
+            self._fail(f"INV-ROWS-3: {_name(own)} merges rows under no session")
+            return
+        closed = self._node(own.host).closed.get(session)
+        if closed is not None:
+            self._fail(f"INV-ROWS-3: {_name(own)} merges rows of session {session}, closed at version {closed}")
+
+    def sent(self, own: Replica, version: TopologyVersion) -> None:
+        """A request leaves a router."""
+        node = self._node(own.host)
+        if version < node.version:
+            self._fail(f"INV-ROWS-2: {_name(own)} routes by version {version} after the barrier of {node.version}")
+
+    def _node(self, host: HostId) -> _Node:
+        found = self._nodes.get(host)
+        if found is None:
+            found = self._nodes[host] = _Node()
+        return found
+
+
+def _name(own: Replica) -> str:
+    return f"shard {own.shard} of host {own.host}"

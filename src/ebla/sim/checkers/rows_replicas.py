@@ -1,0 +1,79 @@
+"""What must be so once everything is healed, every move has ended and everything was read once at ALL.
+
+    INV-ROWS-10  all replicas of a row have the same
+    INV-ROWS-11  a shard has the stacks that the topology gives it and no folder of any other
+    INV-ROWS-12  nothing is left running: no version is held, no request waits, no guard is held
+"""
+
+from collections.abc import Awaitable, Callable
+
+from ebla.model.identity import Replica, TableId
+from ebla.request.read_plan import cut_into_pieces
+from ebla.sim.workloads.rows_node import Shard
+from ebla.sim.workloads.rows_table import ALL_KEYS
+from ebla.storage.live_rows import is_head
+from ebla.storage.manifest import layers_folder
+from ebla.storage.row_codec import decode_row
+from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
+from ebla.wire.topology_view import View
+
+ROWS_MAX = 10_000
+Ask = Callable[[Replica, ReadRowsRequest], Awaitable[ReadRowsAnswer]]
+
+
+async def different(view: View, table: TableId, now_s: int, ask: Ask) -> str | None:
+    """INV-ROWS-10."""
+    schema = view.schemas[table]
+    for piece in cut_into_pieces(view.sets.of(table), (ALL_KEYS,)):
+        request = ReadRowsRequest(view.version, table, piece.spans, ROWS_MAX, now_s)
+        answers = {replica: await ask(replica, request) for replica in piece.replicas}
+        rows = {
+            replica: {key: decode_row(value, schema.layouts) for key, value in answer.items if not is_head(value)}
+            for replica, answer in answers.items()
+        }
+        first, *others = piece.replicas
+        for other in others:
+            keys = [key for key in {**rows[first], **rows[other]} if rows[first].get(key) != rows[other].get(key)]
+            if keys or answers[first].digest != answers[other].digest:
+                shown = [(key.hex(), rows[first].get(key), rows[other].get(key)) for key in keys[:2]]
+                return f"INV-ROWS-10: {schema.full_name}: {first} and {other} differ: {shown}"
+    return None
+
+
+def strangers(shard: Shard, view: View) -> str | None:
+    """INV-ROWS-11."""
+    process = shard.process
+    assert process is not None
+    store = process.replica._writer._store if process.replica is not None else None  # noqa: SLF001
+    if store is None:
+        return f"{shard.unit.name} does not serve"
+    gone = [stack for stack in store.stacks.values() if stack.entry.table not in view.snapshot.tables]
+    if gone:
+        return f"INV-ROWS-11: {shard.unit.name} has a stack of table {gone[0].entry.table}, which was dropped"
+    folder = layers_folder(process.setup.folder)
+    disk = process.surroundings.disk
+    names = disk.list_folder(folder) if disk.exists(folder) else []
+    known = [f"{stack.incarnation:016x}" for stack in store.stacks.values()]
+    left = [name for name in names if name.split("-")[0] not in known]
+    return f"INV-ROWS-11: {shard.unit.name} has folders of no stack: {left}" if left else None
+
+
+def running(shard: Shard) -> str | None:
+    """INV-ROWS-12."""
+    process, front, taps = shard.process, shard.front, shard.taps
+    assert process is not None
+    assert front is not None
+    assert taps is not None
+    assert taps.replica is not None
+    view, router, replica = process.view, front.router, taps.replica
+    version = view.current.version
+    held = {
+        "versions": view.versions.oldest(version) < version,
+        "writes": router.writes.in_flight,
+        "reads": router.reads.in_flight,
+        "writes of replicas": replica._writer.waiting,  # noqa: SLF001
+        "reads of replicas": replica._reader.waiting,  # noqa: SLF001
+        "guards": replica._streams._guards.held,  # noqa: SLF001
+    }
+    left = [name for name, count in held.items() if count]
+    return f"INV-ROWS-12: {shard.unit.name} still has {', '.join(left)} long after all was healed" if left else None

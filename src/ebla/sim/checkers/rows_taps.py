@@ -1,0 +1,209 @@
+"""Taps on a shard: what its router sends, what its replicas do, noted in the step in which it happens.
+
+They reach inside on purpose. What they compare with, the parts themselves must not know: a part that forgot to hold a
+version would also forget to tell of it.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ebla.model.errors import EblaError
+from ebla.model.identity import Replica, SessionId, TopologyVersion
+from ebla.ports.chance import Chance
+from ebla.node.router_front import MakeDoors
+from ebla.replica.replica_server import ReplicaServer
+from ebla.request.doors import DoorPlaces, ShardDoors
+from ebla.request.parts import LocalReplica
+from ebla.sim.checkers.rows_barriers import BarrierLedger
+from ebla.storage.key_codec import encode_token
+from ebla.topology.tablet_stages import pending_replicas
+from ebla.wire.peers import PeersContext
+from ebla.wire.row_messages import (
+    ReadRowsAnswer,
+    ReadRowsRequest,
+    StreamRowsRequest,
+    WriteRowsAnswer,
+    WriteRowsRequest,
+)
+from ebla.wire.server import Server
+from ebla.wire.topology_view import View
+from ebla.wire.verbs import Done
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ebla.replica.row_writes import RowWriter
+    from ebla.storage.layer import Item, Layer
+    from ebla.storage.stack import Stack
+
+ECHO_SHARE = 0.06
+ECHO_MS = 1_500
+ECHO_S_MAX = 6.0
+_SESSION: contextvars.ContextVar[SessionId | None] = contextvars.ContextVar("session", default=None)
+
+
+class ShardTaps:
+    """Of one life of a shard."""
+
+    def __init__(self, ledger: BarrierLedger, own: Replica, now: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._own = own
+        self._now = now
+        self._events = 0
+        self._sending: dict[int, TopologyVersion] = {}
+        self._writing: dict[int, TopologyVersion] = {}
+        """Writes that the replica side works on, by when they came."""
+        self._installs: list[tuple[TopologyVersion, int]] = []
+        self._view: View | None = None
+        self._in_write = False
+        self.replica: ReplicaServer | None = None
+
+    # -- from the shard ----------------------------------------------------------------------------------------------
+
+    def watch(self, replica: ReplicaServer) -> None:
+        self.replica = replica
+        self._watch_writer(replica._writer)  # noqa: SLF001
+        self._watch_streams(replica)
+
+    def attach(self, server: Server) -> None:
+        """Serves nothing."""
+
+    def installed(self, view: View) -> None:
+        self._view = view
+        self._events += 1
+        self._installs.append((view.version, self._events))
+        self._ledger.saw(view.snapshot)
+
+    @contextmanager
+    def sending(self, version: TopologyVersion) -> "Iterator[None]":
+        self._ledger.sent(self._own, version)
+        self._events += 1
+        number = self._events
+        self._sending[number] = version
+        try:
+            yield
+        finally:
+            del self._sending[number]
+
+    # -- at a barrier ------------------------------------------------------------------------------------------------
+
+    def at_barrier(self, version: TopologyVersion) -> None:
+        """One of this version has just returned, and this life goes on."""
+        view = self._view
+        if view is None:
+            return  # it starts, and will be told a state that is at least as new
+        name = f"shard {self._own.shard} of host {self._own.host}"
+        if view.version < version:
+            self._ledger.fail(f"INV-ROWS-4: {name} has version {view.version}, the barrier of {version} returned")
+        for sent in self._sending.values():
+            if sent < version:
+                self._ledger.fail(f"INV-ROWS-2: {name} waits for answers to version {sent}, not {version}")
+        since = next((event for installed, event in self._installs if installed >= version), None)
+        for event, written in self._writing.items():
+            if since is not None and event < since and written < version:
+                self._ledger.fail(f"INV-ROWS-2: {name} still makes a write of version {written}, not {version}")
+        self._check_guards(name)
+        self._check_pending(name, view)
+
+    def _check_guards(self, name: str) -> None:
+        assert self.replica is not None
+        held = self.replica._streams._guards.closing  # noqa: SLF001
+        for session in held:
+            if self._ledger.is_closed(self._own.host, session):
+                self._ledger.fail(f"INV-ROWS-3: {name} holds a guard of session {session}, and a barrier returned")
+
+    def _check_pending(self, name: str, view: View) -> None:
+        assert self.replica is not None
+        stacks = self.replica._streams._stacks  # noqa: SLF001
+        for table, tablets in view.snapshot.tablets.items():
+            for number, transition in tablets.transitions():
+                pending = pending_replicas(tablets.replicas(number), transition.new_replicas)
+                if self._own in pending and stacks.find(table, encode_token(tablets.last_token(number))) is None:
+                    self._ledger.fail(f"INV-ROWS-4: {name} has no replica of tablet {number}, which is pending here")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _watch_writer(self, writer: "RowWriter") -> None:
+        apply, finish = writer._apply, writer._finish  # noqa: SLF001
+
+        def watched_apply(batch: Any, stack: "Stack", live: "Layer", indexes: Sequence[int]) -> None:
+            made = len(batch.made)
+            self._in_write = True
+            try:
+                apply(batch, stack, live, indexes)
+            finally:
+                self._in_write = False
+            for index in batch.made[made:]:
+                self._ledger.effect(self._own, batch.writes[index].version)
+
+        async def watched_finish(batch: Any, deadline_ms: int) -> WriteRowsAnswer:
+            self._events += 1
+            number = self._events
+            self._writing[number] = min(write.version for write in batch.writes)
+            try:
+                return await finish(batch, deadline_ms)
+            finally:
+                del self._writing[number]
+
+        writer._apply = watched_apply  # type: ignore[method-assign]  # noqa: SLF001
+        writer._finish = watched_finish  # type: ignore[method-assign]  # noqa: SLF001
+
+    def _watch_streams(self, replica: ReplicaServer) -> None:
+        streams = replica._streams  # noqa: SLF001
+        store = streams._store  # noqa: SLF001
+        stream, write_open = streams.stream, store.write_open
+
+        async def watched_stream(request: StreamRowsRequest, deadline_ms: int) -> Done:
+            token = _SESSION.set(request.session)
+            try:
+                return await stream(request, deadline_ms)
+            finally:
+                _SESSION.reset(token)
+
+        def watched_open(stack: "Stack", live: "Layer", items: "Sequence[Item]") -> int:
+            if not self._in_write:
+                self._ledger.streamed(self._own, _SESSION.get(), len(items))
+            return write_open(stack, live, items)
+
+        streams.stream = watched_stream  # type: ignore[method-assign]
+        store.write_open = watched_open  # type: ignore[method-assign]
+
+
+class WatchedDoors(ShardDoors):
+    """Now and then what was sent arrives once more, late: as a network may deliver it whose sender has given up."""
+
+    def watch(self, taps: ShardTaps, chance: Chance, tasks: asyncio.TaskGroup) -> None:
+        self._taps = taps
+        self._chance = chance
+        self._running = tasks
+
+    async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
+        with self._taps.sending(min(write.version for write in request.writes)):
+            if self._chance.random() < ECHO_SHARE:
+                self._running.create_task(self._echo(target, request))
+            return await super().write(target, request, deadline_ms)
+
+    async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        with self._taps.sending(request.version):
+            return await super().read(target, request, deadline_ms)
+
+    async def _echo(self, target: Replica, request: WriteRowsRequest) -> None:
+        await asyncio.sleep(self._chance.random() * self._chance.random() * ECHO_S_MAX)
+        try:
+            await super().write(target, request, ECHO_MS)
+        except EblaError:
+            pass  # nobody waits for it
+
+
+def watched_doors(taps: ShardTaps, chance: Chance) -> MakeDoors:
+    def make(
+        tasks: asyncio.TaskGroup, context: PeersContext, places: DoorPlaces, local: LocalReplica
+    ) -> WatchedDoors:
+        doors = WatchedDoors(tasks, context, places, local)
+        doors.watch(taps, chance, tasks)
+        return doors
+
+    return make

@@ -1,0 +1,167 @@
+"""Five whole nodes of two shards each: clients write and read rows on tablets and on vnodes at every level, tablets move,
+tables come and go, and everything fails that can."""
+
+import asyncio
+import functools
+
+from ebla.model.consistency import ConsistencyLevel as Level
+from collections.abc import Callable
+
+from ebla.model.errors import EblaError
+from ebla.model.identity import ClusterId
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.rows_barriers import BarrierLedger
+from ebla.sim.checkers.rows_replicas import different, running, strangers
+from ebla.sim.faults.harsh import harsh
+from ebla.sim.scenario import Scenario
+from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
+from ebla.sim.workloads.rows_driver import RowsDriver
+from ebla.sim.workloads.rows_node import RowsCluster, RowsNode, Shard, add_node
+from ebla.sim.world import Unit, World
+from ebla.topology.states import NodeState
+
+NODES = 5
+CLIENTS = 4
+DRIVEN_FROM = (0, 2)
+PAUSE_S = 1.6
+"""Between two faults: most moves of a tablet wait for every node, and some should come to their end."""
+CALM_S = 60.0
+SCAN_ROWS = 40
+QUIET_S = 6.0
+"""After the last call: deadlines of what was left behind pass, stacks that nobody needs go."""
+
+
+async def run(world: World) -> None:
+    load = build(world)
+    cluster = load.cluster
+    for unit in cluster.units():
+        unit.start()
+    await _until_all_normal(world, cluster)
+    drivers = [_add_driver(world, load, cluster.nodes[number]) for number in DRIVEN_FROM]
+    drivers[0].start()
+    await _until(lambda: len(load.tables) == 2, world, "the tables are not there")
+    drivers[1].start()
+    for number in range(CLIENTS):
+        world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
+    await harsh(world, [*cluster.units(), *drivers], world.seconds, pause_s=PAUSE_S)
+    await _judge(world, load)
+
+
+def build(world: World) -> RowsLoad:
+    """Nodes that are not yet started."""
+    cluster = RowsCluster(world, ClusterId(world.chance.uuid()), BarrierLedger(world.fail))
+    load = RowsLoad(cluster)
+    for number in range(NODES):
+        add_node(cluster, number)
+    for shard in cluster.shards():
+        _tell_deaths(world, load, shard)
+    return load
+
+
+def _tell_deaths(world: World, load: RowsLoad, shard: Shard) -> None:
+    end = shard.unit.end
+
+    def ended(*, with_machine: bool) -> None:
+        load.ledger.died(world.now())
+        end(with_machine=with_machine)
+
+    shard.unit.end = ended  # type: ignore[method-assign]
+
+
+def _add_driver(world: World, load: RowsLoad, home: RowsNode) -> Unit:
+    main = functools.partial(_driver, load=load, home=home)
+    return world.unit(f"{home.control.name}-driver", main, machine=home.control.name, host_id=home.host)
+
+
+async def _driver(around: Surroundings, load: RowsLoad, home: RowsNode) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await RowsDriver(around, load, home, tasks).run()
+
+
+async def _client(around: Surroundings, load: RowsLoad) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await RowsClient(around, load, tasks).run()
+
+
+async def _until(reached: Callable[[], bool], world: World, problem: str) -> None:
+    for _ in range(int(CALM_S * 4)):
+        if reached():
+            return
+        await asyncio.sleep(0.25)
+    world.fail(problem)
+    await asyncio.Event().wait()
+
+
+async def _until_all_normal(world: World, cluster: RowsCluster) -> None:
+    def reached() -> bool:
+        snapshots = [node.snapshot for node in cluster.nodes]
+        return all(
+            snapshot is not None and [node.state for node in snapshot.members()] == [NodeState.NORMAL] * NODES
+            for snapshot in snapshots
+        )
+
+    await _until(reached, world, "not every node is in the ring")
+
+
+def _at_rest(cluster: RowsCluster) -> bool:
+    """Every process of every node shows the same, and nothing moves."""
+    first = cluster.nodes[0].snapshot
+    if first is None or first.transition is not None:
+        return False
+    return all(node.snapshot == first for node in cluster.nodes) and all(
+        shard.process is not None
+        and shard.process.serves()
+        and shard.process.view.is_known
+        and shard.process.view.current.version == first.version
+        for shard in cluster.shards()
+    )
+
+
+async def _judge(world: World, load: RowsLoad) -> None:
+    cluster, ledger = load.cluster, load.ledger
+    load.stopping = True
+    await _until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
+    await _until(lambda: _at_rest(cluster), world, "the topology does not come to rest")
+    async with asyncio.TaskGroup() as tasks:
+        client = RowsClient(world.outside("judge"), load, tasks)
+        for table in sorted(load.tables):
+            await _read_all(world, client, table)
+        await asyncio.sleep(QUIET_S)
+        await _compare(world, load, client)
+        client.close()
+    counts = cluster.barriers
+    world.check(ledger.acknowledged > world.seconds, f"only {ledger.acknowledged} writes were acknowledged")
+    world.check(ledger.reads > world.seconds / 2, f"only {ledger.reads} reads were answered")
+    world.tell(
+        "scenario",
+        f"{ledger.acknowledged} writes acknowledged, {ledger.unknown} unknown, {ledger.refused} refused; {ledger.reads} "
+        f"reads; {counts.barriers} barriers, {counts.effects} effects, {counts.older_effects} of an older version, "
+        f"{counts.streamed_items} items streamed",
+    )
+
+
+async def _read_all(world: World, client: RowsClient, table: str) -> None:
+    for _ in range(20):
+        if await client.scan(table, Level.ALL, SCAN_ROWS):
+            return
+        await asyncio.sleep(0.5)
+    world.check(False, f"{table} cannot be read at ALL, although everything is healed")
+
+
+async def _compare(world: World, load: RowsLoad, client: RowsClient) -> None:
+    shards = load.cluster.shards()
+    process = shards[0].process
+    assert process is not None
+    view, now_s = process.view.current, process.surroundings.clock.wall_us() // 1_000_000
+    for schema in load.tables.values():
+        try:
+            problem = await different(view, schema.id, now_s, client.ask)
+        except EblaError as error:
+            problem = f"{schema.full_name}: a replica cannot be read: {error}"
+        world.check(problem is None, str(problem))
+    for shard in shards:
+        for problem in (strangers(shard, view), running(shard)):
+            world.check(problem is None, str(problem))
+
+
+SCENARIO = Scenario("rows", "rows are written and read while tablets move and everything fails", 25.0, run)

@@ -1,0 +1,84 @@
+"""The table that clients of rows write: one cell per row that holds its own timestamp, and everything by which a row
+can be deleted."""
+
+import struct
+
+from ebla.model.cql_types import parse_type
+from ebla.model.rows import Cell as StoredCell
+from ebla.model.rows import Deletion, Head, RangeDeletion, Row
+from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.token import token_of
+from ebla.sim.checkers.rows import Cell, Tried
+from ebla.storage.key_codec import (
+    after_prefix,
+    decode_clustering,
+    encode_clustering,
+    head_key,
+    partition_key_of,
+    partition_prefix,
+    row_key,
+    split_key,
+)
+from ebla.storage.live_rows import is_head
+from ebla.storage.row_codec import decode_row, encode_head, encode_row
+from ebla.wire.row_messages import Item, Span
+
+PARTITIONS = 14
+ROWS = 5
+COLUMNS = (
+    Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
+    Column("c", parse_type("tinyint"), ColumnKind.CLUSTERING),
+    Column("a", parse_type("bigint"), ColumnKind.REGULAR),
+)
+ALL_KEYS: Span = (b"", None)
+KINDS_OF_DELETION = 3
+
+
+def prefix_of(partition: int) -> bytes:
+    key = partition.to_bytes(4)
+    return partition_prefix(token_of(key), key)
+
+
+def row_span(schema: TableSchema, cell: Cell) -> Span:
+    key = row_key(prefix_of(cell[1]), _clustering(schema, cell[2]))
+    return key, key + b"\0"
+
+
+def partition_span(partition: int) -> Span:
+    prefix = prefix_of(partition)
+    return prefix, after_prefix(prefix)
+
+
+def item_of(schema: TableSchema, cell: Cell, tried: Tried, kind: int) -> Item:
+    """A value, or a deletion of one of the kinds there are."""
+    prefix, clustering = prefix_of(cell[1]), _clustering(schema, cell[2])
+    column, layout = schema.column("a").number, schema.layouts[-1]
+    at_s = tried.timestamp_us // 1_000_000
+    deletion = Deletion(tried.timestamp_us, at_s)
+    if tried.deletes and kind == 0:
+        slice_ = RangeDeletion(clustering, _clustering(schema, cell[2] + 1), deletion)
+        return head_key(prefix), encode_head(Head(None, (slice_,)), schema.version)
+    if tried.deletes and kind == 1:
+        return row_key(prefix, clustering), encode_row(Row(None, deletion), schema.version, layout)
+    value = None if tried.deletes else struct.pack(">q", tried.timestamp_us)
+    stored = StoredCell(tried.timestamp_us, value, 0, 0 if value else at_s)
+    return row_key(prefix, clustering), encode_row(Row(None, None, {column: stored}), schema.version, layout)
+
+
+def cell_of(schema: TableSchema, table: str, key: bytes) -> Cell:
+    clustering = decode_clustering(schema.clustering, split_key(key)[2])
+    return table, int.from_bytes(partition_key_of(key)), clustering[0][0]
+
+
+def timestamp_of(schema: TableSchema, item: Item) -> int:
+    """Of a row that was shown. Raises `ValueError` where its value is not of its time."""
+    if is_head(item[1]):
+        raise ValueError("a head is shown, and the table has no static column")
+    stored = decode_row(item[1], schema.layouts).cells[schema.column("a").number]
+    if stored.value != struct.pack(">q", stored.timestamp_us):
+        raise ValueError(f"the value {stored.value!r} is not of time {stored.timestamp_us}")
+    return stored.timestamp_us
+
+
+def _clustering(schema: TableSchema, row: int) -> bytes:
+    return encode_clustering(schema.clustering, [row.to_bytes(1)])
