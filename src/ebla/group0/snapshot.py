@@ -13,6 +13,7 @@ import msgspec
 from ebla.group0.answers import AnswerMemory, ClientMemory
 from ebla.group0.feed import RecentSteps
 from ebla.group0.history import HistoryStart, history_at
+from ebla.group0.sorted_keys import SortedKeys
 from ebla.group0.store import Entry, Store
 from ebla.model.errors import Corruption
 from ebla.model.transaction import Revision
@@ -58,6 +59,7 @@ def freeze(store: Store) -> Store:
     copy.index = store.index
     copy.lock = store.lock
     copy.entries = store.entries.copy()
+    copy.rebuild_indexes(store.order().copy())
     copy.answers = AnswerMemory(
         {
             client: ClientMemory(kept.incarnation, kept.forgotten_through, kept.last_index, kept.answers.copy())
@@ -78,7 +80,8 @@ def _chunks(frozen: Store) -> Iterator[Chunk]:
     yield Head(FORMAT, frozen.chain, frozen.index, frozen.lock)
     batch: list[tuple[str, bytes, int]] = []
     size = 0
-    for key, entry in frozen.entries.items():
+    for key in frozen.order().below(""):
+        entry = frozen.entries[key]
         batch.append((key, entry.value, entry.revision.index))
         size += len(key) + len(entry.value) + 48
         if size >= CHUNK_BYTES:
@@ -99,6 +102,8 @@ class Builder:
         self._store: Store | None = None
         self._ended = False
         self._rest = b""
+        self._order: SortedKeys | None = SortedKeys()
+        """None for a snapshot whose keys are in no order: earlier releases wrote such."""
 
     def add(self, data: bytes) -> None:
         data = self._rest + data if self._rest else data
@@ -124,6 +129,8 @@ class Builder:
                 self._begin(chunk)
             case Entries(entries=rows), Store() as store:
                 _fill(store, rows)
+                if self._order is not None and not self._order.extend([key for key, _, _ in rows]):
+                    self._order = None
             case Clients(clients=clients), Store() as store:
                 store.answers.clients.update(clients)
             case End(), Store() as store:
@@ -134,7 +141,7 @@ class Builder:
     def finish(self) -> Store:
         if self._store is None or not self._ended or self._rest:
             raise _damaged("its end is missing")
-        self._store.rebuild_indexes()
+        self._store.rebuild_indexes(self._order)
         return self._store
 
     def _begin(self, head: Head) -> None:

@@ -1,7 +1,8 @@
 """Keys in order, in lists short enough that putting one more in between costs the same however many there are."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import lt
 
 RUN_KEYS = 512
 """A run is made of this many keys and cut in two at twice as many."""
@@ -16,6 +17,25 @@ class SortedKeys:
         self._runs = [ordered[start : start + RUN_KEYS] for start in range(0, len(ordered), RUN_KEYS)]
         self._firsts = [run[0] for run in self._runs]
         """The least key of each run, or one that was and is gone since: no key of the run is less."""
+
+    def __len__(self) -> int:
+        return sum(len(run) for run in self._runs)
+
+    def copy(self) -> "SortedKeys":
+        copy = SortedKeys()
+        copy._runs = [run.copy() for run in self._runs]
+        copy._firsts = self._firsts.copy()
+        return copy
+
+    def extend(self, keys: Sequence[str]) -> bool:
+        """Puts keys behind all that are there. False, and nothing happens, where they do not stand in order there."""
+        last = self._runs[-1][-1:] if self._runs else []
+        if not all(map(lt, [*last, *keys], keys[0 if last else 1 :])):
+            return False
+        for start in range(0, len(keys), RUN_KEYS):
+            self._runs.append(list(keys[start : start + RUN_KEYS]))
+            self._firsts.append(keys[start])
+        return True
 
     def add(self, key: str) -> None:
         if not self._runs:

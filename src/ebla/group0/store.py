@@ -104,9 +104,17 @@ class Store:
         """All that is there, as if it had just been written: for whoever has seen nothing yet."""
         return tuple(KeyChange(key, self.entries[key].value) for key in self.keys(prefix))
 
-    def rebuild_indexes(self) -> None:
-        """After the entries were filled in directly (decoding a snapshot)."""
-        self._ordered = SortedKeys(self.entries)
+    def order(self) -> SortedKeys:
+        """Of all keys. Sorted now where the entries were filled in directly."""
+        if len(self._ordered) != len(self.entries):
+            self._ordered = SortedKeys(self.entries)
+        return self._ordered
+
+    def rebuild_indexes(self, order: SortedKeys | None = None) -> None:
+        """After the entries were filled in directly (decoding a snapshot). To sort a million keys takes longer than a
+        loop may be held up, so whoever filled them in in order says so."""
+        self._ordered = SortedKeys(self.entries) if order is None else order
+        assert len(self._ordered) == len(self.entries)
         self.members = {key: decode_stored(Member, self.entries[key].value).value for key in self.keys(MEMBERS_PREFIX)}
 
     def _apply_new(self, command: Command) -> Applied:

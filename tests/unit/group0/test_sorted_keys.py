@@ -40,3 +40,20 @@ def test_a_key_with_the_highest_characters_is_below_its_prefix() -> None:
     assert keys.below("a") == ["a", "a\U0010fffe"]
     keys.remove("A")
     assert keys.below("") == ["a", "a\U0010fffe", "b"]
+
+
+def test_keys_in_order_are_put_behind_all_others_or_not_at_all() -> None:
+    names = [f"k/{number:05d}" for number in range(3 * RUN_KEYS + 7)]
+    keys = SortedKeys()
+    assert keys.extend(names[:5])
+    assert keys.extend([])
+    assert keys.extend(names[5:])
+    assert not keys.extend(["k/99999", "k/99998"])
+    assert not keys.extend(["a"])
+    assert not keys.extend([names[-1]]), "it is there"
+    assert (keys.below(""), len(keys)) == (names, len(names))
+    copy = keys.copy()
+    copy.add("k/00000x")
+    copy.remove(names[3])
+    assert keys.below("") == names
+    assert copy.below("") == sorted([*names[:3], *names[4:], "k/00000x"])

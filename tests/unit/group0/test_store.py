@@ -2,6 +2,7 @@
 
 import uuid
 
+import msgspec
 import pytest
 
 from ebla.group0 import snapshot
@@ -244,6 +245,23 @@ def test_a_snapshot_may_be_cut_anywhere(driver: Driver, piece_bytes: int) -> Non
     for start in range(0, len(whole), piece_bytes):
         builder.add(whole[start : start + piece_bytes])
     assert builder.finish().entries == driver.store.entries
+
+
+def test_a_snapshot_holds_its_keys_in_order_and_one_that_does_not_is_read_too(driver: Driver) -> None:
+    for number, name in enumerate(("c", "a", "b")):
+        driver.do(change(Put(f"user/{name}", b"v")), serial=number + 1)
+    names = ["user/a", "user/b", "user/c"]
+    builder = snapshot.Builder()
+    for chunk in snapshot.encode(snapshot.freeze(driver.store)):
+        builder.add(chunk)
+    assert [key for key in builder.finish().entries if key.startswith("user/")] == names
+    unordered = snapshot.Builder()
+    history = driver.store.chain
+    rows = tuple((f"user/{name}", b"v", 1) for name in "cab")
+    for part in (snapshot.Head(snapshot.FORMAT, history, 9, None), snapshot.Entries(rows), snapshot.End(3, 0)):
+        data = msgspec.msgpack.encode(part)
+        unordered.add(len(data).to_bytes(4) + data)
+    assert unordered.finish().keys("user/") == names
 
 
 def test_a_frozen_store_does_not_follow_later_changes(driver: Driver) -> None:
