@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli import group0, local_cluster, store, up
+from ebla.cli import group0, local_cluster, ring, row, store, table, up
 from ebla.cli.asking import ask_all, ask_contact
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
 from ebla.cli.renewal import renew_certificates
@@ -39,6 +39,13 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla down                   stop the nodes; their data stay
   ebla group0 members         who agrees on the cluster's state, who leads
 
+[bold]Tables[/bold]
+
+  ebla table create a.b "k int PRIMARY KEY, v text"
+  ebla row put a.b k=1 v=hello
+  ebla row get a.b k=1
+  ebla ring; ebla tablets a.b   who holds what
+
 [bold]Where things are[/bold]
 
   ./data                      all data; remove it to begin anew
@@ -62,6 +69,10 @@ app = typer.Typer(
 )
 app.add_typer(group0.app)
 app.add_typer(store.app)
+app.add_typer(table.app)
+app.add_typer(row.app)
+app.command("ring")(ring.ring)
+app.command("tablets")(ring.tablets)
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
 DATA_DEFAULT = Path("data")

@@ -112,6 +112,10 @@ def _why_stopped(node: LocalNode) -> str:
         return "not running"
 
 
+def admin_of(transport: TcpTransport, node: LocalNode, deadline_ms: int) -> Admin:
+    return _admin(transport, _identity_of(node), deadline_ms)
+
+
 def _identity_of(node: LocalNode) -> Identity:
     identity = node.folder.read_identity()
     if identity is None:

@@ -21,8 +21,8 @@ class Admin:
         """Returns once the node has taken note; it goes some time after."""
         await self.ask(address, STOP, StopRequest(reason))
 
-    async def ask(self, address: Address, verb: Verb[Q, A], request: Q) -> A:
-        caller, _ = await connect(self._context, address, Target(Lane.CONTROL))
+    async def ask(self, address: Address, verb: Verb[Q, A], request: Q, lane: Lane = Lane.CONTROL) -> A:
+        caller, _ = await connect(self._context, address, Target(lane))
         try:
             return await caller.call(verb, request, self._deadline_ms)
         finally:

@@ -1,0 +1,169 @@
+"""`ebla row …`: write, read, scan and delete rows from a shell; a first look before CQL."""
+
+from typing import Annotated
+
+import typer
+
+from ebla.cli.shown_rows import print_json, print_rows
+from ebla.cli.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
+from ebla.cli.table_access import with_tables
+from ebla.cli.telling import errors_told
+from ebla.client.tables import TableClient
+from ebla.cql.create_text import quoted
+from ebla.cql.results import Rows
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.cql_types import Scalar, ScalarType
+from ebla.model.errors import InvalidRequest
+from ebla.model.schema import Column, TableSchema
+
+HELP = """
+Rows from a shell. Values are written as COLUMN=VALUE; text needs no quotes, everything else is as in CQL.
+
+  ebla row put shop.orders id=1 total=20
+  ebla row get shop.orders id=1
+  ebla row scan shop.orders --limit 10
+  ebla row delete shop.orders id=1
+"""
+
+app = typer.Typer(name="row", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
+
+Values = Annotated[list[str], typer.Argument(metavar="COLUMN=VALUE…")]
+Level = Annotated[str, typer.Option("--level", metavar="LEVEL", help="ONE, QUORUM, ALL, LOCAL_QUORUM, …")]
+LEVEL_DEFAULT = "QUORUM"
+PAGE_ROWS = 1_000
+_QUOTED = (Scalar.TEXT, Scalar.ASCII, Scalar.INET, Scalar.DATE, Scalar.TIME, Scalar.TIMESTAMP)
+
+
+@app.command()
+def put(
+    table: TableArgument,
+    values: Values,
+    ttl: Annotated[int | None, typer.Option("--ttl", metavar="SECONDS", min=1, help="Gone after so long.")] = None,
+    level: Level = LEVEL_DEFAULT,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a row; columns that are not named keep what they have."""
+
+    async def work(client: TableClient) -> None:
+        schema = table_schema(client.snapshot, table)
+        given = _given(schema, values)
+        names = ", ".join(quoted(column.name) for column, _ in given)
+        using = f" USING TTL {ttl}" if ttl is not None else ""
+        texts = ", ".join(text for _, text in given)
+        text = f"INSERT INTO {_name(schema)} ({names}) VALUES ({texts}){using}"  # noqa: S608  # the user's own words
+        await client.run(text, level=_level(level))
+
+    with errors_told():
+        with_tables(data, node, work)
+        if as_json:
+            print_json({"written": table, "level": level.upper()})
+
+
+@app.command()
+def get(
+    table: TableArgument,
+    values: Values,
+    level: Level = LEVEL_DEFAULT,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Read the rows under a key, or under the first part of one. The exit status is 1 where there is none."""
+
+    async def work(client: TableClient) -> Rows:
+        schema = table_schema(client.snapshot, table)
+        text = f"SELECT * FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
+        found = await client.run(text, level=_level(level))
+        assert isinstance(found.result, Rows)
+        return found.result
+
+    with errors_told():
+        rows = with_tables(data, node, work)
+        print_rows(rows, as_json=as_json)
+    raise typer.Exit(0 if rows.rows else 1)
+
+
+@app.command()
+def scan(
+    table: TableArgument,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after so many rows.")] = None,
+    level: Level = LEVEL_DEFAULT,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Read the whole table in token order, page by page."""
+
+    async def work(client: TableClient) -> None:
+        schema = table_schema(client.snapshot, table)
+        most = f" LIMIT {limit}" if limit is not None else ""
+
+        def take(found: Rows) -> bool:
+            print_rows(found, as_json=as_json)
+            return True
+
+        text = f"SELECT * FROM {_name(schema)}{most}"  # noqa: S608  # names are quoted
+        await client.every_row(text, take, PAGE_ROWS, _level(level))
+
+    with errors_told():
+        with_tables(data, node, work)
+
+
+@app.command()
+def delete(
+    table: TableArgument,
+    values: Values,
+    level: Level = LEVEL_DEFAULT,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete a row by its key, or a partition by the partition key alone."""
+
+    async def work(client: TableClient) -> None:
+        schema = table_schema(client.snapshot, table)
+        text = f"DELETE FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
+        await client.run(text, level=_level(level))
+
+    with errors_told():
+        with_tables(data, node, work)
+        if as_json:
+            print_json({"deleted": table, "level": level.upper()})
+
+
+# ---- what was written in the shell
+
+
+def _name(schema: TableSchema) -> str:
+    return f"{quoted(schema.keyspace)}.{quoted(schema.name)}"
+
+
+def _where(schema: TableSchema, values: list[str]) -> str:
+    return " AND ".join(f"{quoted(column.name)} = {text}" for column, text in _given(schema, values))
+
+
+def _given(schema: TableSchema, values: list[str]) -> list[tuple[Column, str]]:
+    found = []
+    for one in values:
+        name, equals, text = one.partition("=")
+        if not equals:
+            raise InvalidRequest(f"{one!r} names no value", advice="write it as COLUMN=VALUE")
+        column = schema.column(name)
+        found.append((column, _literal(column, text)))
+    return found
+
+
+def _literal(column: Column, text: str) -> str:
+    if isinstance(column.type, ScalarType) and column.type.scalar in _QUOTED and text.lower() != "null":
+        return "'" + text.replace("'", "''") + "'"
+    return text
+
+
+def _level(text: str) -> ConsistencyLevel:
+    try:
+        return ConsistencyLevel[text.upper()]
+    except KeyError:
+        names = ", ".join(level.name for level in ConsistencyLevel)
+        raise InvalidRequest(f"{text!r} is no consistency level", advice=f"one of {names}") from None

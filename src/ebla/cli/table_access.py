@@ -1,0 +1,53 @@
+"""A table client for a command: the first node that runs answers, over its sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ebla.cli.asking import admin_of
+from ebla.cli.local_cluster import LocalNode, find_nodes
+from ebla.client.tables import TableClient
+from ebla.model.errors import InvalidRequest
+from ebla.model.identity import Address
+from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.wire.frames import Lane
+from ebla.wire.report import unreported
+from ebla.wire.verbs import A, Q, Verb
+
+T = TypeVar("T")
+TIMEOUT_DEFAULT_MS = 10_000
+
+
+def with_tables(data: Path, name: str | None, work: Callable[[TableClient], Awaitable[T]]) -> T:
+    node = _chosen(data, name)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_run(node, work))
+
+
+def _chosen(data: Path, name: str | None) -> LocalNode:
+    nodes = find_nodes(data)
+    chosen = next((node for node in nodes if (node.name == name if name else node.running_pid() is not None)), None)
+    if chosen is None:
+        what = f"there is no node {name!r} in {data}" if name else f"no node of {data} runs"
+        raise InvalidRequest(what, advice="see `ebla status`; `ebla up` starts a cluster")
+    return chosen
+
+
+async def _run(node: LocalNode, work: Callable[[TableClient], Awaitable[T]]) -> T:
+    async with TcpTransport(None, TransportLimits(), unreported) as transport:
+
+        async def ask_control(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+            admin = admin_of(transport, node, deadline_ms)
+            return await admin.ask(Address(str(node.folder.control_socket)), verb, request)
+
+        async def ask_shard(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+            admin = admin_of(transport, node, deadline_ms)
+            return await admin.ask(Address(str(node.folder.shard_socket(0))), verb, request, Lane.DATA)
+
+        client = TableClient(ask_control, ask_shard, (SystemClock(), SystemChance()))
+        await client.refresh(TIMEOUT_DEFAULT_MS)
+        return await work(client)

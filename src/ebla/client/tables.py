@@ -1,0 +1,109 @@
+"""Tables from outside of a node: statements run here, their rows are written and read by any shard of the cluster."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from ebla.client.group0_pages import ReadPages
+from ebla.cql.describe import Describer
+from ebla.cql.execute import Executor, ExecutorParts
+from ebla.cql.results import Answer, Parameters, Rows, Session
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.identity import HostId, Replica, ShardNumber
+from ebla.ports.chance import Chance
+from ebla.ports.clock import Clock
+from ebla.request.parts import Mutation, ReadPage, ReadQuery
+from ebla.request.timestamps import Timestamps
+from ebla.topology.keys import PREFIX
+from ebla.topology.rebuild import from_group0
+from ebla.topology.snapshot import Snapshot
+from ebla.wire.group0_messages import ReadAnswer, ReadRequest
+from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
+from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest, SchemaWish
+from ebla.wire.topology_view import TopologyView, view_of
+from ebla.wire.verbs import GROUP0_READ, ROUTE_READ, ROUTE_WRITE, SCHEMA, A, Q, Verb
+
+NOBODY = Replica(HostId(UUID(int=0)), ShardNumber(0))
+
+
+class Ask(Protocol):
+    """One question to a process of a node."""
+
+    def __call__(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> Awaitable[A]: ...
+
+
+class RemoteRows:
+    """The router of a shard, over the wire."""
+
+    def __init__(self, ask_shard: Ask) -> None:
+        self._ask = ask_shard
+
+    def begin_write(
+        self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
+    ) -> "asyncio.Future[None]":
+        return asyncio.ensure_future(self._write(mutations, level, timeout_ms))
+
+    def try_read(self, _query: ReadQuery, _level: ConsistencyLevel) -> None:
+        """Nothing is here to be read at once."""
+
+    async def _write(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> None:
+        writes = tuple(RoutedWrite(mutation.table, mutation.items) for mutation in mutations)
+        await self._ask(ROUTE_WRITE, RouteWriteRequest(writes, level), timeout_ms)
+
+    async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage:
+        request = RouteReadRequest(
+            query.table,
+            query.spans,
+            level,
+            query.rows_max,
+            query.is_reversed,
+            query.partition_rows_max,
+            query.position,
+            query.now_s,
+        )
+        answer = await self._ask(ROUTE_READ, request, timeout_ms)
+        return ReadPage(answer.items, answer.position)
+
+
+class TableClient:
+    def __init__(self, ask_control: Ask, ask_shard: Ask, ports: tuple[Clock, Chance]) -> None:
+        self._ask_control = ask_control
+        self._view = TopologyView()
+        clock, chance = ports
+        rows, timestamps = RemoteRows(ask_shard), Timestamps(clock)
+        self._executor = Executor(
+            ExecutorParts(self._view, rows, timestamps.next_us, self, {}, Describer(""), clock, chance, NOBODY)
+        )
+        self._session = Session("client")
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._view.current.snapshot
+
+    async def refresh(self, deadline_ms: int) -> None:
+        """Learns the topology and the schema as they are now."""
+        pages = ReadPages(ReadRequest((), (PREFIX,), quorum=True))
+        whole: ReadAnswer | None = None
+        while whole is None:
+            whole = pages.take(await self._ask_control(GROUP0_READ, pages.request(), deadline_ms))
+        found = {entry.key: (entry.value, entry.revision) for entry in whole.found}
+        self._view.install(view_of(from_group0(found), whole.revision))
+
+    async def change(self, wish: SchemaWish, deadline_ms: int) -> SchemaAnswer:
+        answer = await self._ask_control(SCHEMA, SchemaRequest(wish), deadline_ms)
+        await self.refresh(deadline_ms)
+        return answer
+
+    async def run(self, text: str, values: Sequence[bytes | None] = (), **changes: Any) -> Answer:
+        return await self._executor.query(self._session, text, Parameters(values=values, **changes))
+
+    async def every_row(self, text: str, take: Callable[[Rows], bool], page_size: int, level: ConsistencyLevel) -> None:
+        """Page by page, until there are no more or `take` wants none."""
+        state: bytes | None = None
+        while True:
+            found = (await self.run(text, level=level, page_size=page_size, paging_state=state)).result
+            assert isinstance(found, Rows)
+            state = found.paging_state
+            if not take(found) or state is None:
+                return
