@@ -153,7 +153,7 @@ class InProcess:
 
 
 class UnsyncedFile(FileOnDisk):
-    async def sync(self) -> None:
+    async def sync(self, *, idle: bool = False) -> None:
         pass
 
 

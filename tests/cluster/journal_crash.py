@@ -94,7 +94,7 @@ class DoomedFile:
         self._file.preallocate(size)
         self._fate.after()
 
-    async def sync(self) -> None:
+    async def sync(self, *, idle: bool = False) -> None:
         self._fate.before(f"sync {self.path}")
         if self._fate.is_at_hand:
             await self._file.sync()

@@ -43,7 +43,7 @@ MUTATIONS = (
         "sync-skipped",
         "ebla.journal.segments",
         (
-            """            await self._newest.sync()
+            """            await self._newest.sync(idle=idle)
         except (OSError, DiskFull) as failure:""",
             """            self._newest.size()
         except (OSError, DiskFull) as failure:""",

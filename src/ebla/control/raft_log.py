@@ -185,10 +185,10 @@ class RaftLog:
     def log_id(self) -> int:
         return self._journal.log_id
 
-    async def persist(self, writes: Sequence[Write]) -> None:
+    async def persist(self, writes: Sequence[Write], *, idle: bool = False) -> None:
         """Durable on return, in order and all at once: their answers may go. Raises `DiskFull` and nothing happened.
 
-        A snapshot that a write names comes from the leader and must have been stored before.
+        A snapshot that a write names comes from the leader and must have been stored before. `idle`: see `File.sync`.
         """
         if not self._turn.try_take():
             await self._turn.take()
@@ -203,7 +203,7 @@ class RaftLog:
             if not records:
                 self._hard_state = hard_state
                 return
-            await self._append(records, hard_state)
+            await self._append(records, hard_state, idle=idle)
         finally:
             self._turn.leave()
 
@@ -256,7 +256,7 @@ class RaftLog:
                     pass
             await self._journal.close()
 
-    async def _append(self, records: list[RaftRecord], hard_state: HardState) -> None:
+    async def _append(self, records: list[RaftRecord], hard_state: HardState, *, idle: bool = False) -> None:
         """The caller has the turn: were a mark's hard state read before another's write and appended after it, a vote
         would be taken back."""
         mark: SnapshotMeta | None = None
@@ -271,7 +271,7 @@ class RaftLog:
                 f"a write to the Raft log in {self._folder} was given up half-way", advice="start this process again"
             )
         try:
-            last = await self._journal.append(encoded)
+            last = await self._journal.append(encoded, idle=idle)
         except (DiskFull, TooLarge):
             raise
         except BaseException:

@@ -343,8 +343,7 @@ class RaftServer(Generic[Content]):
     def _carry_out(self, effects: Effects, now_ms: int) -> None:
         if effects.standing is not None:
             self._stand(effects.standing)
-        # The messages first: they leave before the own disk is asked, which may keep this loop for its sync, and the
-        # peers' way is the longer one.
+        # The messages first: the peers' way is the longer one.
         if effects.messages:
             self._send(effects.messages)
         if effects.write is not None:
@@ -497,7 +496,8 @@ class RaftServer(Generic[Content]):
         told = False
         while True:
             try:
-                return await self._log.persist(writes)
+                # A leader is never idle: two others may be done before its own disk is.
+                return await self._log.persist(writes, idle=not self.is_leader)
             except DiskFull as error:
                 if not told:
                     self._setup.report("raft.disk_full", {"cause": error.message})

@@ -71,10 +71,11 @@ class SegmentedLog:
         """What the first record of the next batch will get."""
         return self._next_sequence
 
-    async def append(self, records: Sequence[bytes]) -> int:
+    async def append(self, records: Sequence[bytes], *, idle: bool = False) -> int:
         """One batch: all of it is durable on return, or after a crash all or nothing. The last record's sequence.
 
-        Raises `DiskFull` and nothing happened, or `LogFailed`, and from then on for every call.
+        `idle` as with `File.sync`. Raises `DiskFull` and nothing happened, or `LogFailed`, and from then on for every
+        call.
         """
         size = self.check_batch(records)
         if not self._turn.try_take():
@@ -86,7 +87,7 @@ class SegmentedLog:
             if self._rotation_begun or self._end_offset + size > self._place.limits.segment_bytes:
                 await self._find_room(size)
             self._write(records)
-            await self._finish_sync()
+            await self._finish_sync(idle=idle)
             return self._next_sequence - 1
         finally:
             self._turn.leave()
@@ -214,12 +215,12 @@ class SegmentedLog:
         except DiskFull as failure:
             raise self._fail(failure) from failure
 
-    async def _finish_sync(self) -> None:
+    async def _finish_sync(self, *, idle: bool = False) -> None:
         """Also what a cancelled caller left: its frame is written, and the next one must not be before it is synced."""
         if not self._unsynced:
             return
         try:
-            await self._newest.sync()
+            await self._newest.sync(idle=idle)
         except (OSError, DiskFull) as failure:
             raise self._fail(failure) from failure
         self._unsynced = False

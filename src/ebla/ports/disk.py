@@ -35,9 +35,12 @@ class File(Protocol):
         """Reserve blocks up to `size` without changing the visible size, so that appends need no new metadata."""
         ...
 
-    async def sync(self) -> None:
+    async def sync(self, *, idle: bool = False) -> None:
         """Returns once every byte written before the call is durable. After a failed sync the file must not be
-        trusted: what it had not synced may be gone, and a later sync that succeeds says nothing about it."""
+        trusted: what it had not synced may be gone, and a later sync that succeeds says nothing about it.
+
+        `idle`: the caller's process has nothing else to do until then, so its loop may be kept where that is quicker.
+        """
         ...
 
     def close(self) -> None: ...

@@ -13,6 +13,8 @@ UNKNOWN_SYNC_S = 0.1
 SHORT_SYNC_S = 0.0005
 """A loop that is away for so long is away for less than many a turn of its own."""
 SHORT_SYNC_BYTES_MAX = 4096
+MEMORY_SHARE = 7 / 8
+"""What is left of a long sync in the memory after each one that follows."""
 
 Ended = Callable[[BaseException | None], None]
 _Sync = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]", Callable[[], None], Ended]
@@ -110,24 +112,24 @@ class SyncThreads:
 
 
 class SyncPace:
-    """How long a sync of this disk usually takes, and whether one may be made on the loop.
+    """How long syncs of this disk took lately, and whether one may be made on the loop.
 
     To hand a sync to a thread and to hear of its end takes two wake-ups and the interpreter's lock twice: 0.1 to 0.2 ms
     on the way of a commit that waits for nothing else, as much as the whole sync of a fast device. Such a sync is made
-    on the loop, where little was written (a batch that gathered little shows that little is waiting) and nothing else
-    of this disk is under way. Otherwise, and from the first long one on, a thread syncs and the next batch gathers
-    meanwhile: one of 10 ms needs a dozen short ones to be forgotten, and a slow device is never tried.
+    on the loop, if its caller is idle, little was written (a batch that gathered little shows that little is waiting)
+    and nothing else of this disk is under way. Otherwise, and from the first long one on, a thread syncs and the next
+    batch gathers meanwhile: one of 10 ms is forgotten after twenty short ones, and a slow device is never tried.
     """
 
     def __init__(self) -> None:
-        self._usual_s = UNKNOWN_SYNC_S
+        self._longest_s = UNKNOWN_SYNC_S
 
     def note(self, took_s: float) -> None:
-        self._usual_s += (took_s - self._usual_s) / 8
+        self._longest_s = max(took_s, self._longest_s * MEMORY_SHARE)
 
     @property
     def is_short(self) -> bool:
-        return self._usual_s < SHORT_SYNC_S
+        return self._longest_s < SHORT_SYNC_S
 
 
 class Syncing:

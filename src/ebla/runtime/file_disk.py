@@ -109,11 +109,11 @@ class FileOnDisk:
         with _full_disk_told(self._path):
             raise OSError(code, os.strerror(code), self._path)
 
-    async def sync(self) -> None:
+    async def sync(self, *, idle: bool = False) -> None:
         descriptor = self._enter_to_change()
         syncing = self._syncing
         little, self._unsynced_bytes = self._unsynced_bytes <= SHORT_SYNC_BYTES_MAX, 0
-        if little and syncing.may_be_here():
+        if idle and little and syncing.may_be_here():
             self._sync_here(descriptor)
             return
         with _full_disk_told(self._path):

@@ -276,7 +276,7 @@ class SimFile:
             raise DiskFull(f"no room to reserve {size} bytes for {self._path}")
         self._content.reserved = max(self._content.reserved, size)
 
-    async def sync(self) -> None:
+    async def sync(self, *, idle: bool = False) -> None:  # noqa: ARG002  # it takes its time either way
         self._check()
         await self._disk.sync_content(self._content, self._path)
         self._life.check()
