@@ -9,7 +9,7 @@ import enum
 import ipaddress
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -20,6 +20,7 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+HASH_PATTERN = r"^(scrypt\$[0-9A-Za-z$+/=]+)?$"
 
 
 class OptionsError(InvalidRequest):
@@ -38,11 +39,27 @@ class CommitLogMode(enum.StrEnum):
     PERIODIC = "periodic"
 
 
+class ClientTls(enum.StrEnum):
+    """Whether CQL clients speak TLS. They trust the authority of the cluster, tls/authority.pem in each folder."""
+
+    OFF = "off"
+    ON = "on"
+
+
+class Authenticator(enum.StrEnum):
+    NONE = "none"
+    PASSWORD = "password"  # noqa: S105  # a way to log in
+
+
 class Ports(msgspec.Struct, frozen=True):
     """The same on every node: drivers and operators tell nodes apart by address."""
 
     control: Annotated[int, Meta(ge=1, le=65_535, description="control process, mutual TLS")] = 7000
     shards_from: Annotated[int, Meta(ge=1, le=65_279, description="shard n listens here + n, mutual TLS")] = 7010
+    cql: Annotated[int, Meta(ge=1, le=65_535, description="CQL clients, shared by all shards")] = 9042
+    cql_shard_aware: Annotated[
+        int, Meta(ge=1, le=65_535, description="CQL clients that choose a shard by the port they come from")
+    ] = 19042
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -91,6 +108,21 @@ class Limits(msgspec.Struct, frozen=True):
     read_timeout_ms: Annotated[
         int, Meta(ge=10, le=600_000, description="how long a page of a read waits for its replicas")
     ] = 5_000
+    scan_timeout_ms: Annotated[
+        int, Meta(ge=10, le=600_000, description="how long a page of a CQL read without a partition key may take")
+    ] = 10_000
+    schema_timeout_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="how long a CQL change of the schema may take")
+    ] = 20_000
+    cql_connections_max: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="connections of CQL clients to one shard")
+    ] = 8_192
+    cql_requests_max: Annotated[
+        int, Meta(ge=1, le=32_768, description="requests under way on one CQL connection; with so many it must wait")
+    ] = 1_024
+    cql_request_bytes_max: Annotated[
+        int, Meta(ge=64 << 10, le=256 << 20, description="of one CQL request; a larger one ends its connection")
+    ] = 16 << 20
     commit_log_period_ms: Annotated[
         int, Meta(ge=1, le=10_000, description="with commit_log = periodic: what a crash of the machine may take")
     ] = 10
@@ -137,6 +169,16 @@ class NodeOptions(msgspec.Struct, frozen=True):
         CommitLogMode,
         Meta(description='a write is answered when its log is on disk, "sync", or a moment before that, "periodic"'),
     ] = CommitLogMode.SYNC
+    client_tls: Annotated[ClientTls, Meta(description='CQL clients connect by TLS, "on", or without, "off"')] = (
+        ClientTls.OFF
+    )
+    authenticator: Annotated[
+        Authenticator, Meta(description='CQL clients are let in as they are, "none", or by a "password"')
+    ] = Authenticator.NONE
+    superuser: Annotated[str, Meta(pattern=NAME_PATTERN, description="the name they log in by")] = "cassandra"
+    superuser_password_hash: Annotated[
+        str, Meta(pattern=HASH_PATTERN, description="of their password, as `ebla hash-password` prints it")
+    ] = ""
     log_format: Annotated[
         LogFormat, Meta(description='how the log is written: "people", aligned lines, or "json", an object a line')
     ] = LogFormat.PEOPLE
@@ -154,6 +196,11 @@ class NodeOptions(msgspec.Struct, frozen=True):
     def shard_address(self, number: int) -> Address:
         assert 0 <= number < self.shards
         return Address(self.address, self.ports.shards_from + number)
+
+    @property
+    def cql_addresses(self) -> tuple[Address, Address]:
+        """For every client, and for those that choose their shard."""
+        return Address(self.address, self.ports.cql), Address(self.address, self.ports.cql_shard_aware)
 
     @property
     def peer_addresses(self) -> tuple[Address, ...]:
@@ -213,6 +260,17 @@ def render(options: NodeOptions) -> str:
             lines.append(f"{sign}{key} = {_toml(value)}  # {meta.description} ({_allowed(type(group), key)})")
         lines.append("")
     return "\n".join(lines)
+
+
+def flat(options: NodeOptions) -> Iterator[tuple[str, str]]:
+    """Every option by its full name, as its file would spell it."""
+    for name in _fields_of(NodeOptions):
+        value = getattr(options, name)
+        if isinstance(value, msgspec.Struct):
+            for key in _fields_of(type(value)):
+                yield f"{name}.{key}", _toml(getattr(value, key))
+        else:
+            yield name, _toml(value)
 
 
 def _override(table: dict[str, Any], flag: str) -> None:
@@ -290,10 +348,20 @@ def _check_together(options: NodeOptions, origin: str) -> None:
          "at least twice limits.raft_tick_ms, or one lost heartbeat would mean an election"),
         (not ports.shards_from <= ports.control < ports.shards_from + options.shards, "ports.control",
          "a port outside those of the shards"),
+        (ports.cql not in _taken(options, ports.cql_shard_aware), "ports.cql", "a port that nothing else has"),
+        (ports.cql_shard_aware not in _taken(options, ports.cql), "ports.cql_shard_aware",
+         "a port that nothing else has"),
+        (options.authenticator is Authenticator.NONE or options.superuser_password_hash, "superuser_password_hash",
+         "what `ebla hash-password` prints, where authenticator is a password"),
     )  # fmt: skip
     for holds, key, allowed in rules:
         if not holds:
             raise OptionsError(f"{origin}: key `{key}` does not fit the others; allowed is {allowed}")
+
+
+def _taken(options: NodeOptions, other: int) -> tuple[int, ...]:
+    ports = options.ports
+    return (ports.control, other, *range(ports.shards_from, ports.shards_from + options.shards))
 
 
 def _fields_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -311,6 +379,8 @@ def _allowed(kind: type[msgspec.Struct], name: str) -> str:
     meta, wanted = _meta_of(kind, name), get_type_hints(kind)[name]
     if wanted is int:
         return f"allowed is a whole number from {meta.ge} to {meta.le}"
+    if wanted is str and meta.pattern == HASH_PATTERN:
+        return "allowed is what `ebla hash-password` prints, or nothing"
     if wanted is str and meta.pattern:
         return "allowed are 1 to 63 letters, digits, `_`, `.` and `-`, starting with a letter or digit"
     if isinstance(wanted, type) and issubclass(wanted, enum.StrEnum):

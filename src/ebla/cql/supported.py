@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from ebla.cql.compression import KNOWN
 from ebla.cql.frames import VERSION, VERSION_OLDEST
+from ebla.cql.system_tables.facts import CQL_VERSION, PARTITIONER
 
-CQL_VERSION = "3.4.7"
-PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
 SHARDING_ALGORITHM = "biased-token-round-robin"
 TABLET_ROUTING = "TABLETS_ROUTING_V1"
 

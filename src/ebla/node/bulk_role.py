@@ -49,7 +49,7 @@ def _run_bulk(options: NodeOptions, _open_files: int) -> None:
 
 async def _run(options: NodeOptions, identity: Identity, report: Report) -> None:
     folder = DataFolder(options.folder)
-    on_signal(signal.SIGHUP, lambda: reload_tls(tls, report))
+    on_signal(signal.SIGHUP, lambda: reload_tls((tls,), report))
     tls = NodeTls(TlsFolder(folder.tls))
     async with TcpTransport(tls, TransportLimits(), report) as transport:
         bulk = BulkProcess(

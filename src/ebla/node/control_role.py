@@ -195,7 +195,7 @@ def _group0_setup(options: NodeOptions, identity: Identity) -> Group0Setup:
 
 
 def _reload(tls: NodeTls, report: Report, supervisor: Supervisor) -> None:
-    if reload_tls(tls, report):
+    if reload_tls((tls,), report):
         supervisor.pass_on(signal.SIGHUP)
 
 

@@ -4,9 +4,9 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ebla.model.error_groups import leaves
 from ebla.model.errors import EblaError
@@ -20,7 +20,6 @@ from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.process_limits import raise_open_files
 from ebla.runtime.supervise import PARENT_FLAG, PIPE_FLAG
-from ebla.runtime.tls import NodeTls
 from ebla.wire.report import Report
 
 EXIT_OK = 0
@@ -33,6 +32,11 @@ WARNINGS = (
     "child.ended",
     "child.killed",
     "child.not_started",
+    "cql.accept_failed",
+    "cql.client_stalled",
+    "cql.client_too_slow",
+    "cql.connection_refused",
+    "cql.request_broke",
     "fold.failed",
     "join.token_refused",
     "liveness.peer_down",
@@ -106,9 +110,14 @@ def on_signal(number: signal.Signals, act: Callable[[], object]) -> None:
     asyncio.get_running_loop().add_signal_handler(number, act)
 
 
-def reload_tls(tls: NodeTls, report: Report) -> bool:
+class Reloaded(Protocol):
+    def reload(self) -> None: ...
+
+
+def reload_tls(contexts: Sequence[Reloaded], report: Report) -> bool:
     try:
-        tls.reload()
+        for each in contexts:
+            each.reload()
     except EblaError as error:
         report("tls.not_reloaded", {"cause": str(error)})
         return False

@@ -3,9 +3,15 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from functools import partial
 
+from ebla.cql.connection import ConnectionLimits
+from ebla.cql.execute import ExecutorLimits
+from ebla.cql.login import EveryoneMayLogin, Login, PasswordLogin, parse_password_hash
+from ebla.cql.server import ServerLimits
 from ebla.model.identity import Address, ShardNumber
+from ebla.node.cql_front import CqlSetup, cql_fronts
 from ebla.node.process import (
     ASK_SHARE,
     child_parser,
@@ -17,9 +23,9 @@ from ebla.node.process import (
     run_process,
     run_until_stopped,
 )
-from ebla.node.router_front import RouterSetup, router_fronts
+from ebla.node.router_front import RouterSetup
 from ebla.observe.metrics import Metrics
-from ebla.options import CommitLogMode, NodeOptions
+from ebla.options import Authenticator, ClientTls, CommitLogMode, NodeOptions, flat
 from ebla.ports.surroundings import Surroundings
 from ebla.replica.fronts import ShardParts
 from ebla.replica.replica_limits import ReplicaLimits
@@ -32,10 +38,11 @@ from ebla.runtime.process_limits import layers_open_max
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.runtime.tls import FrontTls, NodeTls, TlsFolder
 from ebla.storage.commit_log import CommitLogLimits, SyncMode
 from ebla.storage.rocks import RocksEngine, RocksLimits
 from ebla.storage.store import StoreLimits
+from ebla.version import release
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 
@@ -60,14 +67,15 @@ def _run_shard(number: ShardNumber, options: NodeOptions, open_files: int) -> No
 
 async def _run(options: NodeOptions, setup: ShardSetup) -> None:
     folder = DataFolder(options.folder)
-    on_signal(signal.SIGHUP, lambda: reload_tls(tls, setup.report))
-    tls = NodeTls(TlsFolder(folder.tls))
+    tls_folder = TlsFolder(folder.tls)
+    on_signal(signal.SIGHUP, lambda: reload_tls((tls, front_tls), setup.report))
+    tls, front_tls = NodeTls(tls_folder), FrontTls(tls_folder)
     async with TcpTransport(tls, TransportLimits(), setup.report) as transport:
         disk = FileDisk()
         parts = ShardParts(
             engine=RocksEngine(disk, rocks_limits(options)),
             metrics=Metrics(),
-            fronts=router_fronts(_router_setup(options)),
+            fronts=cql_fronts(_router_setup(options), _cql_setup(options, front_tls)),
         )
         around = Surroundings(SystemClock(), SystemChance(), disk, transport)
         await run_until_stopped(ShardProcess(around, setup, parts).run())
@@ -106,6 +114,46 @@ def _router_setup(options: NodeOptions) -> RouterSetup:
         read_timeout_ms=options.limits.read_timeout_ms,
         limits=RouterLimits(write_bytes_in_flight_max=options.limits.shard_requests_bytes_max),
     )
+
+
+def _cql_setup(options: NodeOptions, tls: FrontTls) -> CqlSetup:
+    folder, limits = DataFolder(options.folder), options.limits
+    return CqlSetup(
+        addresses=options.cql_addresses,
+        shard_count=options.shards,
+        control_address=Address(str(folder.control_socket)),
+        passing_path_of=lambda number: str(folder.shard_passing_socket(number)),
+        release=release(),
+        config=partial(shown_options, options),
+        login=_login(options),
+        tls=tls.context if options.client_tls is ClientTls.ON else None,
+        execution=ExecutorLimits(
+            write_ms=limits.write_timeout_ms,
+            read_ms=limits.read_timeout_ms,
+            scan_ms=limits.scan_timeout_ms,
+            schema_ms=limits.schema_timeout_ms,
+        ),
+        connection=ConnectionLimits(
+            request_bytes_max=limits.cql_request_bytes_max,
+            requests_max=limits.cql_requests_max,
+            all_requests_bytes_max=limits.shard_requests_bytes_max,
+        ),
+        server=ServerLimits(connections_max=limits.cql_connections_max),
+    )
+
+
+def _login(options: NodeOptions) -> Login:
+    if options.authenticator is Authenticator.NONE:
+        return EveryoneMayLogin()
+    known = {options.superuser: parse_password_hash(options.superuser_password_hash)}
+    return PasswordLogin(known, SystemChance())
+
+
+def shown_options(options: NodeOptions) -> Iterator[tuple[str, str, str]]:
+    """For `system.config`; not what others could guess passwords by."""
+    for name, value in flat(options):
+        if name != "superuser_password_hash":
+            yield name, value, "options"
 
 
 def store_limits(options: NodeOptions, open_files: int) -> StoreLimits:

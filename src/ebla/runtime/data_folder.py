@@ -59,6 +59,10 @@ class DataFolder:
         """Its door for the other processes of the node."""
         return self.run / f"shard-{number}.sock"
 
+    def shard_passing_socket(self, number: int) -> Path:
+        """Where it takes connections of clients that another shard accepted."""
+        return self.run / f"shard-{number}.cql"
+
     def child_locks(self) -> list[Path]:
         """Of every process that control has started here, in this life or an earlier one."""
         return sorted(path for path in self.run.glob("*.lock") if path != self.control_lock)

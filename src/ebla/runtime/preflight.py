@@ -58,7 +58,8 @@ def _held_by_child(folder: DataFolder) -> file_lock.LockHeld | None:
 
 def check_addresses(options: NodeOptions) -> None:
     """Every place the node will listen."""
-    for address in (options.control_address, *(options.shard_address(number) for number in range(options.shards))):
+    shards = [options.shard_address(number) for number in range(options.shards)]
+    for address in (options.control_address, *shards, *options.cql_addresses):
         check_address(address)
 
 

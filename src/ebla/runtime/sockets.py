@@ -37,10 +37,13 @@ def tune_tcp(sock: socket.socket | None, unacknowledged_ms: int) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, unacknowledged_ms // 4000))
 
 
-def listen_tcp(address: Address, backlog: int) -> socket.socket:
+def listen_tcp(address: Address, backlog: int, *, shared: bool = False) -> socket.socket:
+    """`shared`: other processes of this user may listen there as well, and the kernel spreads what comes."""
     listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((address.host, address.port))
         listener.listen(backlog)
     except OSError as error:

@@ -330,15 +330,28 @@ class NodeTls:
     def _context(self, protocol: int, verify: ssl.VerifyMode) -> ssl.SSLContext:
         context = _bare_context(protocol)
         context.verify_mode = verify
-        try:
-            context.load_verify_locations(cadata=self._folder.trusted_pem().decode("ascii"))
-            context.load_cert_chain(self._folder.path / "node.pem", self._folder.path / "node.key")
-        except (OSError, ValueError) as error:  # TLS errors are OSErrors
-            # Also what a renewal leaves that was interrupted between its two files.
-            raise Corruption(
-                f"certificates in {self._folder.path} cannot be used: {error}",
-                advice="if the authority's files are whole, `ebla renew` makes the node's own anew",
-            ) from None
+        _load_own(context, self._folder)
+        return context
+
+
+class FrontTls:
+    """The context for clients of a node, who show no certificate of theirs. They may be older than the nodes are."""
+
+    def __init__(self, folder: TlsFolder) -> None:
+        self._folder = folder
+        self._context = self._build()
+
+    def reload(self) -> None:
+        self._context = self._build()
+
+    def context(self) -> ssl.SSLContext:
+        return self._context
+
+    def _build(self) -> ssl.SSLContext:
+        context = _bare_context(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_NONE
+        _load_own(context, self._folder)
         return context
 
 
@@ -358,6 +371,18 @@ class NewcomerTls:
 
     def client_context(self) -> ssl.SSLContext:
         return self._context
+
+
+def _load_own(context: ssl.SSLContext, folder: TlsFolder) -> None:
+    try:
+        context.load_verify_locations(cadata=folder.trusted_pem().decode("ascii"))
+        context.load_cert_chain(folder.path / "node.pem", folder.path / "node.key")
+    except (OSError, ValueError) as error:  # TLS errors are OSErrors
+        # Also what a renewal leaves that was interrupted between its two files.
+        raise Corruption(
+            f"certificates in {folder.path} cannot be used: {error}",
+            advice="if the authority's files are whole, `ebla renew` makes the node's own anew",
+        ) from None
 
 
 def _bare_context(protocol: int) -> ssl.SSLContext:
