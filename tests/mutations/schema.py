@@ -30,7 +30,7 @@ MUTATIONS = (
         module="ebla.control.barrier_calls",
         find="        lacking[host] = last\n",
         replace="",
-        check=SCHEMA,
+        check=CHANGES,
         why="a change is reported done while a live node lacks it",
     ),
     Mutation(
@@ -48,7 +48,7 @@ MUTATIONS = (
         "        snapshot = self._parts.topology.snapshot\n"
         "        drawn",
         replace="        snapshot = self._parts.topology.snapshot\n        drawn",
-        check=SCHEMA,
+        check=CHANGES,
         why="a node that lags says that a table exists which was dropped, or that none does",
     ),
     Mutation(

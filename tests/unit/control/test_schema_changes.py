@@ -47,6 +47,8 @@ class Rig:
         self.down: tuple[HostId, ...] = ()
         self.told: dict[HostId, int] = {}
         self.silent: tuple[HostId, ...] = ()
+        self.lagging: Snapshot | None = None
+        """What this node shows until it has done a read barrier."""
         running = SimpleNamespace(calls=self)
         barriers = BarrierCalls(host(1), self._on_own, cast("Peers", self), lambda: self.down)
         chance = SimChance("schema")
@@ -55,13 +57,14 @@ class Rig:
 
     @property
     def snapshot(self) -> Snapshot:
-        return self.world.snapshot
+        return self.lagging or self.world.snapshot
 
     # ---- as group 0
 
     async def read_barrier(self, _deadline_ms: int) -> Revision:
         if not self.quorum:
             raise Unavailable("no quorum")
+        self.lagging = None
         return Revision(HISTORY, self.world.group0.index)
 
     async def transact(self, transaction: Transaction, _deadline_ms: int) -> Answer:
@@ -209,6 +212,16 @@ def test_a_table_created_by_somebody_else_meanwhile_exists() -> None:
         with pytest.raises(AlreadyExists):
             await rig.schema.change(TABLE, 1_000)
         assert len(rig.snapshot.tables) == 1
+
+    with_keyspace(tell)
+
+
+def test_a_node_that_lags_asks_before_it_says_what_there_is() -> None:
+    async def tell(rig: Rig) -> None:
+        rig.lagging = rig.snapshot
+        rig.world.create_table(2, 2)
+        answer = await rig.schema.change(DropTableWish("ks", "t"), 1_000)
+        assert answer.changed
 
     with_keyspace(tell)
 
