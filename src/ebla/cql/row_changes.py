@@ -12,10 +12,9 @@ from ebla.cql.bind import Bound, Source
 from ebla.cql.results import Unset
 from ebla.model.cql_types import CqlType, ListType, MapType, SetType, is_multi_cell
 from ebla.model.errors import InvalidRequest
-from ebla.model.rows import Cell, Deletion, Elements
+from ebla.model.rows import Cell, Deletion, Elements, list_path
 from ebla.model.schema import Column
 from ebla.model.values import split_elements
-from ebla.storage.load_columns import list_path
 
 PREPENDED = 1 << 63
 ELEMENT_BYTES_MAX = 65_535

@@ -190,3 +190,12 @@ def _newest(one: Timed | None, other: Timed | None) -> Timed | None:
     if one is None or other is None:
         return other if one is None else one
     return max(one, other)
+
+
+_SIGN = 1 << 63
+
+
+def list_path(timestamp_us: int, position: int) -> bytes:
+    """Where an element of a list stands: after all that were written before, and those of one write in their order.
+    The same write made again writes the same elements."""
+    return (timestamp_us + _SIGN).to_bytes(8) + position.to_bytes(8)

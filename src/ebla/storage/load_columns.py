@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ebla.model.cql_types import CqlType, ListType, MapType, SetType, is_multi_cell
 from ebla.model.errors import InvalidRequest
-from ebla.model.rows import Cell, Deletion, Elements, Head, Row
+from ebla.model.rows import Cell, Deletion, Elements, Head, Row, list_path
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.values import split_elements
 from ebla.storage.byte_columns import Mask
@@ -27,7 +27,6 @@ from ebla.storage.wire_columns import check_values, conformed, to_wire, valid_of
 
 BATCH_BYTES_MAX = 1 << 30
 """Arrow counts the bytes of a binary column in 31 bits, and keys and lengths come on top."""
-_SIGN = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +57,6 @@ def encode_batch(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp) -> pa
         keys, values = pa.concat_arrays([keys, head_keys]), pa.concat_arrays([values, heads])
     shape = Shape(schema)
     return resolved(shape, chunk_of(shape, keys, values))
-
-
-def list_path(timestamp_us: int, position: int) -> bytes:
-    """Where an element of a list stands: after all that were written before, and those of one write in their order.
-    The same load run again writes the same elements."""
-    return (timestamp_us + _SIGN).to_bytes(8) + position.to_bytes(8)
 
 
 def element_cells(kind: CqlType, value: bytes, timestamp_us: int) -> dict[bytes, Cell]:

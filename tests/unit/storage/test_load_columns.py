@@ -10,14 +10,14 @@ from tests.unit.storage.random_rows import MIXED, column, stored_key, stored_pre
 
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import InvalidRequest
-from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, Row
+from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, Row, list_path
 from ebla.model.schema import ColumnKind
 from ebla.model.values import encode
 from ebla.storage import load_columns
 from ebla.storage.columns import KEY, STORED
 from ebla.storage.key_codec import head_key
 from ebla.storage.layer import Item
-from ebla.storage.load_columns import Stamp, encode_batch, list_path
+from ebla.storage.load_columns import Stamp, encode_batch
 from ebla.storage.row_codec import Flag, decode_head, decode_row, is_plain
 
 NUMBER = {one.name: one.number for one in MIXED.columns}
