@@ -6,7 +6,7 @@ version must wait for them.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ebla.model.consistency import ConsistencyLevel, Needed
@@ -85,7 +85,7 @@ class Gather:
     def _is_met(self) -> bool:
         return self.data is not None and self._meets(self.answers)
 
-    def _meets(self, replicas: Sequence[Replica] | dict[Replica, ReadRowsAnswer]) -> bool:
+    def _meets(self, replicas: Collection[Replica]) -> bool:
         return level_is_met(self._chosen.needed, replicas, self._question.datacenter_of)
 
     # ---- asking

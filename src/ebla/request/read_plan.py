@@ -2,7 +2,7 @@
 nearest first. Pure.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ebla.model.consistency import LEVELS, ConsistencyLevel, Needed, Scope, answers_needed, is_met
@@ -192,8 +192,10 @@ def choose(there: ReplicaSet, needed: tuple[Needed, ...], datacenters: Mapping[H
                 lacking[name] -= 1
                 break
     missing = next(((name, count) for name, count in lacking.items() if count > 0), None)
+    if missing is None and not asked:
+        missing = (None, 1)
     if missing is not None:
-        required = sum(each.count for each in needed)
+        required = max(1, sum(each.count for each in needed))
         where = "" if missing[0] is None else f" in {missing[0]}"
         raise TooFewReplicas(
             f"{required} replicas are needed for this read, {missing[1]} too few are up{where}",
@@ -204,8 +206,12 @@ def choose(there: ReplicaSet, needed: tuple[Needed, ...], datacenters: Mapping[H
     return Chosen(tuple(asked), tuple(spares), needed)
 
 
-def level_is_met(needed: Sequence[Needed], answered: Iterable[Replica], datacenters: Callable[[Replica], str]) -> bool:
-    return is_met(needed, [datacenters(each) for each in answered])
+def level_is_met(
+    needed: Sequence[Needed], answered: Collection[Replica], datacenter_of: Callable[[Replica], str]
+) -> bool:
+    if needed and needed[0].datacenter is None:
+        return len(answered) >= needed[0].count
+    return is_met(needed, [datacenter_of(each) for each in answered])
 
 
 def stand_in(

@@ -6,7 +6,7 @@ about to read from, or may go back to: otherwise a row that was read and is on t
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ebla.model.errors import DeadlineExceeded, EblaError, InternalError, Stale
@@ -114,7 +114,7 @@ class Repair:
     def _is_met(self) -> bool:
         return self._meets(self._done)
 
-    def _meets(self, replicas: Iterable[Replica]) -> bool:
+    def _meets(self, replicas: Collection[Replica]) -> bool:
         return level_is_met(self._plan.route.needed, replicas, self._question.datacenter_of)
 
     async def _write(self, target: Replica, items: Sequence[Item]) -> None:

@@ -136,6 +136,11 @@ def test_too_few_are_told_with_their_numbers(needed: tuple[Needed, ...]) -> None
     assert raised.value.alive < raised.value.required
 
 
+def test_a_table_without_any_replica_is_not_asked_for_ever() -> None:
+    with pytest.raises(TooFewReplicas):
+        choose((), (), DATACENTERS)
+
+
 def test_a_stand_in_counts_where_the_missing_one_would_have() -> None:
     anywhere, each = (Needed(None, 2),), (Needed("dc1", 1), Needed("dc2", 1))
     assert stand_in((B, D), C, (anywhere, datacenter_of)) == B
