@@ -55,11 +55,11 @@ def print_rows(found: Rows, *, as_json: bool) -> None:
         for row in rows:
             print_json(dict(zip(names, row)))
     elif rows:
-        print_table(names, rows)
+        print_table(names, rows, "null")
 
 
-def print_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(names: Sequence[str], rows: Sequence[Sequence[object]], missing: str = "") -> None:
     table = Table(*names)
     for row in rows:
-        table.add_row(*("null" if value is None else str(value) for value in row))
+        table.add_row(*(missing if value is None else str(value) for value in row))
     Console().print(table, highlight=False, markup=False)

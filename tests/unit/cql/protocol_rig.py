@@ -1,0 +1,193 @@
+"""Connections without sockets: an execution that does as it is told, an outlet that keeps what it is given."""
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ebla.cql import notation
+from ebla.cql.clients import Peer
+from ebla.cql.connection import Connection, ConnectionLimits, ConnectionParts, CqlCounts, Load, Started
+from ebla.cql.events import EventDesk
+from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, Frame, Opcode
+from ebla.cql.login import EveryoneMayLogin, Login
+from ebla.cql.notation import BodyReader
+from ebla.cql.results import Answer, BatchItem, Parameters, Prepared, Rows, Session, Void
+from ebla.cql.statements import BatchKind
+from ebla.cql.supported import Sharding, supported_options
+from ebla.model.errors import BadSyntax
+from ebla.observe.metrics import Metrics
+
+PEER = Peer("127.0.0.1", 40_000)
+STARTUP_BODY = notation.short(1) + notation.string("CQL_VERSION") + notation.string("3.0.0")
+AT_ONCE = Answer(Void())
+
+
+def request(opcode: int, body: bytes = b"", *, stream: int = 1, version: int = 4, flags: int = 0) -> bytes:
+    return HEADER.pack(version, flags, stream, opcode, len(body)) + body
+
+
+def long_string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">i", len(data)) + data
+
+
+def query(text: str, *, level: int = 1, stream: int = 1) -> bytes:
+    return request(Opcode.QUERY, long_string(text) + struct.pack(">HB", level, 0), stream=stream)
+
+
+def execute(statement_id: bytes = b"id", *, level: int = 1, stream: int = 1, flags: int = 0) -> bytes:
+    body = notation.short_bytes(statement_id) + struct.pack(">HB", level, 0)
+    return request(Opcode.EXECUTE, body, stream=stream, flags=flags)
+
+
+def frames_of(data: bytes) -> list[Frame]:
+    """What a client makes of it. Version without the direction."""
+    found = []
+    while data:
+        version, flags, stream, opcode, size = HEADER.unpack_from(data)
+        assert version & RESPONSE
+        end = HEADER_BYTES + size
+        assert len(data) >= end
+        found.append(Frame(version & ~RESPONSE, flags, stream, opcode, data[HEADER_BYTES:end]))
+        data = data[end:]
+    return found
+
+
+def error_of(frame: Frame) -> tuple[int, str]:
+    assert frame.opcode == Opcode.ERROR
+    reader = BodyReader(frame.body)
+    return reader.integer(), reader.string()
+
+
+class KeptOutlet:
+    """`connection.Outlet`."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.queued_bytes = 0
+        self.is_reading = True
+        self.closed: str | None = None
+
+    def send(self, frame: bytes) -> None:
+        assert self.closed is None, "nothing is sent after the close"
+        self.sent += frame
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def close(self, cause: str) -> None:
+        self.closed = cause
+
+    def taken(self) -> list[Frame]:
+        found, self.sent = frames_of(self.sent), b""
+        return found
+
+
+@dataclass
+class ToldExecution:
+    """`connection.Execution`: `begin` says what becomes of a statement, by its text or id."""
+
+    begin: Callable[[str | bytes], Started] = lambda _: AT_ONCE
+    asked: list[str | bytes] = field(default_factory=list)
+    parameters: list[Parameters] = field(default_factory=list)
+
+    def begin_query(self, _session: Session, text: str, parameters: Parameters) -> Started:
+        return self._begin(text, parameters)
+
+    def begin_execute(self, _session: Session, statement_id: bytes, parameters: Parameters) -> Started:
+        return self._begin(statement_id, parameters)
+
+    def _begin(self, what: str | bytes, parameters: Parameters) -> Started:
+        self.asked.append(what)
+        self.parameters.append(parameters)
+        return self.begin(what)
+
+    async def prepare(self, _session: Session, text: str) -> Prepared:
+        if not text:
+            raise BadSyntax("line 0:0 no viable alternative at input '<EOF>'")
+        return Prepared(text.encode(), (), (), ())
+
+    async def batch(
+        self, _session: Session, _kind: BatchKind, items: Sequence[BatchItem], parameters: Parameters
+    ) -> Answer:
+        started = self._begin(items[0].query if items else b"", parameters)
+        assert isinstance(started, Answer)
+        return started
+
+
+def serving() -> None:
+    """It does."""
+
+
+@dataclass
+class Parted:
+    """What connections are made of, with what a test wants to be different."""
+
+    execution: Any = field(default_factory=ToldExecution)
+    login: Login = field(default_factory=EveryoneMayLogin)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    require_serving: Callable[[], None] = serving
+    events: EventDesk = field(default_factory=lambda: EventDesk(9042))
+    reports: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
+    load: Load = field(default_factory=Load)
+
+    def parts(self, tasks: asyncio.TaskGroup) -> ConnectionParts:
+        return ConnectionParts(
+            execution=self.execution,
+            login=self.login,
+            events=self.events,
+            supported=lambda: supported_options(Sharding(1, 2, 12, 19042)),
+            require_serving=self.require_serving,
+            tasks=tasks,
+            report=lambda event, details: self.reports.append((event, details)),
+            new_id=lambda: "beef",
+            counts=CqlCounts(Metrics()),
+            load=self.load,
+            limits=self.limits,
+        )
+
+
+class Wired:
+    """A connection on an outlet that keeps everything."""
+
+    def __init__(self, parted: Parted, tasks: asyncio.TaskGroup) -> None:
+        self.outlet = KeptOutlet()
+        self.connection = Connection(parted.parts(tasks), self.outlet, PEER)
+
+    def ask(self, *frames: bytes) -> list[Frame]:
+        """What is answered in the same step."""
+        self.connection.received(b"".join(frames))
+        return self.outlet.taken()
+
+    def greet(self) -> None:
+        (ready,) = self.ask(request(Opcode.STARTUP, STARTUP_BODY))
+        assert ready.opcode == Opcode.READY
+
+
+async def turns(count: int = 5) -> None:
+    """Lets what is ready run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def with_connection(work: Callable[[Wired], Coroutine[Any, Any, None]], parted: Parted | None = None) -> None:
+    """Runs `work` on a connection that has greeted."""
+
+    async def main() -> None:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            wired = Wired(parted or Parted(), tasks)
+            if parted is None or parted.login.authenticator is None:
+                wired.greet()
+            await work(wired)
+            wired.connection.lost()
+
+    asyncio.run(main())
+
+
+def one_row(value: bytes) -> Rows:
+    return Rows((), [[value]])
