@@ -118,6 +118,16 @@ async def _view(nodes: Sequence[LocalNode]) -> ClusterView:
     return view_of(await ask_all(nodes))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that a test starts keep their compiled modules, whatever the environment says: to compile them is a
+    third of a start, and some hundred processes start here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
 @pytest.fixture
 def make_nodes(tmp_path: Path) -> Iterator[Callable[..., LocalNodes]]:
     made: list[LocalNodes] = []
