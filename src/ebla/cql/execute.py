@@ -49,7 +49,7 @@ from ebla.cql.statements import (
     Use,
 )
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.errors import InvalidRequest, NotFound, TooLarge, Unprepared
+from ebla.model.errors import AlreadyExists, InvalidRequest, NotFound, TooLarge, Unprepared
 from ebla.model.identity import Replica
 from ebla.model.schema import TableSchema
 from ebla.model.values import decode_duration
@@ -313,7 +313,12 @@ class Executor:
                 raise InvalidRequest("this statement has no place here")
 
     async def _change_schema(self, plan: SchemaPlan) -> Answer:
-        answer = await self._change(plan.wish)
+        try:
+            answer = await self._change(plan.wish)
+        except AlreadyExists as error:
+            # The names do not travel with the error; the statement has them.
+            kept = f"Cannot add existing {plan.change.target.lower()}: {error.message}"
+            raise AlreadyExists(kept, keyspace=plan.change.keyspace, table=plan.change.table) from error
         result: SchemaChanged | Void = plan.change if answer.changed else Void()
         warnings = (f"{len(answer.not_told)} nodes that are down will learn of this later",) if answer.not_told else ()
         return Answer(result, warnings)
