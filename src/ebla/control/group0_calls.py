@@ -177,9 +177,9 @@ class Group0Calls:
 
     def _offer(self, waiting: "_Waiting") -> None:
         """Puts the command before the leader, and sees to it that it is looked at again."""
-        core = self._raft.core
-        leader = core.leader
-        if leader == core.peer:
+        state = self._raft.core.state
+        leader = state.role.leader
+        if leader == state.peer:
             waiting.sent = True
             self._raft.propose(*waiting.command)
             self._look_after(waiting, self._limits.offer_again_ms)

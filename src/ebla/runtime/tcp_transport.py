@@ -207,7 +207,9 @@ class TcpLink(asyncio.BufferedProtocol):
                 self._take_frames(bytes(fresh))
         finally:
             if flush_here:
-                self._flush()
+                self._flush_due = False
+                if self._out:
+                    self._flush()
 
     def _is_frame_complete(self) -> bool:
         """Spares a large frame from being copied with every piece of it that comes."""
