@@ -186,6 +186,9 @@ class ShardProcess:
         """Once it listens."""
         self._control: Peers | None = None
         self._right = ServingRight(setup.feed_silence_ms)
+        """By beats: control is there and lets it serve."""
+        self._feed_right = ServingRight(setup.feed_silence_ms)
+        """By polls: control has told what there was to tell."""
         self._follower: TopologyFollower | None = None
         self._listens = False
         self._served = False
@@ -201,8 +204,9 @@ class ShardProcess:
         if not self._listens or follower is None or not follower.is_node_serving:
             return False
         now_ms = self.surroundings.clock.boot_ms()
-        heard_ms = follower.last_heard_ms
-        return self._right.holds(now_ms) and heard_ms is not None and now_ms - heard_ms < self.setup.feed_silence_ms
+        if follower.last_heard_ms is not None:
+            self._feed_right.heard(follower.last_heard_ms, allowed=True)
+        return self._right.holds(now_ms) and self._feed_right.holds(now_ms)
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where the address is taken, and what the store's disk did to it."""
