@@ -74,8 +74,8 @@ MUTATIONS = (
     Mutation(
         name="serving-counts-from-arrival",
         module="ebla.replica.shard_process",
-        find="self._right.heard(asked_ms, allowed=answer.serving)",
-        replace="self._right.heard(clock.boot_ms(), allowed=answer.serving)",
+        find="right.heard(asked_ms, allowed=allowed)",
+        replace="right.heard(self.surroundings.clock.boot_ms(), allowed=allowed)",
         check=WORLDS,
         why="an answer that lay in the socket of a stopped shard would let it serve without a control",
     ),

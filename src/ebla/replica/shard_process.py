@@ -205,7 +205,7 @@ class ShardProcess:
             return False
         now_ms = self.surroundings.clock.boot_ms()
         if follower.last_heard_ms is not None:
-            self._feed_right.heard(follower.last_heard_ms, allowed=True)
+            self._heard(self._feed_right, follower.last_heard_ms, allowed=True)
         return self._right.holds(now_ms) and self._feed_right.holds(now_ms)
 
     async def run(self) -> None:
@@ -317,11 +317,15 @@ class ShardProcess:
             beat = ChildBeatRequest(setup.introduction.process, setup.pid, self.serves())
             try:
                 answer = await control.call(setup.introduction.host, CHILD_BEAT, beat, setup.heartbeat_ms)
-                self._right.heard(asked_ms, allowed=answer.serving)
+                self._heard(self._right, asked_ms, allowed=answer.serving)
             except EblaError:
                 pass  # silence is counted, not its causes
             self._tell_changes()
             await asyncio.sleep(setup.heartbeat_ms / 1000)
+
+    def _heard(self, right: ServingRight, asked_ms: int, *, allowed: bool) -> None:
+        """From the question on, whichever it was: an answer may have lain in the socket of a stopped process."""
+        right.heard(asked_ms, allowed=allowed)
 
     def _tell_changes(self) -> None:
         serves = self.serves()
