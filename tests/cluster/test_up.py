@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.conftest import QUICK, eventually, random_base_address
 
 from ebla.cli.asking import ask_all
-from ebla.cli.local_cluster import LocalNode, find_nodes
+from ebla.cli.local_cluster import SHARDS_DEFAULT, LocalNode, find_nodes
 from ebla.node.__main__ import main as run_process
 
 SETTINGS = [flag for setting in QUICK for flag in ("--set", setting)]
@@ -33,8 +33,9 @@ class Terminal:
     def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.command(name, *arguments), capture_output=True, text=True, timeout=100, check=False)
 
-    def up_arguments(self, nodes: int) -> list[str]:
-        return ["--nodes", str(nodes), "--base-address", self.base_address, *SETTINGS]
+    def up_arguments(self, nodes: int, shards: int = 1) -> list[str]:
+        shape = ["--nodes", str(nodes), "--base-address", self.base_address]
+        return [*shape, *([] if shards == SHARDS_DEFAULT else ["--shards", str(shards)]), *SETTINGS]
 
     def status(self) -> tuple[int, dict[str, Any]]:
         done = self.run("status", "--json")
@@ -51,23 +52,24 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 
 def test_a_cluster_comes_up_shows_itself_goes_down_and_keeps_its_identities(terminal: Terminal) -> None:
-    up = terminal.run("up", "--no-follow", *terminal.up_arguments(3))
+    up = terminal.run("up", "--no-follow", *terminal.up_arguments(2, SHARDS_DEFAULT))
     assert up.returncode == 0, up.stderr
     prefix = terminal.base_address.rpartition(".")[0]
-    for number in (1, 2, 3):
+    for number in (1, 2):
         assert f"node{number}  control {prefix}.{number}:7000  shards {prefix}.{number}:7010" in up.stdout
 
     code, first = terminal.status()
     assert code == 0
     assert [(node["name"], node["state"], node["held_up_by"]) for node in first["nodes"]] == [
-        ("node1", "up", 2), ("node2", "up", 2), ("node3", "up", 2)
+        ("node1", "up", 1), ("node2", "up", 1)
     ]  # fmt: skip
     assert [[process["name"] for process in node["processes"]] for node in first["nodes"]] == [
         ["control", "shard-0", "shard-1", "bulk"]
-    ] * 3
+    ] * 2
     assert all(node["round_trip_us"] > 0 and node["uptime_ms"] > 0 for node in first["nodes"])
     hosts = [node["host"] for node in first["nodes"]]
-    assert len(set(hosts)) == 3
+    assert len(set(hosts)) == 2
+    assert [(node["ring"]["state"], node["ring"]["normal"]) for node in first["nodes"]] == [("normal", 2)] * 2
 
     seen = terminal.run("status", "--contact", f"{prefix}.2")
     assert seen.returncode == 0, seen.stderr
@@ -78,10 +80,10 @@ def test_a_cluster_comes_up_shows_itself_goes_down_and_keeps_its_identities(term
     assert "a node already runs in" in again.stderr
 
     down = terminal.run("down")
-    assert down.stdout == "stopped node1, node2, node3\n"
+    assert down.stdout == "stopped node1, node2\n"
     code, stopped = terminal.status()
     assert code == 1
-    assert [node["trouble"] for node in stopped["nodes"]] == ["stopped: asked to stop"] * 3
+    assert [node["trouble"] for node in stopped["nodes"]] == ["stopped: asked to stop"] * 2
     assert terminal.run("down").stdout.startswith("nothing runs in")
 
     assert terminal.run("up", "--no-follow").returncode == 0
