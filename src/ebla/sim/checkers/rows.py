@@ -11,7 +11,7 @@ read; all written and one read; one written and all read) give a floor under wha
     INV-ROWS-9  a scan shows each row once, in the order of tokens, and misses none
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ebla.model.consistency import ConsistencyLevel as Level
@@ -112,7 +112,7 @@ class RowsLedger:
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
-    def floors(self, cells: list[Cell], level: Level) -> Floors:
+    def floors(self, cells: Sequence[Cell], level: Level) -> Floors:
         """Before the read leaves."""
         return {cell: self._place(cell).floor(level) for cell in cells}
 

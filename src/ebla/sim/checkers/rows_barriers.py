@@ -1,11 +1,11 @@
 """What a barrier of a node promises once it has returned, checked at every effect and every request that leaves.
 
-    INV-ROWS-1  no write has an effect on a node below the fence of a version whose barrier returned there
-    INV-ROWS-2  nothing is routed by a node below a version whose barrier returned there, and nothing older that it
-                routed or took over before is still under way
-    INV-ROWS-3  nothing is merged under a session that was closed at a version whose barrier returned there, nor is a
-                guard of it held
-    INV-ROWS-4  every process of the node has the version, and every pending replica it names takes writes
+INV-ROWS-1  no write has an effect on a node below the fence of a version whose barrier returned there
+INV-ROWS-2  nothing is routed by a node below a version whose barrier returned there, and nothing older that it
+            routed or took over before is still under way
+INV-ROWS-3  nothing is merged under a session that was closed at a version whose barrier returned there, nor is a
+            guard of it held
+INV-ROWS-4  every process of the node has the version, and every pending replica it names takes writes
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """What must be so once everything is healed, every move has ended and everything was read once at ALL.
 
-    INV-ROWS-10  all replicas of a row have the same
-    INV-ROWS-11  a shard has the stacks that the topology gives it and no folder of any other
-    INV-ROWS-12  nothing is left running: no version is held, no request waits, no guard is held
+INV-ROWS-10  all replicas of a row have the same
+INV-ROWS-11  a shard has the stacks that the topology gives it and no folder of any other
+INV-ROWS-12  nothing is left running: no version is held, no request waits, no guard is held
 """
 
 from collections.abc import Awaitable, Callable

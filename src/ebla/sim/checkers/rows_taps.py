@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ebla.model.errors import EblaError
 from ebla.model.identity import Replica, SessionId, TopologyVersion
-from ebla.ports.chance import Chance
 from ebla.node.router_front import MakeDoors
+from ebla.ports.chance import Chance
 from ebla.replica.replica_server import ReplicaServer
 from ebla.request.doors import DoorPlaces, ShardDoors
 from ebla.request.parts import LocalReplica
@@ -199,9 +199,7 @@ class WatchedDoors(ShardDoors):
 
 
 def watched_doors(taps: ShardTaps, chance: Chance) -> MakeDoors:
-    def make(
-        tasks: asyncio.TaskGroup, context: PeersContext, places: DoorPlaces, local: LocalReplica
-    ) -> WatchedDoors:
+    def make(tasks: asyncio.TaskGroup, context: PeersContext, places: DoorPlaces, local: LocalReplica) -> WatchedDoors:
         doors = WatchedDoors(tasks, context, places, local)
         doors.watch(taps, chance, tasks)
         return doors

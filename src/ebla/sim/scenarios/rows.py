@@ -1,18 +1,21 @@
-"""Five whole nodes of two shards each: clients write and read rows on tablets and on vnodes at every level, tablets move,
-tables come and go, and everything fails that can."""
+"""Five whole nodes of two shards each: clients write and read rows on tablets and on vnodes at every level, tablets
+move, tables come and go, and everything fails that can."""
 
 import asyncio
+import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 
 from ebla.model.consistency import ConsistencyLevel as Level
-from collections.abc import Callable
-
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId
 from ebla.ports.surroundings import Surroundings
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.rows_replicas import different, running, strangers
-from ebla.sim.faults.harsh import harsh
+from ebla.sim.faults import links
+from ebla.sim.faults.fault import Fault, heal, storm
+from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, harsh
+from ebla.sim.network import PathStrain
 from ebla.sim.scenario import Scenario
 from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
 from ebla.sim.workloads.rows_driver import RowsDriver
@@ -22,9 +25,12 @@ from ebla.topology.states import NodeState
 
 NODES = 5
 CLIENTS = 4
+WORKERS = 6
+"""Of one client: most of them wait, for answers that come late or never."""
 DRIVEN_FROM = (0, 2)
-PAUSE_S = 1.6
-"""Between two faults: most moves of a tablet wait for every node, and some should come to their end."""
+PAUSE_S = 2.2
+"""Between two faults of machines: moves of a tablet wait for every node, and some should come to their end."""
+PATHS_PAUSE_S = 0.5
 CALM_S = 60.0
 SCAN_ROWS = 40
 QUIET_S = 6.0
@@ -43,8 +49,38 @@ async def run(world: World) -> None:
     drivers[1].start()
     for number in range(CLIENTS):
         world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
-    await harsh(world, [*cluster.units(), *drivers], world.seconds, pause_s=PAUSE_S)
+    await _storms(world, cluster, drivers)
     await _judge(world, load)
+
+
+async def _storms(world: World, cluster: RowsCluster, drivers: list[Unit]) -> None:
+    """Machines and processes of all kinds, and apart from them the paths between shards, on which it matters most."""
+    async with asyncio.TaskGroup() as blowing:
+        blowing.create_task(
+            harsh(world, [*cluster.units(), *drivers], world.seconds, faults=ON_MACHINES, pause_s=PAUSE_S)
+        )
+        shards = [shard.unit for shard in cluster.shards()]
+        blowing.create_task(storm(world, shards, ON_PATHS, world.seconds, PATHS_PAUSE_S))
+    heal(world, cluster.units())
+
+
+async def _clog_two(world: World, units: Sequence[Unit]) -> None:
+    """What one shard says to another comes seconds later, all at once, and from a version that may be over."""
+    source, target = world.chance.sample(units, 2)
+    world.tell("faults", f"{source.name} -> {target.name} is clogged")
+    world.network.clog(source.name, target.name)
+    try:
+        await asyncio.sleep(world.chance.exponential(1.5))
+    finally:
+        world.network.unclog(source.name, target.name)
+
+
+async def _slow_two(world: World, units: Sequence[Unit]) -> None:
+    source, target = world.chance.sample(units, 2)
+    extra_ms = world.chance.exponential(250.0)
+    world.tell("faults", f"{source.name} -> {target.name} is slower by {extra_ms:.0f} ms")
+    with world.network.path(source.name, target.name).strained(PathStrain(extra_ms=extra_ms)):
+        await asyncio.sleep(world.chance.exponential(3.0))
 
 
 def build(world: World) -> RowsLoad:
@@ -80,7 +116,8 @@ async def _driver(around: Surroundings, load: RowsLoad, home: RowsNode) -> None:
 
 async def _client(around: Surroundings, load: RowsLoad) -> None:
     async with asyncio.TaskGroup() as tasks:
-        await RowsClient(around, load, tasks).run()
+        for _ in range(WORKERS):
+            tasks.create_task(RowsClient(around, load, tasks).run())
 
 
 async def _until(reached: Callable[[], bool], world: World, problem: str) -> None:
@@ -134,9 +171,9 @@ async def _judge(world: World, load: RowsLoad) -> None:
     world.check(ledger.reads > world.seconds / 2, f"only {ledger.reads} reads were answered")
     world.tell(
         "scenario",
-        f"{ledger.acknowledged} writes acknowledged, {ledger.unknown} unknown, {ledger.refused} refused; {ledger.reads} "
-        f"reads; {counts.barriers} barriers, {counts.effects} effects, {counts.older_effects} of an older version, "
-        f"{counts.streamed_items} items streamed",
+        f"{ledger.acknowledged} writes acknowledged, {ledger.unknown} unknown, {ledger.refused} refused; "
+        f"{ledger.reads} reads; {counts.barriers} barriers, {counts.effects} effects, {counts.older_effects} of an older "
+        f"version, {counts.streamed_items} items streamed",
     )
 
 
@@ -164,4 +201,16 @@ async def _compare(world: World, load: RowsLoad, client: RowsClient) -> None:
             world.check(problem is None, str(problem))
 
 
+WEIGHTS = {"power cut": 0.3, "crash in sync": 0.5, "kill": 5.0, "pause": 3.0, "slow sync": 4.0}
+ON_MACHINES = tuple(
+    dataclasses.replace(fault, weight=WEIGHTS.get(fault.name, fault.weight))
+    for fault in PROCESS_FAULTS + DEVICE_FAULTS + LINK_FAULTS
+)
+"""The whole cluster at once seldom: that stops everything for seconds and shows little here."""
+ON_PATHS = (
+    Fault("clog two", 6.0, _clog_two),
+    Fault("slow two", 6.0, _slow_two),
+    Fault("isolate", 0.5, links.isolate),
+    Fault("reset", 1.0, links.reset),
+)
 SCENARIO = Scenario("rows", "rows are written and read while tablets move and everything fails", 25.0, run)

@@ -38,7 +38,7 @@ from ebla.wire.verbs import READ_ROWS, ROUTE_READ, ROUTE_WRITE, A, Q, Verb
 
 DEADLINE_MS = 2_500
 LATE_MS_MAX = 100
-THINK_S = 0.25
+THINK_S = 0.15
 PAUSE_S = 0.4
 PAGE_TRIES_MAX = 12
 PAGES_MAX = 400
@@ -250,7 +250,7 @@ class RowsClient:
             position=position,
         )
         answer = await self.call(ROUTE_READ, request)
-        schema = self._load.tables[wanted.table]
+        schema = self._load.cluster.schema(request.table)
         shown: dict[Cell, int] = {}
         for key, value in answer.items:
             try:

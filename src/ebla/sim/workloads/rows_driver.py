@@ -6,6 +6,7 @@ pieces of streams again when their session is over, and dies at any point.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -41,7 +42,7 @@ from ebla.topology.tablet_stages import StageAction, stage_row, tablet_stream
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.group0_messages import ExecuteRequest
 from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.row_messages import Item, ReadRowsRequest, Span, StreamRowsRequest
+from ebla.wire.row_messages import ReadRowsRequest, Span, StreamRowsRequest
 from ebla.wire.schema_messages import (
     AlterTableWish,
     CreateKeyspaceWish,
@@ -62,15 +63,18 @@ STREAM_ROWS_MAX = 12
 """Of one piece: a tablet takes several."""
 LATE_MAX = 40
 COLUMNS_MAX = 4
+MOVES = 2
+"""Tablets that begin to move at once."""
 JOB_MS = 4 * 3_600_000
 """Longer than any jump of a clock."""
 ON_TABLETS, ON_VNODES = "tab", "vno"
 KEYSPACES = (
-    Keyspace(
-        ON_TABLETS, Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), on_tablets=True, initial_tablets=4
-    ),
+    Keyspace(ON_TABLETS, Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), on_tablets=True, initial_tablets=4),
     Keyspace(ON_VNODES, Replication(Strategy.SIMPLE, (("", 3),)), on_tablets=False),
 )
+
+
+Moving = tuple[TabletMap, int, TabletTransition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +107,7 @@ class RowsDriver:
         self.view = TopologyView()
         name = f"driver-{home.control.name}"
         introduction = self._cluster.introduction(home.host, name)
-        context = PeersContext(
-            around.transport, around.chance, introduction, WIRE, self._cluster.report(name)
-        )
+        context = PeersContext(around.transport, around.chance, introduction, WIRE, self._cluster.report(name))
         self._own, self._controls = Peers(tasks, context), Peers(tasks, context)
         self._own.set_address(home.host, CONTROL_SOCKET)
         self._shards = {number: Peers(tasks, context) for number in SHARDS}
@@ -141,13 +143,13 @@ class RowsDriver:
         snapshot = await self._look()
         if self._late and self._chance.random() < 0.3:
             await self._send_late()
-        moving = [
+        moving: list[Moving] = [
             (tablets, number, transition)
             for _, tablets in sorted(snapshot.tablets.items())
             for number, transition in tablets.transitions()
         ]
         if moving:
-            await self._advance(snapshot, *moving[0])
+            await self._advance(snapshot, moving)
         elif snapshot.transition is TransitionState.TABLET_MIGRATION and self._chance.random() < 0.3:
             await self._commit(snapshot, LeaveMigrationTrack())
         elif not self._load.stopping:
@@ -223,7 +225,11 @@ class RowsDriver:
         tablets = snapshot.tablets.get(schema.id)
         if tablets is None:
             return
-        number = self._chance.randrange(0, tablets.tablet_count)
+        numbers = sorted({self._chance.randrange(0, tablets.tablet_count) for _ in range(MOVES)})
+        moves = tuple(self._draw_move(tablets, number) for number in numbers)
+        await self._commit(snapshot, StartMoves(moves))
+
+    def _draw_move(self, tablets: TabletMap, number: int) -> TabletMove:
         old = tablets.replicas(number)
         leaving = self._chance.choice(old)
         if self._chance.random() < 0.25:
@@ -234,30 +240,28 @@ class RowsDriver:
             hosts = [node.host for node in self._cluster.nodes if all(node.host != each.host for each in old)]
             coming = Replica(self._chance.choice(hosts), self._chance.choice(SHARDS))
         new = tuple(coming if each == leaving else each for each in old)
-        await self._commit(snapshot, StartMoves((TabletMove(schema.id, number, kind, new),)))
+        return TabletMove(tablets.table, number, kind, new)
 
-    async def _advance(
-        self, snapshot: Snapshot, tablets: TabletMap, number: int, transition: TabletTransition
-    ) -> None:
-        row = stage_row(transition)
+    async def _advance(self, snapshot: Snapshot, moving: Sequence[Moving]) -> None:
+        """All of them by one step, some of them sometimes, so that stages mix."""
+        if self._chance.random() < 0.3:
+            moving = [self._chance.choice(moving)]
         fence = TopologyVersion(0)
-        if row.barrier:
+        if any(stage_row(transition).barrier for _, _, transition in moving):
             if not await self._barrier(snapshot):
                 return
             fence = snapshot.version
         sent: list[Late] = []
-        gives_up = row.stage is TabletStage.STREAMING and self._chance.random() < 0.15
-        if row.action in (StageAction.COPY_FILES, StageAction.LINK_FILES):
-            await self._copy(snapshot, tablets, number, sent)
-        step = TabletAdvance(
-            tablets.table,
-            number,
-            transition.stage,
-            SessionId(self._chance.uuid()),
-            failed=gives_up,
-            hopeless=gives_up,
-        )
-        if await self._commit(snapshot, AdvanceTablets((step,), fence)):
+        steps = []
+        for tablets, number, transition in moving:
+            if stage_row(transition).action in (StageAction.COPY_FILES, StageAction.LINK_FILES):
+                await self._copy(snapshot, tablets, number, sent)
+            gives_up = transition.stage is TabletStage.STREAMING and self._chance.random() < 0.15
+            session = SessionId(self._chance.uuid())
+            steps.append(
+                TabletAdvance(tablets.table, number, transition.stage, session, failed=gives_up, hopeless=gives_up)
+            )
+        if await self._commit(snapshot, AdvanceTablets(tuple(steps), fence)):
             self._late = (self._late + sent)[-LATE_MAX:]
 
     async def _copy(self, snapshot: Snapshot, tablets: TabletMap, number: int, sent: list[Late]) -> None:
@@ -313,9 +317,7 @@ class RowsDriver:
         """Another release, which the node corrects by itself: two versions for vnodes and tablets alike."""
         node = snapshot.node(host)
         release = f"sim {snapshot.version}"
-        return RefreshNode(
-            host, release, node.address, node.shard_count, node.ignore_msb, node.supported_features
-        )
+        return RefreshNode(host, release, node.address, node.shard_count, node.ignore_msb, node.supported_features)
 
     async def _bump(self, snapshot: Snapshot) -> None:
         await self._commit(snapshot, self._refresh(snapshot, self._chance.choice(self._cluster.nodes).host))
@@ -376,5 +378,3 @@ class _Job(msgspec.Struct, frozen=True):
     table: TableId
     session: SessionId
     span: Span
-
-

@@ -16,7 +16,8 @@ from ebla.group0.members import Member, Role
 from ebla.journal.recovery import LogLimits
 from ebla.journal.segments import LogFailed
 from ebla.model.errors import DiskFull, Refused
-from ebla.model.identity import Address, ClusterId, HostId, Replica, ShardNumber
+from ebla.model.identity import Address, ClusterId, HostId, Replica, ShardNumber, TableId
+from ebla.model.schema import TableSchema
 from ebla.node.router_front import RouterFront, RouterSetup
 from ebla.observe.metrics import Metrics
 from ebla.ports.surroundings import Surroundings
@@ -44,6 +45,8 @@ BULK_SOCKET = Address("/data/run/bulk.sock")
 CHILD_NAMES = ("bulk", "shard-0", "shard-1")
 HEARTBEAT_MS = 1_000
 FEED_SILENCE_MS = 5_000
+WRITE_MS, READ_MS = 1_000, 1_500
+"""So short that a barrier, which waits for what is under way, is often passed between two faults."""
 WIRE = WireLimits()
 STORE = StoreLimits(
     log=CommitLogLimits(log=LogLimits(segment_bytes=12_000, batch_bytes_max=1 << 20), segments_max=4, retry_ms=100),
@@ -111,6 +114,12 @@ class RowsCluster:
             version = bulk.view.current.version
             if version < snapshot.version:
                 self.world.fail(f"INV-ROWS-4: {node.bulk.name} has version {version}, not {snapshot.version}")
+
+    def schema(self, table: TableId) -> TableSchema:
+        """As the first to hear of its newest version has it: a replica writes what it merges by the newest it knows."""
+        views = [shard.process.view for shard in self.shards() if shard.process is not None]
+        known = [view.current.schemas.get(table) for view in views if view.is_known]
+        return max((one for one in known if one is not None), key=lambda one: one.version)
 
     def introduction(self, host: HostId, process: str) -> Introduction:
         return Introduction(host, self.id, "sim", process)
@@ -225,7 +234,14 @@ async def _shard(around: Surroundings, cluster: RowsCluster, number: int, shard:
         store=STORE,
     )
     taps = ShardTaps(cluster.barriers, seat.own, cluster.world.loop.time)
-    router = RouterSetup("dc1", SHARD_PORT, socket_of, make_doors=watched_doors(taps, around.chance))
+    router = RouterSetup(
+        "dc1",
+        SHARD_PORT,
+        socket_of,
+        write_timeout_ms=WRITE_MS,
+        read_timeout_ms=READ_MS,
+        make_doors=watched_doors(taps, around.chance),
+    )
 
     def fronts(context: FrontContext) -> tuple[Front, ...]:
         taps.watch(context.replica)
