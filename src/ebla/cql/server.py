@@ -156,6 +156,7 @@ class CqlSocket(asyncio.BufferedProtocol):
         self._number = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._write_high_bytes = server.limits.write_high_bytes
         self._flush_due = False
         self._wants_more = False
         self._closing = False
@@ -176,7 +177,9 @@ class CqlSocket(asyncio.BufferedProtocol):
             return
         self._out.append(frame)
         self._out_bytes += len(frame)
-        if not self._flush_due:
+        if self._out_bytes >= self._write_high_bytes:
+            self._flush()  # now, or one read full of requests would be answered whole before a slow client is noticed
+        elif not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 

@@ -67,7 +67,7 @@ class KeptOutlet:
     def __init__(self) -> None:
         self.sent = b""
         self.queued_bytes = 0
-        self.is_reading = True
+        self._reads = True
         self.closed: str | None = None
 
     def send(self, frame: bytes) -> None:
@@ -75,13 +75,16 @@ class KeptOutlet:
         self.sent += frame
 
     def pause_reading(self) -> None:
-        self.is_reading = False
+        self._reads = False
 
     def resume_reading(self) -> None:
-        self.is_reading = True
+        self._reads = True
 
     def close(self, cause: str) -> None:
         self.closed = cause
+
+    def reads(self) -> bool:
+        return self._reads
 
     def taken(self) -> list[Frame]:
         found, self.sent = frames_of(self.sent), b""

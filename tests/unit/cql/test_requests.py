@@ -27,7 +27,7 @@ def sent(message: Any, version: int = 4) -> bytes:
 
 def test_a_query_with_everything() -> None:
     message = QueryMessage(
-        "SELECT ü", DriverLevel.LOCAL_QUORUM, DriverLevel.SERIAL, fetch_size=500, paging_state=b"there", timestamp=-7
+        "SELECT ü", DriverLevel.LOCAL_QUORUM, DriverLevel.SERIAL, fetch_size=500, paging_state=b"there", timestamp=7
     )
     message.query_params = [b"a", None, b""]
     found = requests.read_query(BodyReader(sent(message)))
@@ -36,19 +36,27 @@ def test_a_query_with_everything() -> None:
     assert found.parameters.values == [b"a", None, b""]
     assert found.parameters.page_size == 500
     assert found.parameters.paging_state == b"there"
-    assert found.parameters.timestamp_us == -7
+    assert found.parameters.timestamp_us == 7
     assert not found.parameters.skip_metadata
 
 
 @pytest.mark.parametrize("version", [3, 4])
-@pytest.mark.parametrize("skip", [False, True])
-def test_an_execute_as_drivers_send_most_of_them(version: int, skip: bool) -> None:
-    message = ExecuteMessage(b"0123456789abcdef", [b"key", None], DriverLevel.ONE, skip_meta=skip)
+def test_an_execute_as_drivers_send_most_of_them(version: int) -> None:
+    message = ExecuteMessage(b"0123456789abcdef", [b"key", None], DriverLevel.ONE)
     statement_id, found = requests.read_execute(sent(message, version))
     assert statement_id == b"0123456789abcdef"
     assert found.values == [b"key", None]
     assert (found.level, found.names, found.page_size) == (Level.ONE, None, None)
-    assert found.skip_metadata is skip
+    assert not found.skip_metadata
+
+
+@pytest.mark.parametrize("flags", [2, 3, 6, 7])
+def test_metadata_is_left_out_where_it_is_known(flags: int) -> None:
+    values = struct.pack(">H", 0) if flags & 1 else b""
+    size = struct.pack(">i", 100) if flags & 4 else b""
+    found = requests.read_parameters(struct.pack(">HB", 1, flags) + values + size, 0)
+    assert found.skip_metadata
+    assert found.page_size == (100 if flags & 4 else None)
 
 
 def test_an_execute_behind_a_custom_payload() -> None:
