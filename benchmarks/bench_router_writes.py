@@ -112,6 +112,9 @@ class WriteOnly:
     def __init__(self, writes: RoutedWrites) -> None:
         self.begin_write = writes.begin
 
+    def try_read(self, _query: ReadQuery, _level: ConsistencyLevel) -> None:
+        """Never at once."""
+
     async def read(self, _query: ReadQuery, _level: ConsistencyLevel, _timeout_ms: int) -> ReadPage:
         raise NotImplementedError
 

@@ -20,7 +20,6 @@ from ebla.wire.peers import PeersContext
 from ebla.wire.server import Server
 from ebla.wire.topology_view import View
 
-
 MakeDoors = Callable[[asyncio.TaskGroup, PeersContext, DoorPlaces, LocalReplica], ShardDoors]
 
 
@@ -50,6 +49,9 @@ class BoundedRouting:
         self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
     ) -> "asyncio.Future[None]":
         return self._router.begin_write(mutations, level, min(timeout_ms, self._write_ms))
+
+    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
+        return self._router.try_read(query, level)
 
     def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> Coroutine[Any, Any, ReadPage]:
         return self._router.read(query, level, min(timeout_ms, self._read_ms))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from ebla.model.consistency import ConsistencyLevel
@@ -10,7 +11,7 @@ from ebla.ports.clock import Clock
 from ebla.request.parts import Mutation, ReadPage, ReadQuery, RouterLimits
 from ebla.storage.key_codec import TOKEN_BYTES, decode_token
 from ebla.wire.row_messages import RoutedWrite, RouteReadAnswer, RouteReadRequest, RouteWriteRequest
-from ebla.wire.server import IncomingCall, Server
+from ebla.wire.server import GoOn, IncomingCall, Server
 from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, Done
 
 _DONE = Done()
@@ -23,6 +24,10 @@ class Routing(Protocol):
     def begin_write(
         self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
     ) -> "asyncio.Future[None]": ...
+
+    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
+        """At once and without a task; None where that cannot be, and `read` has to be asked."""
+        ...
 
     async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage: ...
 
@@ -46,19 +51,24 @@ class RowsFront:
         mutations = [mutation_of(write) for write in request.writes]
         return self._router.begin_write(mutations, request.level, self._timeout_ms(call))
 
-    async def _read(self, request: RouteReadRequest, call: IncomingCall) -> RouteReadAnswer:
+    def _read(self, request: RouteReadRequest, call: IncomingCall) -> RouteReadAnswer | GoOn[RouteReadAnswer]:
         self._require_serving()
-        now_s = request.now_s or self._clock.wall_us() // 1_000_000
         query = ReadQuery(
             request.table,
             request.spans,
             request.rows_max,
-            now_s,
+            request.now_s or self._clock.wall_us() // 1_000_000,
             request.is_reversed,
             request.partition_rows_max,
             request.position,
         )
-        page = await self._router.read(query, request.level, self._timeout_ms(call))
+        page = self._router.try_read(query, request.level)
+        if page is None:
+            return GoOn(partial(self._read_on, query, request.level, call))
+        return RouteReadAnswer(page.items, page.position)
+
+    async def _read_on(self, query: ReadQuery, level: ConsistencyLevel, call: IncomingCall) -> RouteReadAnswer:
+        page = await self._router.read(query, level, self._timeout_ms(call))
         return RouteReadAnswer(page.items, page.position)
 
     def _timeout_ms(self, call: IncomingCall) -> int:

@@ -29,6 +29,7 @@ class StubRouter:
     error: EblaError | None = None
     writes: list[tuple[Sequence[Mutation], ConsistencyLevel, int]] = field(default_factory=list)
     reads: list[ReadQuery] = field(default_factory=list)
+    page_at_once: ReadPage | None = None
 
     def begin_write(
         self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
@@ -40,6 +41,9 @@ class StubRouter:
         else:
             answer.set_exception(self.error)
         return answer
+
+    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
+        return self.page_at_once
 
     async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage:
         self.reads.append(query)
@@ -65,6 +69,10 @@ def test_writes_and_reads_pass_to_the_router() -> None:
             page = await caller.call(ROUTE_READ, read, 1000)
             assert (page.items, page.position) == (((KEY, b"row"),), b"next")
             assert router.reads[0] == ReadQuery(TABLE, ((KEY, None),), 10, now_s=0)
+            router.page_at_once = ReadPage((), b"")
+            page = await caller.call(ROUTE_READ, read, 1000)
+            assert (page.items, page.position) == ((), b"")
+            assert len(router.reads) == 1, "what was answered at once is not asked again"
             router.error = WriteTimeout("1 of 2", required=2, received=1)
             with pytest.raises(WriteTimeout, match="1 of 2"):
                 await caller.call(ROUTE_WRITE, WRITE, 1000)

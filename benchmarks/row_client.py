@@ -1,0 +1,240 @@
+"""A client of shards that does as little as a program in C would: ready-made requests, so many under way each.
+
+A driver that knows the shards sends each request to one that has the row; so does this one, where it is told to.
+"""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from ebla.cli.local_cluster import LocalNode
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.identity import TableId
+from ebla.model.rows import Cell, Marker, Row
+from ebla.model.schema import TableSchema
+from ebla.model.token import token_of
+from ebla.storage.key_codec import partition_prefix, row_key
+from ebla.storage.row_codec import encode_row
+from ebla.wire.frames import (
+    PROTOCOL_NEWEST,
+    PROTOCOL_OLDEST,
+    Answer,
+    Hello,
+    Introduction,
+    Lane,
+    Request,
+    Welcome,
+    encode,
+)
+from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
+from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE
+
+DEADLINE_MS = 4_000
+FRAME_BYTES_MAX = 1 << 20
+TIMESTAMP_MARK = 0x1122334455667788
+VALUE_BYTES = 100
+ANSWER_TAG = msgspec.inspect.type_info(Answer).tag  # type: ignore[attr-defined]  # of a struct it is there
+WELCOME_TAG = msgspec.inspect.type_info(Welcome).tag  # type: ignore[attr-defined]  # of a struct it is there
+
+Body = bytes
+Bodies = Callable[[], Iterator[Body]]
+"""Of requests of one verb, without end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What is sent to one shard."""
+
+    node: LocalNode
+    shard: int
+    verb: int
+    bodies: Bodies
+
+
+@dataclass(slots=True)
+class Spell:
+    """What clients saw in one spell of load."""
+
+    answered: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    took_s: list[float] = field(default_factory=list)
+
+    @property
+    def per_s(self) -> float:
+        return self.answered / self.seconds
+
+
+class RowBodies:
+    """Requests for the rows of one table: a key of eight bytes and a text of a hundred.
+
+    A write is laid out once and gets a new timestamp each time it is sent, as any real write has one: the store would
+    otherwise see that nothing changes. The bytes of the timestamp are found by a mark.
+    """
+
+    def __init__(self, table: TableId, schema: TableSchema) -> None:
+        self._table = table
+        self._schema = schema
+        self._next_us = itertools.count(time.time_ns() // 1000)
+
+    def prefix(self, key: int) -> bytes:
+        serialized = key.to_bytes(8)
+        return partition_prefix(token_of(serialized), serialized)
+
+    def writes(self, keys: Sequence[int], rows: int, level: ConsistencyLevel) -> Bodies:
+        """So many rows in each request, of keys drawn by chance."""
+
+        def bodies() -> Iterator[Body]:
+            draw = random.Random(len(keys))
+            while True:
+                chosen = draw.sample(keys, rows) if rows > 1 else (draw.choice(keys),)
+                stamp = next(self._next_us).to_bytes(8)
+                yield stamp.join(self._parts(tuple(chosen), level))
+
+        return bodies
+
+    def reads(self, keys: Sequence[int], level: ConsistencyLevel) -> Bodies:
+        bodies = [self._read(key, level) for key in keys]
+
+        def drawn() -> Iterator[Body]:
+            draw = random.Random(len(keys))
+            while True:
+                yield draw.choice(bodies)
+
+        return drawn
+
+    def _read(self, key: int, level: ConsistencyLevel) -> Body:
+        start = row_key(self.prefix(key))
+        return encode(RouteReadRequest(self._table, ((start, start + b"\0"),), level, rows_max=1))
+
+    def _parts(self, keys: tuple[int, ...], level: ConsistencyLevel) -> list[bytes]:
+        """The request around its timestamps."""
+        found = _LAID_OUT.get((self._table, keys, level))
+        if found is None:
+            writes = tuple(RoutedWrite(self._table, (self._item(key),)) for key in keys)
+            found = encode(RouteWriteRequest(writes, level)).split(TIMESTAMP_MARK.to_bytes(8))
+            assert len(found) == len(keys) + 1, "each row has one timestamp"
+            if len(keys) == 1:
+                _LAID_OUT[self._table, keys, level] = found
+        return found
+
+    def _item(self, key: int) -> tuple[bytes, bytes]:
+        column = self._schema.column("v").number
+        text = random.Random(key).randbytes(VALUE_BYTES // 2).hex().encode()
+        row = Row(Marker(TIMESTAMP_MARK), None, {column: Cell(TIMESTAMP_MARK, text)})
+        return row_key(self.prefix(key)), encode_row(row, self._schema.version, self._schema.layouts[-1])
+
+
+_LAID_OUT: dict[tuple[TableId, tuple[int, ...], ConsistencyLevel], list[bytes]] = {}
+
+
+class ShardClient(asyncio.Protocol):
+    """One connection that keeps so many requests under way until its time is over, then waits for the last answer."""
+
+    def __init__(self, traffic: Traffic, in_flight: int, seconds: float) -> None:
+        identity = traffic.node.folder.read_identity()
+        assert identity is not None
+        introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "bench")
+        self._hello = Hello(PROTOCOL_OLDEST, PROTOCOL_NEWEST, Lane.DATA, FRAME_BYTES_MAX, introduction)
+        self._verb = traffic.verb
+        self._bodies = traffic.bodies()
+        self._in_flight = in_flight
+        self._seconds = seconds
+        self._ends_at = 0.0
+        self._transport: asyncio.WriteTransport | None = None
+        self._ids = itertools.count(1)
+        self._sent: dict[int, float] = {}
+        self._pending = b""
+        self.spell = Spell()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)
+        hello = encode(self._hello)
+        self._transport.write(len(hello).to_bytes(4) + hello)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        self._pending += data
+        out: list[bytes] = []
+        at = 0
+        pending = self._pending
+        while len(pending) >= at + 4:
+            end = at + 4 + int.from_bytes(pending[at : at + 4])
+            if len(pending) < end:
+                break
+            self._frame(pending[at + 4 : end], now, out)
+            at = end
+        self._pending = pending[at:]
+        if out:
+            assert self._transport is not None
+            self._transport.write(b"".join(out))
+
+    def _frame(self, frame: bytes, now: float, out: list[bytes]) -> None:
+        tag = frame[1]
+        if tag == WELCOME_TAG:
+            self._ends_at = now + self._seconds
+            for _ in range(self._in_flight):
+                self._send(now, out)
+            return
+        request_id = msgspec.msgpack.decode(frame, type=list)[1]
+        self.spell.took_s.append(now - self._sent.pop(request_id))
+        if tag == ANSWER_TAG:
+            self.spell.answered += 1
+        else:
+            self.spell.failed += 1
+        if now < self._ends_at:
+            self._send(now, out)
+        elif not self._sent and not self.done.done():
+            self.done.set_result(None)
+
+    def _send(self, now: float, out: list[bytes]) -> None:
+        request_id = next(self._ids)
+        self._sent[request_id] = now
+        frame = encode(Request(request_id, self._verb, DEADLINE_MS, msgspec.Raw(next(self._bodies))))
+        out.append(len(frame).to_bytes(4) + frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(RuntimeError(f"the connection was lost: {exc}"))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Spell:
+    """All shards at once."""
+    loop = asyncio.get_running_loop()
+    clients = [ShardClient(one, in_flight, seconds) for one in traffic]
+    began = time.perf_counter()
+    try:
+        for client, one in zip(clients, traffic):
+            path = str(one.node.folder.shard_socket(one.shard))
+            await loop.create_unix_connection(lambda made=client: made, path)  # type: ignore[misc]  # bound early
+        async with asyncio.timeout(seconds + DEADLINE_MS / 1000 + 5):
+            for client in clients:
+                await client.done
+    finally:
+        for client in clients:
+            client.close()
+    spell = Spell(seconds=time.perf_counter() - began)
+    for client in clients:
+        spell.answered += client.spell.answered
+        spell.failed += client.spell.failed
+        spell.took_s += client.spell.took_s
+    return spell
+
+
+def writing(node: LocalNode, shard: int, bodies: Bodies) -> Traffic:
+    return Traffic(node, shard, ROUTE_WRITE.number, bodies)
+
+
+def reading(node: LocalNode, shard: int, bodies: Bodies) -> Traffic:
+    return Traffic(node, shard, ROUTE_READ.number, bodies)

@@ -1,0 +1,122 @@
+"""Three nodes of two shards each, with a table that is kept once and one that is kept three times."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from benchmarks.group0_cluster import NodeProcess
+from benchmarks.row_client import RowBodies, Spell, Traffic, load
+from ebla.cli.asking import ask_all
+from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
+from ebla.cli.table_access import with_tables
+from ebla.client.cluster_view import view_of
+from ebla.client.tables import TableClient
+from ebla.model.identity import HostId, Replica, ShardNumber
+from ebla.model.schema import decode_schema
+from ebla.model.token import token_of
+from ebla.topology.replica_sets import ReplicaSets, TableReplicas
+
+NODES = 3
+SHARDS = 2
+START_S = 60.0
+KEYS = 60_000
+
+
+class BenchTable:
+    """Where its rows are, and requests for them."""
+
+    def __init__(self, bodies: RowBodies, replicas: TableReplicas) -> None:
+        self.bodies = bodies
+        self._replicas: dict[int, Sequence[Replica]] = {
+            key: replicas.reading(token_of(key.to_bytes(8))) for key in range(KEYS)
+        }
+
+    def keys_on(self, replica: Replica) -> list[int]:
+        return [key for key, replicas in self._replicas.items() if replica in replicas]
+
+    def keys_not_on(self, replica: Replica) -> list[int]:
+        return [key for key, replicas in self._replicas.items() if replica not in replicas]
+
+    def replicas_of(self, keys: Sequence[int]) -> list[Replica]:
+        return sorted({replica for key in keys for replica in self._replicas[key]})
+
+
+class RowsCluster:
+    def __init__(self, folder: Path, commit_log: str, runner: asyncio.Runner) -> None:
+        base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
+        overrides = ("limits.free_disk_bytes_min=0", f"commit_log={commit_log}")
+        made = find_or_make_nodes(folder, Shape(NODES, SHARDS, base, "bench", overrides))
+        give_identities(made)
+        self.runner = runner
+        self._folder = folder
+        self.nodes = [NodeProcess(node) for node in made]
+        self._hosts: dict[HostId, LocalNode] = {}
+        for node in made:
+            identity = node.folder.read_identity()
+            assert identity is not None
+            self._hosts[identity.host] = node
+        self._wait_up()
+        self.once = self._make_table("once", 1)
+        self.thrice = self._make_table("thrice", NODES)
+
+    @property
+    def shards(self) -> list[Replica]:
+        return [Replica(host, ShardNumber(number)) for host in self._hosts for number in range(SHARDS)]
+
+    def node_of(self, shard: Replica) -> LocalNode:
+        return self._hosts[shard.host]
+
+    def _wait_up(self) -> None:
+        ends_at = time.monotonic() + START_S
+        while not view_of(self.runner.run(ask_all([node.node for node in self.nodes]))).all_up:
+            if time.monotonic() > ends_at:
+                raise RuntimeError(f"not all nodes are up after {START_S} s; see {self._folder}/node1/run/bench-output")
+            time.sleep(0.2)
+
+    def _make_table(self, keyspace: str, copies: int) -> BenchTable:
+        async def work(client: TableClient) -> BenchTable:
+            await client.run(
+                f"CREATE KEYSPACE {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
+            )
+            await client.run(f"CREATE TABLE {keyspace}.t (k bigint PRIMARY KEY, v text)")
+            found = client.snapshot.table_named(keyspace, "t")
+            assert found is not None
+            replicas = ReplicaSets(client.snapshot).of(found.id)
+            return BenchTable(RowBodies(found.id, decode_schema(found.definition)), replicas)
+
+        return with_tables(self._folder, None, work)
+
+    def load(self, traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Spell:
+        spell = self.runner.run(load(traffic, in_flight, seconds))
+        if spell.failed:
+            raise RuntimeError(f"{spell.failed} of {spell.answered + spell.failed} requests failed")
+        return spell
+
+    def pids(self) -> dict[Replica, int]:
+        view = view_of(self.runner.run(ask_all([node.node for node in self.nodes])))
+        found: dict[Replica, int] = {}
+        for host, seen in zip(self._hosts, view.nodes, strict=True):
+            for process in seen.processes:
+                if process.name.startswith("shard-") and process.pid:
+                    found[Replica(host, ShardNumber(int(process.name.removeprefix("shard-"))))] = process.pid
+        return found
+
+    def cpu_s(self) -> dict[Replica, float]:
+        """Of each shard process so far, in user and system mode, all threads."""
+        found = {}
+        for shard, pid in self.pids().items():
+            times = psutil.Process(pid).cpu_times()
+            found[shard] = times.user + times.system
+        return found
+
+    def kill_shard(self, shard: Replica) -> None:
+        os.kill(self.pids()[shard], 9)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.end()
