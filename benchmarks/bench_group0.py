@@ -168,6 +168,7 @@ def main() -> int:
     ):
         folder = Path(scratch).absolute()
         with closing(EblaCluster(folder / "ebla", VALUE, runner)) as ebla:
+            ebla.wait_quiet()
             if missing:
                 print(f"etcd: SKIPPED, {' and '.join(missing)} not installed; to compare: {INSTALL}")
             else:

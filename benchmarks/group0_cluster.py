@@ -42,6 +42,7 @@ from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_MEMBERS, GROUP0_READ
 
 DEADLINE_MS = 5_000
 START_S = 40.0
+QUIET_S = 2.0
 
 Entry = Sequence[str]
 """The command that runs a node, up to its options."""
@@ -111,6 +112,23 @@ class EblaCluster:
 
     def wait_formed(self) -> None:
         self.runner.run(self._wait_formed())
+
+    def wait_quiet(self) -> None:
+        """Until the nodes write nothing of their own any more: after the group is formed each still joins the ring,
+        by way of group 0 and with shards that start, which is not what is measured here."""
+        self.runner.run(self._wait_quiet())
+
+    async def _wait_quiet(self) -> None:
+        ends_at = time.monotonic() + START_S
+        seen = [-1]
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < QUIET_S:
+            if time.monotonic() >= ends_at:
+                raise RuntimeError(f"the nodes still write after {START_S} s; see {self.folder}/node1/run/bench-output")
+            now = [(await self.report(node)).last for node in self.nodes]
+            if now != seen:
+                seen, quiet_since = now, time.monotonic()
+            await asyncio.sleep(0.1)
 
     async def _wait_formed(self) -> None:
         ends_at = time.monotonic() + START_S
