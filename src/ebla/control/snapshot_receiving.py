@@ -11,20 +11,23 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from ebla.journal.replace import PIECE_BYTES, Replacement
+from ebla.model.error_groups import leaves
 from ebla.model.errors import Corruption, EblaError, Refused, Unavailable
 from ebla.ports.clock import Clock
 from ebla.ports.disk import Disk
 from ebla.raft.messages import InstallSnapshot, SnapshotMeta
 from ebla.wire.group0_messages import ChunkAnswer, SnapshotChunk
 
-CHUNKS_EARLY_MAX = 32
+CHUNKS_EARLY_MAX = 64
 """How far one may overtake another."""
 UNWRITTEN_BYTES_MAX = 8 * 1024 * 1024
 """Held for the disk. Chunks beyond it are not taken, so the disk sets the pace and memory stays bounded."""
 WRITE_BYTES = 4 * 1024 * 1024
 """In one go: the way to a thread and back takes longer than the writing."""
 SYNC_BYTES = 8 * 1024 * 1024
-"""Synced on the way: little is left for the end, and a slow disk shows progress."""
+"""Synced on the way, beside the writing: little is left for the end, and a slow disk shows progress."""
+UNSYNCED_BYTES_MAX = 32 * 1024 * 1024
+"""Written ahead of the syncs. A single one must not take so long that its sender gives the peer up."""
 HOLD_MS = 2_000
 """For room, or for the end of the storing, before a chunk is answered without it."""
 IDLE_MS_MAX = 60_000
@@ -70,8 +73,8 @@ class _Arriving(Generic[Content]):
     content: Content | None = None
     unwritten: deque[bytes] = field(default_factory=deque)
     unwritten_bytes: int = 0
-    progress: int = 0
-    """Bytes written and bytes synced: grows while the disk takes them."""
+    written_bytes: int = 0
+    synced_bytes: int = 0
     is_placing: bool = False
     is_stored: bool = False
     failure: EblaError | None = None
@@ -87,6 +90,15 @@ class _Arriving(Generic[Content]):
     @property
     def is_whole(self) -> bool:
         return self.next_number == self.count
+
+    @property
+    def progress(self) -> int:
+        """Grows while the disk takes what was sent."""
+        return self.written_bytes + self.synced_bytes
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return self.written_bytes - self.synced_bytes
 
     @property
     def has_room(self) -> bool:
@@ -151,7 +163,11 @@ class _Arriving(Generic[Content]):
 
     def wrote(self, size: int) -> None:
         self.unwritten_bytes -= size
-        self.progress += size
+        self.written_bytes += size
+        self.move()
+
+    def synced(self, written_bytes: int) -> None:
+        self.synced_bytes = written_bytes
         self.move()
 
 
@@ -247,22 +263,34 @@ class IncomingSnapshots(Generic[Content]):
             arriving.fail(Unavailable(f"the snapshot could not be stored: {error}"))
 
     async def _write(self, arriving: _Arriving[Content], file: Replacement) -> None:
-        unsynced = 0
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                syncing = tasks.create_task(self._sync_behind(arriving, file))
+                await self._append_all(arriving, file)
+                syncing.cancel()
+        except BaseExceptionGroup as group:
+            raise next(leaves(group)) from None
+
+    async def _append_all(self, arriving: _Arriving[Content], file: Replacement) -> None:
         while True:
             if arriving.failure is not None:
                 raise arriving.failure
             moved = arriving.moved
-            if several := arriving.take_unwritten():
+            if arriving.unsynced_bytes < UNSYNCED_BYTES_MAX and (several := arriving.take_unwritten()):
                 await file.append(several)
-                size = sum(len(piece) for piece in several)
-                unsynced += size
-                arriving.wrote(size)
-                if unsynced >= SYNC_BYTES:
-                    await file.sync()
-                    arriving.progress += unsynced
-                    unsynced = 0
-            elif arriving.is_whole:
+                arriving.wrote(sum(len(piece) for piece in several))
+            elif arriving.is_whole and not arriving.unwritten:
                 return
+            else:
+                await moved.wait()
+
+    async def _sync_behind(self, arriving: _Arriving[Content], file: Replacement) -> None:
+        while True:
+            moved = arriving.moved
+            if arriving.unsynced_bytes >= SYNC_BYTES:
+                written_bytes = arriving.written_bytes
+                await file.sync()
+                arriving.synced(written_bytes)
             else:
                 await moved.wait()
 

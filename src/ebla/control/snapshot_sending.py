@@ -12,8 +12,9 @@ from ebla.raft.messages import InstallSnapshot
 from ebla.wire.group0_messages import ChunkAnswer, SnapshotChunk
 
 CHUNK_BYTES = 256 * 1024
-CHUNKS_UNDER_WAY_MAX = 16
-"""4 MiB with those: what is under way may all reach the peer's loop in one turn, and must not hold it up."""
+CHUNKS_UNDER_WAY_MAX = 32
+"""8 MiB with those. Fewer, and the two sides wait for each other in turn; more, and what is under way may reach the
+peer's loop in one turn and hold it up."""
 CHUNK_DEADLINE_MS = 10_000
 """For one answer. The peer gives one soon, also where its disk is slow."""
 STANDSTILL_MS_MAX = 60_000
