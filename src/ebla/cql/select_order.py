@@ -67,7 +67,7 @@ def check_distinct(schema: TableSchema, statement: Select, restrictions: Restric
     if not statement.selectors:
         raise InvalidRequest("SELECT DISTINCT queries must only request partition key columns and/or static columns")
     missing = [column.name for column in schema.partition_key if column.name not in names]
-    if missing:
+    if missing and not restrictions.has_partition:
         raise InvalidRequest(
             f"SELECT DISTINCT queries must request all the partition key columns (missing {missing[0]})"
         )
