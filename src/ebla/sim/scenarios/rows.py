@@ -172,8 +172,8 @@ async def _judge(world: World, load: RowsLoad) -> None:
     world.tell(
         "scenario",
         f"{ledger.acknowledged} writes acknowledged, {ledger.unknown} unknown, {ledger.refused} refused; "
-        f"{ledger.reads} reads; {counts.barriers} barriers, {counts.effects} effects, {counts.older_effects} of an older "
-        f"version, {counts.streamed_items} items streamed",
+        f"{ledger.reads} reads; {counts.barriers} barriers, {counts.effects} effects, {counts.older_effects} of an "
+        f"older version, {counts.streamed_items} items streamed",
     )
 
 

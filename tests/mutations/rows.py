@@ -1,0 +1,261 @@
+"""Bugs of rows: fences, barriers, guards, levels, repairs, pages.
+
+Where a directed test shows the bug it is the check; seeds are, where it takes whole nodes, or to show that the
+scenario would notice by itself.
+"""
+
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
+
+SEEDS = SimSeeds("rows", "1-12")
+SEEDS_S = 400
+WRITES = PytestCheck("tests/unit/replica/test_row_writes.py")
+GUARDS = PytestCheck("tests/unit/replica/test_guards.py")
+STACKS = PytestCheck("tests/unit/replica/test_replica_stacks.py")
+BARRIER = PytestCheck("tests/unit/control/test_node_barrier.py")
+ROUTED_WRITES = PytestCheck("tests/unit/request/test_writes.py", "tests/unit/request/test_write_plan.py")
+ROUTED_READS = PytestCheck("tests/unit/request/test_reads.py")
+SHORT_READS = PytestCheck("tests/unit/request/test_short_reads.py", "tests/unit/request/test_reconcile.py")
+
+MUTATIONS = (
+    # -- fences
+    Mutation(
+        name="rows-fence-not-rechecked-after-the-write",
+        module="ebla.replica.row_writes",
+        find="            self._check_after(batch)\n",
+        replace="",
+        check=WRITES,
+        why="a write that a barrier did not wait for is acknowledged, and lies on a replica that nobody reads",
+    ),
+    Mutation(
+        name="rows-overtaken-write-told-as-not-applied",
+        module="ebla.replica.fences",
+        find="    outcome = Outcome.UNKNOWN\n",
+        replace="    outcome = Outcome.NOT_APPLIED\n",
+        check=WRITES,
+        why="a write that was made is said never to show up",
+    ),
+    Mutation(
+        name="rows-fence-not-looked-at-before-the-effect",
+        module="ebla.replica.row_writes",
+        find="            refusal = self.fences.before_effect(writes[index].version)\n",
+        replace="            refusal = None\n",
+        check=WRITES,
+        why="a request that waited for its layer has an effect after the barrier that excluded it",
+    ),
+    Mutation(
+        name="rows-fence-not-there-at-all",
+        module="ebla.wire.topology_view",
+        find="return View(snapshot, sets, revision, schemas, snapshot.version, snapshot.fence)",
+        replace="return View(snapshot, sets, revision, schemas, snapshot.version, TopologyVersion(0))",
+        check=SEEDS,
+        why="late copies of given-up writes reach replicas that were streamed from already",
+        limit_s=SEEDS_S,
+    ),
+    # -- barriers
+    Mutation(
+        name="rows-barrier-forgets-guards",
+        module="ebla.control.node_barrier",
+        find="                guards_held(report),\n",
+        replace="",
+        check=BARRIER,
+        why="a stage ends while rows of it are still being merged",
+    ),
+    Mutation(
+        name="rows-barrier-forgets-bulk",
+        module="ebla.control.node_barrier",
+        find="    return child == BULK or child.startswith(SHARD_PREFIX)\n",
+        replace="    return child.startswith(SHARD_PREFIX)\n",
+        check=SEEDS,
+        why="a piece of an operation that is over goes on in the bulk process",
+        limit_s=SEEDS_S,
+    ),
+    Mutation(
+        name="rows-barrier-forgets-writes-of-replicas",
+        module="ebla.replica.row_writes",
+        find="        self._view.hold(version)\n        self.waiting += 1\n",
+        replace="        self._view.hold(self._view.current.version)\n        version = self._view.current.version\n"
+        "        self.waiting += 1\n",
+        check=SEEDS,
+        why="a write of a version that is over is made while everybody believes nothing older runs",
+        limit_s=SEEDS_S,
+    ),
+    Mutation(
+        name="rows-barrier-acknowledged-before-it-is-prepared",
+        module="ebla.wire.topology_feed",
+        find="        report = self._report_of(view)\n",
+        replace="        report = self._report_of(view)\n"
+        "        newest = self._mirror.snapshot\n"
+        "        if newest is not None and newest.version > view.version:\n"
+        "            newer = newest.version\n"
+        "            report = msgspec.structs.replace(report, version=newer, oldest_running=newer)\n"
+        "        self._to_report.set() if self._moved.is_set() else None\n",
+        check=SEEDS,
+        why="writes are counted of a pending replica that is not open yet",
+        limit_s=SEEDS_S,
+    ),
+    Mutation(
+        name="rows-barrier-does-not-wait-for-pending-replicas",
+        module="ebla.control.node_barrier",
+        find="                pending_closed(report),\n",
+        replace="",
+        check=BARRIER,
+        why="a stage that writes to both sets begins before the new one takes writes",
+    ),
+    Mutation(
+        name="rows-version-installed-before-its-replicas-are-there",
+        module="ebla.replica.replica_stacks",
+        find="        missing = [place for place in wanted if place not in self._known]\n",
+        replace="        missing = [place for place in wanted if place not in self._known][:0]\n"
+        "        plan = {\n"
+        "            table: replace(\n"
+        "                one, ranges={n: r for n, r in one.ranges.items() if (table, r) in self._known}, pending=(), moving=()\n"
+        "            )\n"
+        "            for table, one in plan.items()\n"
+        "        }\n",
+        check=STACKS,
+        why="the barrier that opens a pending replica returns, and it takes no writes",
+    ),
+    # -- sessions
+    Mutation(
+        name="rows-session-not-held-around-the-effect",
+        module="ebla.replica.guards",
+        find="        await self._guards.enter(self._guard, self._deadline_ms)\n",
+        replace="        await self._guards.enter(self._guard, self._deadline_ms)\n"
+        "        self._guards.release(self._guard)\n"
+        "        self._guards.release = lambda _guard: None  # type: ignore[method-assign]\n",
+        check=GUARDS,
+        why="a session is closed everywhere, and rows of it still come in",
+    ),
+    Mutation(
+        name="rows-session-looked-up-without-a-read-barrier",
+        module="ebla.replica.guards",
+        find="        revision = await self._barriers.read_barrier(deadline_ms)\n",
+        replace="        revision = self._view.current.revision\n",
+        check=GUARDS,
+        why="a shard that lags lets a finished operation go on",
+    ),
+    # -- levels of writes
+    Mutation(
+        name="rows-pending-replica-not-counted",
+        module="ebla.request.write_plan",
+        find="        needed = answers_needed(level, replicas.counts(writing.natural), self._datacenter, pending)\n",
+        replace="        needed = answers_needed(level, replicas.counts(writing.natural), self._datacenter)\n",
+        check=ROUTED_WRITES,
+        why="a write acknowledged in a move is on too few of the replicas that are read after it",
+    ),
+    Mutation(
+        name="rows-pending-replica-not-written",
+        module="ebla.request.write_plan",
+        find="    for replica in (*replicas.natural, *replicas.pending):\n",
+        replace="    for replica in replicas.natural:\n",
+        check=ROUTED_WRITES,
+        why="what is written while a tablet moves is not where it moves to",
+    ),
+    Mutation(
+        name="rows-version-released-when-the-client-is-answered",
+        module="ebla.request.writes",
+        find="        self._undecided.pop(attempt, None)\n        look, attempt.look = attempt.look, None\n",
+        replace="        if self._undecided.pop(attempt, self) is None and not attempt.unmet:\n"
+        "            self._view.release(attempt.version)\n"
+        "            self._view.hold(TopologyVersion(1 << 40))\n"
+        "            attempt.version = TopologyVersion(1 << 40)\n"
+        "        look, attempt.look = attempt.look, None\n",
+        check=SEEDS,
+        why="a copy that is still under way arrives after the barrier that should have waited for it",
+        limit_s=SEEDS_S,
+    ),
+    Mutation(
+        name="rows-stale-answer-counted-as-acknowledgement",
+        module="ebla.request.outbox",
+        find="            if index in failures:\n                copy[2].failed(copy[3], failures[index])\n",
+        replace='            if index in failures and failures[index].error != "stale":\n'
+        "                copy[2].failed(copy[3], failures[index])\n",
+        check=ROUTED_WRITES,
+        why="a write is acknowledged that replicas refused",
+    ),
+    Mutation(
+        name="rows-acknowledged-before-it-is-durable",
+        module="ebla.replica.row_writes",
+        find="                await self._wait_durable(batch)\n",
+        replace="                pass\n",
+        check=SEEDS,
+        why="a power cut takes acknowledged writes",
+        limit_s=SEEDS_S,
+    ),
+    # -- reads
+    Mutation(
+        name="rows-digest-mismatch-ignored",
+        module="ebla.request.reconcile",
+        find="    return all(answer.digest == answers[0].digest for answer in answers)\n",
+        replace="    return len(answers) > 0\n",
+        check=SEEDS,
+        why="a quorum is asked, and the one that missed the write is believed",
+        limit_s=SEEDS_S,
+    ),
+    Mutation(
+        name="rows-short-read-ignored",
+        module="ebla.request.short_reads",
+        find="    return max(ends) if is_reversed else min(ends)\n",
+        replace="    return min(ends) if is_reversed else max(ends)\n",
+        check=SHORT_READS,
+        why="deleted rows are shown, because the replica that deleted them was not asked so far",
+    ),
+    Mutation(
+        name="rows-read-repair-not-awaited",
+        module="ebla.request.reads",
+        find="            await repair.wait_met()\n",
+        replace="            pass\n",
+        check=ROUTED_READS,
+        why="what a quorum has shown the next quorum does not know",
+    ),
+    Mutation(
+        name="rows-read-repair-left-out-in-a-move",
+        module="ebla.request.read_repair",
+        find="        if route.is_changing:\n",
+        replace="        if not route.needed:\n",
+        check=ROUTED_READS,
+        why="a row that was shown is gone when the tablet has moved",
+    ),
+    Mutation(
+        name="rows-read-fence-not-rechecked",
+        module="ebla.replica.row_reads",
+        find="        refusal = self.fences.after_read(request.version)\n",
+        replace="        refusal = None\n",
+        check=PytestCheck("tests/unit/replica/test_row_reads.py"),
+        why="a page comes from a replica that has already left",
+    ),
+    Mutation(
+        name="rows-page-begins-one-row-early",
+        module="ebla.request.short_reads",
+        find='    return clipped(spans, (b"", after) if is_reversed else (after + b"\\0", None))\n',
+        replace='    return clipped(spans, (b"", after + b"\\0") if is_reversed else (after, None))\n',
+        check=SEEDS,
+        why="rows are counted twice by whoever pages",
+        limit_s=SEEDS_S,
+    ),
+    # -- stacks
+    Mutation(
+        name="rows-doomed-stack-dropped-under-a-request",
+        module="ebla.replica.replica_stacks",
+        find="            for one in [doomed for doomed in self._doomed if doomed.since <= oldest]:\n",
+        replace="            for one in list(self._doomed):\n",
+        check=STACKS,
+        why="a request that was sent here in time finds nothing",
+    ),
+    Mutation(
+        name="rows-dropped-table-keeps-its-folders",
+        module="ebla.replica.replica_stacks",
+        find="                    await self._store.drop_table(table)\n",
+        replace="                    pass\n",
+        check=STACKS,
+        why="disks fill with tables that nobody has any more",
+    ),
+    Mutation(
+        name="rows-returning-replica-keeps-its-old-rows",
+        module="ebla.replica.replica_stacks",
+        find="                for one in [doomed for doomed in self._doomed if doomed.place in returning]:\n",
+        replace="                for one in [doomed for doomed in self._doomed if not returning]:\n",
+        check=STACKS,
+        why="deleted rows come back with a replica that was away",
+    ),
+)
