@@ -1,8 +1,11 @@
 """Aggregates: many values become one. Pure."""
 
 from collections.abc import Callable
+from decimal import Context, Decimal, InvalidOperation, localcontext
 from typing import Any, Protocol
 
+from ebla.cql.compared_values import holds_duration
+from ebla.cql.literals import rounded
 from ebla.model.cql_types import SCALARS, CqlType, Scalar, ScalarType
 from ebla.model.errors import InvalidRequest
 from ebla.model.ordered_values import encode_ordered
@@ -10,6 +13,8 @@ from ebla.model.values import decode, encode
 
 NAMES = frozenset({"count", "min", "max", "sum", "avg"})
 _BITS = {Scalar.TINYINT: 8, Scalar.SMALLINT: 16, Scalar.INT: 32, Scalar.BIGINT: 64}
+_EXACT = Context(prec=1_000, Emin=-999_999_999, Emax=999_999_999)
+"""Sums of decimals are exact up to that many digits; a wilder mix of scales is rounded to them."""
 _NUMBERS = frozenset({*_BITS, Scalar.VARINT, Scalar.FLOAT, Scalar.DOUBLE, Scalar.DECIMAL})
 
 
@@ -60,16 +65,18 @@ class Sum:
     def __init__(self, kind: ScalarType, *, average: bool) -> None:
         self._kind = kind
         self._average = average
-        self._total: Any = decode(kind, encode(kind, 0))
+        self._total: Any = Decimal(0) if kind.scalar is Scalar.DECIMAL else decode(kind, encode(kind, 0))
         self._count = 0
 
     def add(self, value: bytes | None) -> None:
         if value is not None:
-            self._total += decode(self._kind, value)
+            with localcontext(_EXACT):
+                self._total += decode(self._kind, value)
             self._count += 1
 
     def result(self) -> bytes:
-        return encode(self._kind, self._within(self._averaged() if self._average else self._total))
+        found = self._averaged() if self._average else self._total
+        return encode(self._kind, rounded(self._kind, self._within(found)))
 
     def _averaged(self) -> Any:
         if not self._count:
@@ -77,6 +84,8 @@ class Sum:
         if isinstance(self._total, int):
             whole = abs(self._total) // self._count
             return whole if self._total >= 0 else -whole
+        if isinstance(self._total, Decimal):
+            return _average(self._total, self._count)
         return self._total / self._count
 
     def _within(self, number: Any) -> Any:
@@ -86,6 +95,17 @@ class Sum:
         return (number + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
 
 
+def _average(total: Decimal, count: int) -> Decimal:
+    """With as many digits behind the point as the sum has, the half going to the even one: as elsewhere."""
+    with localcontext(_EXACT):
+        exponent = total.as_tuple().exponent
+        assert isinstance(exponent, int), "a column holds no NaN"
+        try:
+            return (total / count).quantize(Decimal((0, (1,), exponent)))
+        except InvalidOperation as error:
+            raise InvalidRequest(f"the average of {count} values has over {_EXACT.prec} digits") from error
+
+
 def aggregate(name: str, kind: CqlType | None) -> tuple[CqlType, Callable[[], Running]]:
     """The result's type and a maker, for a column of a type; None: of rows."""
     if name == "count":
@@ -93,6 +113,8 @@ def aggregate(name: str, kind: CqlType | None) -> tuple[CqlType, Callable[[], Ru
     if kind is None:
         raise InvalidRequest(f"Invalid number of arguments in call to function {name}: 1 required but 0 provided")
     if name in ("min", "max"):
+        if holds_duration(kind):
+            raise InvalidRequest(f"Invalid call to function {name}: durations have no order")
         return kind, lambda: Extreme(kind, greatest=name == "max")
     if not isinstance(kind, ScalarType) or kind.scalar not in _NUMBERS:
         raise InvalidRequest(f"Invalid call to function {name}: it takes numbers, not a {kind}")

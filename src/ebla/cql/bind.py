@@ -3,13 +3,14 @@
 What can be worked out when a statement is prepared is worked out then: a constant costs nothing per request.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 from typing import Any
 
 from ebla.cql.functions import Function, functions_named
-from ebla.cql.literals import literal_value
+from ebla.cql.literals import literal_value, rounded
 from ebla.cql.results import UNSET, BoundValue, ColumnSpec, Parameters, Unset
 from ebla.cql.terms import (
     Arithmetic,
@@ -81,10 +82,12 @@ class Binder:
     markers: tuple[Marker, ...]
     _receivers: dict[int, Receiver] = field(default_factory=dict)
 
-    def variables(self) -> tuple[ColumnSpec, ...]:
+    def variables(self, *, all_known: bool = True) -> tuple[ColumnSpec, ...]:
         found = []
         for marker in self.markers:
             receiver = self._receivers.get(marker.number)
+            if receiver is None and not all_known:
+                continue
             if receiver is None:
                 raise InvalidRequest(f"bind marker {marker.number + 1} has no place where its type would be known")
             found.append(ColumnSpec(self.keyspace, self.table, marker.name or receiver.name, receiver.type))
@@ -255,7 +258,11 @@ class Binder:
             one, other = _given(left(request)), _given(right(request))
             if one is None or other is None:
                 return None
-            return encode(kind, _calculate(term.operator, decode(kind, one), decode(kind, other), whole))
+            try:
+                found = _calculate(term.operator, decode(kind, one), decode(kind, other), whole)
+            except (DecimalException, OverflowError, ValueError) as error:
+                raise InvalidRequest(f"the '{term.operator}' operation has no {kind} as its result") from error
+            return encode(kind, rounded(kind, found))
 
         return _folded(bound, is_constant(left) and is_constant(right))
 
@@ -271,7 +278,9 @@ def _calculate(operator: str, left: Any, right: Any, whole: bool) -> Any:
     if not right:
         raise InvalidRequest("division by zero")
     if not whole:
-        return left / right if operator == "/" else type(left)(Decimal(left) % Decimal(right))
+        if operator == "/":
+            return left / right
+        return left % right if isinstance(left, Decimal) else math.fmod(left, right)
     quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
     return quotient if operator == "/" else left - right * quotient
 

@@ -84,7 +84,10 @@ def _long(number: int) -> bytes:
 
 
 def _day(milliseconds: int) -> bytes:
-    return (milliseconds // _MILLISECONDS_PER_DAY + _DATE_BIAS).to_bytes(4)
+    day = milliseconds // _MILLISECONDS_PER_DAY
+    if not -_DATE_BIAS <= day < _DATE_BIAS:
+        raise InvalidRequest(f"{milliseconds} ms since 1970 is beyond the dates there are")
+    return (day + _DATE_BIAS).to_bytes(4)
 
 
 def _date_ms(data: bytes) -> int:

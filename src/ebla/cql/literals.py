@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from typing import Any
 
 from ebla.cql.terms import (
     BlobLiteral,
@@ -35,6 +36,7 @@ _ISO = re.compile(r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?
 _ISO_WEEKS = re.compile(r"P(\d+)W")
 _ISO_LONG = re.compile(r"P(\d{4})-(\d{2})-(\d{2})T(\d{2}):(\d{2}):(\d{2})")
 
+_FLOAT_MAX = 3.4028235677973366e38
 _HOUR_NS = 3_600_000_000_000
 _MINUTE_NS = 60_000_000_000
 _SECOND_NS = 1_000_000_000
@@ -58,15 +60,18 @@ _TEXTS = frozenset({Scalar.ASCII, Scalar.TEXT})
 
 def parse_timestamp(text: str) -> int:
     """Milliseconds since 1970. Raises `ValueError`."""
-    if re.fullmatch(r"[+-]?\d+", text) and not re.fullmatch(r"\d{4}-.*", text):
+    if re.fullmatch(r"[+-]?\d+", text):
         return int(text)
     found = _TIMESTAMP.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"Unable to coerce '{text}' to a formatted date (long)")
     year, month, day, hour, minute, second, fraction, zone = found.groups()
-    days = days_of(int(year), int(month), int(day))
+    try:
+        days = days_of(int(year), int(month), int(day))
+        clock = datetime.time(int(hour or 0), int(minute or 0), int(second or 0))
+    except ValueError as error:
+        raise ValueError(f"Unable to coerce '{text}' to a formatted date (long): {error}") from error
     milliseconds = int((fraction or "0").ljust(3, "0")[:3])
-    clock = datetime.time(int(hour or 0), int(minute or 0), int(second or 0))
     seconds = clock.hour * 3600 + clock.minute * 60 + clock.second - _zone_seconds(zone)
     return (days * 86_400 + seconds) * 1000 + milliseconds
 
@@ -84,7 +89,10 @@ def parse_date(text: str) -> int:
     found = _DATE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"Unable to coerce '{text}' to a formatted date (long)")
-    return days_of(int(found[1]), int(found[2]), int(found[3]))
+    try:
+        return days_of(int(found[1]), int(found[2]), int(found[3]))
+    except ValueError as error:
+        raise ValueError(f"Unable to coerce '{text}' to a formatted date (long): {error}") from error
 
 
 def days_of(year: int, month: int, day: int) -> int:
@@ -100,9 +108,19 @@ def parse_time(text: str) -> int:
     if found is None:
         raise ValueError(f"Unable to coerce '{text}' to a formatted time (long)")
     hour, minute, second, fraction = found.groups()
-    checked = datetime.time(int(hour), int(minute), int(second or 0))
+    try:
+        checked = datetime.time(int(hour), int(minute), int(second or 0))
+    except ValueError as error:
+        raise ValueError(f"Unable to coerce '{text}' to a formatted time (long): {error}") from error
     seconds = checked.hour * 3600 + checked.minute * 60 + checked.second
     return seconds * _SECOND_NS + int((fraction or "0").ljust(9, "0"))
+
+
+def parse_inet(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError as error:
+        raise ValueError(f"Unable to make inet address from '{text}'") from error
 
 
 def parse_duration(text: str) -> Duration:
@@ -151,7 +169,7 @@ def literal_value(kind: CqlType, literal: Literal, name: str) -> bytes:
                 return encode(kind, value)
             case UuidLiteral(text=text) if kind.scalar in (Scalar.UUID, Scalar.TIMEUUID):
                 return encode(kind, uuid.UUID(text))
-            case BlobLiteral(digits=digits) if kind.scalar is Scalar.BLOB:
+            case BlobLiteral(digits=digits) if kind.scalar is Scalar.BLOB and len(digits) % 2 == 0:
                 return bytes.fromhex(digits)
             case DurationLiteral(text=text) if kind.scalar is Scalar.DURATION:
                 return encode(kind, parse_duration(text))
@@ -167,7 +185,7 @@ _FROM_STRING: dict[Scalar, Callable[[str], object]] = {
     Scalar.DATE: parse_date,
     Scalar.TIME: parse_time,
     Scalar.TIMESTAMP: parse_timestamp,
-    Scalar.INET: ipaddress.ip_address,
+    Scalar.INET: parse_inet,
 }
 
 
@@ -181,10 +199,7 @@ def _string_value(kind: ScalarType, text: str, literal: Literal, name: str) -> b
 def _number_value(kind: ScalarType, literal: NumberLiteral, name: str) -> bytes:
     scalar = kind.scalar
     if scalar in (Scalar.FLOAT, Scalar.DOUBLE):
-        number = float(literal.text)
-        if scalar is Scalar.FLOAT and math.isfinite(number) and abs(number) > 3.4028235677973366e38:
-            number = math.copysign(math.inf, number)
-        return encode(kind, number)
+        return encode(kind, rounded(kind, float(literal.text)))
     if scalar is Scalar.DECIMAL and literal.text not in ("NaN", "Infinity", "-Infinity"):
         return encode(kind, Decimal(literal.text))
     if literal.is_integer and (scalar in _INTEGERS or scalar in (Scalar.TIMESTAMP, Scalar.TIME)):
@@ -193,6 +208,13 @@ def _number_value(kind: ScalarType, literal: NumberLiteral, name: str) -> bytes:
         # As a number a date is counted from the least one there is, as its wire form is.
         return encode(kind, int(literal.text) - (1 << 31))
     raise _misfit(literal, kind, name)
+
+
+def rounded(kind: ScalarType, number: Any) -> Any:
+    """A number as its type holds it: a float that is too large is infinite."""
+    if kind.scalar is Scalar.FLOAT and math.isfinite(number) and abs(number) > _FLOAT_MAX:
+        return math.copysign(math.inf, number)
+    return number
 
 
 def _misfit(literal: Literal, kind: CqlType, name: str) -> InvalidRequest:
