@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from ebla.cql.bind import Binder, Bound, Receiver, Source
+from ebla.cql.compared_values import comparable
 from ebla.cql.results import Unset
 from ebla.cql.rows_out import Values
 from ebla.cql.statements import (
@@ -16,7 +17,6 @@ from ebla.cql.statements import (
 from ebla.cql.terms import FunctionCall, Term, TupleLiteral
 from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, TupleType
 from ebla.model.errors import InvalidRequest
-from ebla.model.ordered_values import encode_ordered
 from ebla.model.schema import Column, TableSchema
 from ebla.model.token import composite_key, token_of
 from ebla.model.values import split_elements, split_fields
@@ -75,11 +75,11 @@ class FilterBuilder:
         source = self._source(term, column.name, kind)
 
         def bound(request: Bound) -> Test:
-            wanted = encode_ordered(kind, _given(source(request), column.name))
+            wanted = comparable(kind, _given(source(request), column.name))
 
             def test(values: Values) -> bool:
                 value = values[place]
-                return value is not None and compare(encode_ordered(kind, value), wanted)
+                return value is not None and compare(comparable(kind, value), wanted)
 
             return test
 
@@ -90,11 +90,11 @@ class FilterBuilder:
         choices = self._choices(column, relation)
 
         def bound(request: Bound) -> Test:
-            wanted = {encode_ordered(kind, value) for value in choices(request)}
+            wanted = {comparable(kind, value) for value in choices(request)}
 
             def test(values: Values) -> bool:
                 value = values[place]
-                return value is not None and encode_ordered(kind, value) in wanted
+                return value is not None and comparable(kind, value) in wanted
 
             return test
 
@@ -142,12 +142,12 @@ class FilterBuilder:
 
         def bound(request: Bound) -> Test:
             wanted_key = _given(key(request), column.name)
-            wanted = encode_ordered(kind.value, _given(source(request), column.name))
+            wanted = comparable(kind.value, _given(source(request), column.name))
 
             def test(values: Values) -> bool:
                 parts = split_elements(values[place] or b"\0\0\0\0", 2)
                 found = dict(zip(parts[::2], parts[1::2])).get(wanted_key)
-                return found is not None and compare(encode_ordered(kind.value, found), wanted)
+                return found is not None and compare(comparable(kind.value, found), wanted)
 
             return test
 
@@ -163,7 +163,7 @@ class FilterBuilder:
         def key_of(values: Sequence[bytes | None]) -> tuple[bytes, ...] | None:
             if any(value is None for value in values):
                 return None
-            return tuple(encode_ordered(column.type, value or b"") for column, value in zip(columns, values))
+            return tuple(comparable(column.type, value or b"") for column, value in zip(columns, values))
 
         def bound(request: Bound) -> Test:
             wanted = [key_of(one) for one in choices(request)]
@@ -211,11 +211,11 @@ class FilterBuilder:
         compare = _COMPARE[relation.operator]
 
         def bound(request: Bound) -> Test:
-            wanted = encode_ordered(SCALARS["bigint"], _given(source(request), "token"))
+            wanted = comparable(SCALARS["bigint"], _given(source(request), "token"))
 
             def test(values: Values) -> bool:
                 token = token_of(composite_key([values[place] or b"" for place in places]))
-                return compare(encode_ordered(SCALARS["bigint"], int(token).to_bytes(8, signed=True)), wanted)
+                return compare(comparable(SCALARS["bigint"], int(token).to_bytes(8, signed=True)), wanted)
 
             return test
 

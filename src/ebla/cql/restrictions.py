@@ -1,10 +1,12 @@
 """WHERE, sorted out: what chooses partitions, what chooses rows in them, what must be looked at in each row. Pure."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ebla.cql.bind import Binder, Bound, Receiver, Source
+from ebla.cql.compared_values import holds_duration
 from ebla.cql.key_spans import SliceEnd
 from ebla.cql.results import Unset
 from ebla.cql.statements import (
@@ -26,8 +28,8 @@ FILTERING = (
     "Cannot execute this query as it might involve data filtering and thus may have unpredictable performance. "
     "If you want to execute this query despite the performance unpredictability, use ALLOW FILTERING"
 )
-CHOICES_MAX = 100
-"""Partitions, or rows of one, that IN may name in one statement by their product."""
+CHOICES_MAX = 10_000
+"""Partitions, or rows of each, that IN may name in one statement by their product."""
 
 _SLICES = (Operator.LESS, Operator.AT_MOST, Operator.GREATER, Operator.AT_LEAST)
 _LOWER = (Operator.GREATER, Operator.AT_LEAST)
@@ -92,12 +94,17 @@ class Restrictions:
 
     def partition_keys(self, request: Bound) -> list[bytes]:
         """Serialised, each once."""
-        products = itertools.product(*(group.choices(request) for group in self.partition))
+        if len(self.partition) == 1 and self.partition[0].is_single:
+            (values,) = self.partition[0].choices(request)
+            return [checked_key(composite_key(values))]
+        products = _products(self.partition, request, "partition key")
         keys = [checked_key(composite_key(list(itertools.chain.from_iterable(parts)))) for parts in products]
         return list(dict.fromkeys(keys))
 
     def clustering_values(self, request: Bound) -> list[tuple[bytes, ...]]:
-        products = itertools.product(*(group.choices(request) for group in self.clustering))
+        if not self.clustering:
+            return [()]
+        products = _products(self.clustering, request, "clustering key")
         return list(dict.fromkeys(tuple(itertools.chain.from_iterable(parts)) for parts in products))
 
     def token_range(self, request: Bound) -> tuple[int, int] | None:
@@ -123,6 +130,14 @@ class Restrictions:
                 case _:
                     pass
         return (low, high) if low <= high else None
+
+
+def _products(groups: Sequence[Group], request: Bound, what: str) -> Iterable[tuple[tuple[bytes, ...], ...]]:
+    choices = [group.choices(request) for group in groups]
+    count = math.prod(map(len, choices))
+    if count > CHOICES_MAX:
+        raise InvalidRequest(f"{what} cartesian product size {count} is greater than maximum {CHOICES_MAX}")
+    return itertools.product(*choices)
 
 
 def checked_key(key: bytes) -> bytes:
@@ -252,6 +267,8 @@ def _check_columns(schema: TableSchema, relations: Sequence[Relation]) -> None:
         for name in names_of(relation):
             if name not in schema.by_name:
                 raise InvalidRequest(f"Undefined column name {name} in table {schema.full_name}")
+        if relation.operator is Operator.NOT_EQUAL:
+            raise InvalidRequest(f'Unsupported "!=" relation: {", ".join(names_of(relation))}')
         if isinstance(relation, MultiColumnRelation):
             _check_together(schema, relation)
         if isinstance(relation, ColumnRelation):
@@ -291,13 +308,13 @@ def _check_operator(column: Column, relation: ColumnRelation) -> None:
         )
     if operator is Operator.IS_NOT_NULL:
         raise InvalidRequest("IS NOT NULL is for materialized views, which this release does not have")
-    if operator is Operator.NOT_EQUAL:
-        raise InvalidRequest(f'Unsupported "!=" relation: {column.name}')
     is_collection = operator in (Operator.CONTAINS, Operator.CONTAINS_KEY)
     if is_collection and isinstance(column.type, type(SCALARS["int"])):
         raise InvalidRequest(f"Cannot use {operator} on non-collection column {column.name}")
     if operator is Operator.CONTAINS_KEY and not isinstance(column.type, MapType):
         raise InvalidRequest(f"Cannot use CONTAINS KEY on non-map column {column.name}")
+    if operator in _SLICES and holds_duration(column.type):
+        raise InvalidRequest(f"Slice restrictions are not supported on duration columns ({column.name})")
     if is_multi_cell(column.type) and not is_collection:
         raise InvalidRequest(
             f"Collection column '{column.name}' ({column.type}) cannot be restricted by a '{operator}' relation"
@@ -476,9 +493,11 @@ def check_filtering(schema: TableSchema, found: Restrictions) -> None:
 def _check_clustering_filter(schema: TableSchema, found: Restrictions, column: Column) -> None:
     if column.kind is not ColumnKind.CLUSTERING:
         return
-    before = schema.clustering[min(found.clustering_width, column.position - 1)] if column.position else None
-    if before is None or before is column:
+    if column.position < found.clustering_width:
+        raise InvalidRequest(f'Column "{column.name}" cannot be restricted by both a relation of its own and a tuple')
+    if column.position == found.clustering_width:
         return
+    before = schema.clustering[found.clustering_width]
     if found.ends:
         raise InvalidRequest(
             f'Clustering column "{column.name}" cannot be restricted (preceding column "{before.name}" is restricted '

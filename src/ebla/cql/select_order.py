@@ -1,6 +1,6 @@
 """ORDER BY and DISTINCT: what they allow, in the words people know. Pure."""
 
-from ebla.cql.restrictions import Restrictions
+from ebla.cql.restrictions import Restrictions, names_of
 from ebla.cql.statements import Select, SelectedColumn
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import ColumnKind, TableSchema
@@ -51,8 +51,12 @@ def _fixed_columns(schema: TableSchema, restrictions: Restrictions) -> frozenset
 
 
 def check_distinct(schema: TableSchema, statement: Select, restrictions: Restrictions) -> None:
-    if restrictions.clustering or restrictions.ends:
-        raise InvalidRequest("SELECT DISTINCT with WHERE clause only supports restriction by partition key")
+    filtered = [schema.by_name[name].kind for relation in restrictions.filters for name in names_of(relation)]
+    within = any(kind not in (ColumnKind.PARTITION_KEY, ColumnKind.STATIC) for kind in filtered)
+    if restrictions.clustering or restrictions.ends or within:
+        raise InvalidRequest(
+            "SELECT DISTINCT with WHERE clause only supports restriction by partition key and/or static columns."
+        )
     names: list[str] = []
     for selector in statement.selectors:
         if not isinstance(selector, SelectedColumn):
