@@ -45,9 +45,15 @@ class Catalog:
     def keyspace(self, name: str) -> Keyspace:
         """One that users made."""
         found = self.view.snapshot.keyspaces.get(name)
+        if found is None and self.has_keyspace(name):
+            raise InvalidRequest(f"{name} keyspace is not user-modifiable.")
         if found is None:
             raise NotFound(f"Keyspace '{name}' does not exist")
         return found
+
+    def has_table(self, name: TableName, session_keyspace: str | None) -> bool:
+        keyspace = keyspace_of(name, session_keyspace)
+        return (keyspace, name.name) in self.virtual or self.view.snapshot.table_named(keyspace, name.name) is not None
 
     def table(self, name: TableName, session_keyspace: str | None) -> StoredTable | VirtualTable:
         keyspace = keyspace_of(name, session_keyspace)

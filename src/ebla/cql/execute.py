@@ -11,6 +11,7 @@ from ebla.cql.caches import Recent
 from ebla.cql.catalog import Catalog, StoredTable, VirtualTables
 from ebla.cql.list_elements import known_lists
 from ebla.cql.parser import parse
+from ebla.cql.plan_batch import BatchPlan, plan_batch
 from ebla.cql.plan_schema import SchemaPlan, plan_schema
 from ebla.cql.plan_select import SelectPlan, plan_select
 from ebla.cql.plan_writes import KnownLists, WriteMoment, WritePlan, plan_write
@@ -110,7 +111,7 @@ class ExecutorParts:
     limits: ExecutorLimits = field(default_factory=ExecutorLimits)
 
 
-Plan = SelectPlan | WritePlan | None
+Plan = SelectPlan | WritePlan | BatchPlan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +184,14 @@ class Executor:
     async def prepare(self, session: Session, text: str) -> Prepared:
         compiled = self._compile(text, session.keyspace)
         found = hashlib.md5(f"{session.keyspace or ''}{text}".encode(), usedforsecurity=False).digest()
-        self._prepared.put(found, compiled)
         plan = compiled.plan
+        if plan is None and compiled.parsed.markers:
+            raise InvalidRequest("bind markers are not allowed in this statement")
+        self._prepared.put(found, compiled)
         if plan is None:
-            if compiled.parsed.markers:
-                raise InvalidRequest("bind markers are not allowed in this statement")
             return Prepared(found, (), (), ())
+        if isinstance(plan, BatchPlan):
+            return Prepared(found, plan.variables, (), ())
         columns = plan.columns if isinstance(plan, SelectPlan) else ()
         return Prepared(found, plan.variables, plan.key_positions, columns, plan.schema.keyspace, plan.schema.name)
 
@@ -204,7 +207,7 @@ class Executor:
             raise TooLarge(f"a batch of {len(items)} statements is over {self._parts.limits.batch_statements_max}")
         moment = self._moment(parameters)
         mutations: list[Mutation] = []
-        for item in items:
+        for sequence, item in enumerate(items):
             compiled = self._item(session, item)
             if not isinstance(compiled.plan, WritePlan):
                 raise InvalidRequest(
@@ -212,7 +215,7 @@ class Executor:
                 )
             bound = self._bound(compiled, Parameters(parameters.level, item.values, item.names))
             known = await self._lists(compiled.plan, bound, parameters.level)
-            mutations += compiled.plan.mutations(bound, moment, known)
+            mutations += compiled.plan.mutations(bound, replace(moment, sequence=sequence), known)
         return await self._write_batch(kind, mutations, parameters.level, self._parts.limits.write_ms)
 
     # ---- compiling
@@ -231,6 +234,9 @@ class Executor:
 
     def _holds(self, compiled: Compiled) -> bool:
         schema = compiled.schema
+        if isinstance(compiled.plan, BatchPlan):
+            known = self._parts.view.current.schemas
+            return all(known.get(part.schema.id) is part.schema for part in compiled.plan.parts)
         return schema is None or self._parts.view.current.schemas.get(schema.id) is schema
 
     def _known(self, statement_id: bytes) -> Compiled:
@@ -264,6 +270,10 @@ class Executor:
             case Insert() | Update() | Delete():
                 schema = self._catalog().stored(statement.table, keyspace).schema
                 return Compiled(parsed, plan_write(statement, schema, parsed.markers), schema, text, keyspace)
+            case Batch():
+                catalog = self._catalog()
+                batch = plan_batch(statement, lambda name: catalog.stored(name, keyspace).schema, parsed.markers)
+                return Compiled(parsed, batch, None, text, keyspace)
             case _:
                 return Compiled(parsed, None, None, text, keyspace)
 
@@ -292,6 +302,8 @@ class Executor:
             return await self._write(session, compiled, plan, parameters)
         if isinstance(plan, SelectPlan):
             return await self._select(session, compiled, plan, parameters)
+        if isinstance(plan, BatchPlan):
+            return await self._batch_statement(compiled, plan, parameters)
         statement = compiled.parsed.statement
         match statement:
             case Use(keyspace=name):
@@ -301,14 +313,13 @@ class Executor:
                 return Answer(KeyspaceSet(name))
             case Describe():
                 return Answer(self._parts.describe(statement, self._catalog(), session))
-            case Batch():
-                return await self._batch_statement(session, compiled, statement, parameters)
             case Truncate(table=name):
                 schema = self._catalog().stored(name, session.keyspace).schema
                 await self._change(TruncateTableWish(schema.keyspace, schema.name))
                 return Answer(Void())
             case _ if isinstance(statement, SCHEMA_STATEMENTS):
-                return await self._change_schema(plan_schema(statement, self._catalog(), session.keyspace))
+                wanted = plan_schema(statement, self._catalog(), session.keyspace)
+                return NOTHING if wanted is None else await self._change_schema(wanted)
             case _:
                 raise InvalidRequest("this statement has no place here")
 
@@ -392,26 +403,15 @@ class Executor:
 
     # ---- batches
 
-    async def _batch_statement(
-        self, session: Session, compiled: Compiled, statement: Batch, parameters: Parameters
-    ) -> Answer:
-        """BEGIN BATCH … APPLY BATCH as one statement; its markers are numbered through."""
-        catalog = self._catalog()
+    async def _batch_statement(self, compiled: Compiled, plan: BatchPlan, parameters: Parameters) -> Answer:
         moment = self._moment(parameters)
-        values = arranged(parameters, compiled.parsed.markers, ())
-        bound = Bound(values, self._parts.clock.wall_us(), self._parts.chance.bytes)
+        bound = self._bound(compiled, parameters)
         mutations: list[Mutation] = []
-        for one in statement.statements:
-            if statement.using.timestamp is not None:
-                if one.using.timestamp is not None:
-                    raise InvalidRequest("Timestamp must be set either on BATCH or individual statements")
-                using = replace(one.using, timestamp=statement.using.timestamp)
-                one = replace(one, using=using)
-            table = catalog.stored(one.table, session.keyspace)
-            plan = plan_write(one, table.schema, compiled.parsed.markers, part_of_batch=True)
-            known = await self._lists(plan, bound, parameters.level)
-            mutations += plan.mutations(bound, moment, known)
-        return await self._write_batch(statement.kind, mutations, parameters.level, self._parts.limits.write_ms)
+        for sequence, part in enumerate(plan.parts):
+            known = await self._lists(part, bound, parameters.level)
+            mutations += part.mutations(bound, replace(moment, sequence=sequence), known)
+        wait_ms = timeout_ms(plan.timeout, bound, self._parts.limits.write_ms)
+        return await self._write_batch(plan.kind, mutations, parameters.level, wait_ms)
 
     async def _write_batch(
         self, kind: BatchKind, mutations: Sequence[Mutation], level: ConsistencyLevel, wait_ms: int

@@ -2,42 +2,54 @@
 
 from ebla.cql.bind import Bound
 from ebla.cql.plan_writes import KnownLists, WritePlan
-from ebla.cql.select_rows import Reader, spans_of
-from ebla.model.errors import InvalidRequest
+from ebla.cql.row_changes import ListElements
+from ebla.cql.select_rows import Reader, head_spans, spans_of
 from ebla.model.rows import Row, without_covered
+from ebla.model.schema import ColumnKind
 from ebla.request.parts import ReadQuery
 from ebla.storage.live_rows import is_head
 from ebla.storage.row_codec import decode_head, decode_row
+from ebla.wire.row_messages import Span
 
-ROWS_MAX = 2
+CHUNK_ROWS = 1_000
 
 
 async def known_lists(plan: WritePlan, request: Bound, reader: Reader) -> KnownLists:
     schema = plan.schema
     now_s = request.now_us // 1_000_000
-    spans = spans_of(schema, plan.restrictions, request, heads=bool(schema.static))
-    if not spans:
-        return {}
-    page = await reader.read(ReadQuery(schema.id, tuple(spans), ROWS_MAX, now_s))
     known: KnownLists = {}
-    for _, value in page.items:
-        if is_head(value):
-            head = decode_head(value)
-            row = head.static if head.deletion is None else without_covered(head.static, head.deletion)
-        else:
-            row = decode_row(value, schema.layouts)
-        for column in plan.lists_read:
-            elements = _elements(row, column.number, now_s)
-            if elements and column.number in known:
-                raise InvalidRequest(f"elements of the list {column.name} can be named in one row only")
-            if elements:
-                known[column.number] = elements
+    spans = _spans(plan, request)
+    position = b""
+    while spans:
+        page = await reader.read(ReadQuery(schema.id, spans, CHUNK_ROWS, now_s, position=position))
+        for key, value in page.items:
+            known[key] = _lists(plan, _row(plan, value), now_s)
+        position = page.position
+        if not position:
+            break
     return known
 
 
-def _elements(row: Row, number: int, now_s: int) -> list[tuple[bytes, bytes]]:
-    found = row.collections.get(number)
-    if found is None:
-        return []
-    live = ((path, cell.value) for path, cell in sorted(found.cells.items()) if cell.is_live(now_s))
-    return [(path, value) for path, value in live if value is not None]
+def _spans(plan: WritePlan, request: Bound) -> tuple[Span, ...]:
+    """The rows that are written, or the heads of their partitions: what the lists are part of."""
+    statics = [column.kind is ColumnKind.STATIC for column in plan.lists_read]
+    if all(statics):
+        return tuple(head_spans(plan.restrictions, request))
+    return tuple(spans_of(plan.schema, plan.restrictions, request, heads=any(statics)))
+
+
+def _row(plan: WritePlan, value: bytes) -> Row:
+    if not is_head(value):
+        return decode_row(value, plan.schema.layouts)
+    head = decode_head(value)
+    return head.static if head.deletion is None else without_covered(head.static, head.deletion)
+
+
+def _lists(plan: WritePlan, row: Row, now_s: int) -> ListElements:
+    found: ListElements = {}
+    for column in plan.lists_read:
+        elements = row.collections.get(column.number)
+        if elements is not None:
+            live = ((path, cell.value) for path, cell in sorted(elements.cells.items()) if cell.is_live(now_s))
+            found[column.number] = [(path, value) for path, value in live if value is not None]
+    return found

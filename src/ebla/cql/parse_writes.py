@@ -1,5 +1,7 @@
 """INSERT, UPDATE, DELETE, BATCH, TRUNCATE."""
 
+from collections.abc import Sequence
+
 from ebla.cql.lexer import Kind
 from ebla.cql.parse_terms import simple_term, term
 from ebla.cql.parse_where import table_name, using, where
@@ -55,10 +57,19 @@ def update(reader: Reader) -> Update:
     assignments = [_assignment(reader)]
     while reader.accept_sign(","):
         assignments.append(_assignment(reader))
+    _check_once(reader, assignments)
     reader.expect_word("WHERE")
     relations = where(reader)
     _refuse_condition(reader)
     return Update(table, tuple(assignments), relations, times)
+
+
+def _check_once(reader: Reader, assignments: Sequence[Assignment]) -> None:
+    """A column that is assigned as a whole has no other change beside it."""
+    columns = [one.column for one in assignments]
+    for one in assignments:
+        if isinstance(one, Assign) and columns.count(one.column) > 1:
+            reader.fail(f"after multiple incompatible settings of column {one.column}")
 
 
 def _assignment(reader: Reader) -> Assignment:

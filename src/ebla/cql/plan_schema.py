@@ -79,11 +79,14 @@ class SchemaPlan:
     change: SchemaChanged
 
 
-def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: str | None) -> SchemaPlan:
+def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: str | None) -> SchemaPlan | None:
+    """None where IF EXISTS leaves nothing to do."""
     match statement:
         case CreateKeyspace(name=name, if_not_exists=lenient):
             keyspace = _keyspace(name, statement.properties, catalog, None)
             return SchemaPlan(CreateKeyspaceWish(keyspace, lenient), _of_keyspace(ChangeKind.CREATED, name))
+        case AlterKeyspace(name=name, if_exists=True) if name not in catalog.view.snapshot.keyspaces:
+            return None
         case AlterKeyspace(name=name):
             keyspace = _keyspace(name, statement.properties, catalog, catalog.keyspace(name))
             return SchemaPlan(AlterKeyspaceWish(keyspace), _of_keyspace(ChangeKind.UPDATED, name))
@@ -91,6 +94,8 @@ def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: 
             return SchemaPlan(DropKeyspaceWish(name, lenient), _of_keyspace(ChangeKind.DROPPED, name))
         case CreateTable():
             return _create_table(statement, session_keyspace)
+        case AlterTable(table=table, if_exists=True) if not catalog.has_table(table, session_keyspace):
+            return None
         case AlterTable():
             return _alter_table(statement, catalog, session_keyspace)
         case DropTable(table=table, if_exists=lenient):
@@ -113,9 +118,12 @@ def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keysp
     given = properties.get("replication")
     if given is None and before is None:
         raise BadConfiguration("Missing mandatory replication strategy class")
-    durable = _boolean(properties.get("durable_writes"), "durable_writes", default=True)
+    kept = before is None or before.durable_writes
+    durable = _boolean(properties.get("durable_writes"), "durable_writes", default=kept)
     on_tablets, initial = _tablets(properties.get("tablets"))
     if before is not None:
+        if on_tablets not in (None, before.on_tablets):
+            raise InvalidRequest("a keyspace is on tablets or on vnodes from its beginning on: that cannot be altered")
         replication = before.replication if given is None else _replication(given, catalog)
         return msgspec.structs.replace(before, replication=replication, durable_writes=durable)
     assert given is not None

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from ebla.cql import row_changes
 from ebla.cql.bind import Binder, Bound, Receiver, Source
 from ebla.cql.key_spans import row_spans
-from ebla.cql.restrictions import Restrictions, names_of, sort_out
+from ebla.cql.restrictions import Restrictions, check_filtering, names_of, sort_out
 from ebla.cql.results import ColumnSpec, Unset
-from ebla.cql.row_changes import Change, Draft, Times
+from ebla.cql.row_changes import Change, Draft, ListElements, Times
 from ebla.cql.statements import (
     Assign,
     AssignElement,
@@ -40,8 +40,8 @@ _KEYS = (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
 _PLAIN_MARKED = int(Flag.PLAIN | Flag.MARKED)
 _PLAIN = int(Flag.PLAIN)
 
-KnownLists = dict[int, list[tuple[bytes, bytes]]]
-"""Live elements of lists by column number: path and value, in order."""
+KnownLists = dict[bytes, ListElements]
+"""Live elements of lists, by the key of the row that has them (static ones: of the head)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class WriteMoment:
 
     timestamp_us: int
     now_s: int
+    sequence: int = 0
+    """Of the statement in its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,7 @@ class WritePlan:
     def _head_items(self, prefix: bytes, request: Bound, times: Times, known: KnownLists) -> Iterable[Item]:
         head = EMPTY_HEAD
         if self.static_changes:
-            draft = Draft(times, known_lists=known)
-            for change in self.static_changes:
-                change(draft, request)
+            draft = self._draft(self.static_changes, request, times, known.get(head_key(prefix), {}))
             head = Head(static=Row(None, None, draft.cells, draft.collections))
         if self.deletes_rows and not self._names_rows:
             head = self._range_head(prefix, request, times)
@@ -120,17 +120,28 @@ class WritePlan:
         if not (self.row_changes or self.marks_row or (self.deletes_rows and self._names_rows)):
             return
         schema = self.schema
-        draft = Draft(times, known_lists=known)
-        for change in self.row_changes:
-            change(draft, request)
+        keys = [
+            row_key(prefix, encode_clustering(schema.clustering, values))
+            for values in self.restrictions.clustering_values(request)
+        ]
+        if self.lists_read:
+            yield from ((key, row) for key in keys if (row := self._row(request, times, known.get(key, {}))))
+        elif row := self._row(request, times, {}):
+            yield from ((key, row) for key in keys)
+
+    def _row(self, request: Bound, times: Times, known: ListElements) -> bytes:
+        """What is written of a row; nothing where nothing is given."""
+        draft = self._draft(self.row_changes, request, times, known)
         marker = RowMarker(times.timestamp_us, times.ttl_s, times.expires_s) if self.marks_row else None
         deletion = times.deletion() if self.deletes_rows else None
         row = Row(marker, deletion, draft.cells, draft.collections)
-        if row == Row():
-            return
-        value = encode_row(row, schema.version, schema.layouts[-1])
-        for values in self.restrictions.clustering_values(request):
-            yield row_key(prefix, encode_clustering(schema.clustering, values)), value
+        return b"" if row == Row() else encode_row(row, self.schema.version, self.schema.layouts[-1])
+
+    def _draft(self, changes: Sequence[Change], request: Bound, times: Times, known: ListElements) -> Draft:
+        draft = Draft(times, known_lists=known)
+        for draft.turn, change in enumerate(changes):
+            change(draft, request)
+        return draft
 
     # ---- times
 
@@ -144,7 +155,7 @@ class WritePlan:
                 timestamp_us = int.from_bytes(given, signed=True)
         if timestamp_us == -(1 << 63):
             raise InvalidRequest(f"Out of bound timestamp, must be in [{-(1 << 63) + 1}, {(1 << 63) - 1}]")
-        return Times(timestamp_us, self._ttl_s(request), moment.now_s)
+        return Times(timestamp_us, self._ttl_s(request), moment.now_s, moment.sequence)
 
     def _ttl_s(self, request: Bound) -> int:
         default_s = self.schema.options.default_ttl_s
@@ -200,7 +211,7 @@ class PlainInsert:
 def plan_write(
     statement: Modification, schema: TableSchema, markers: tuple[Marker, ...], *, part_of_batch: bool = False
 ) -> WritePlan:
-    """Raises `InvalidRequest` with what is wrong. `part_of_batch`: some of the markers belong to other statements."""
+    """Raises `InvalidRequest` with what is wrong. Of `markers`, a part of a batch may have only some."""
     builder = _Builder(schema, Binder(schema.keyspace, schema.name, markers), part_of_batch)
     match statement:
         case Insert():
@@ -351,10 +362,10 @@ class _Builder:
         found = sort_out(self.schema, relations, self.binder)
         if found.tokens:
             raise InvalidRequest("The token function cannot be used in WHERE clauses for UPDATE and DELETE statements")
-        if found.filters:
-            self._refuse_filters(found)
         if found.ends and not slices:
             raise InvalidRequest("Slice restrictions are not supported on the clustering columns in this statement")
+        if found.filters:
+            self._refuse_filters(found)
         return found
 
     def _refuse_filters(self, found: Restrictions) -> None:
@@ -371,10 +382,7 @@ class _Builder:
             raise InvalidRequest(
                 "Only EQ and IN relation are supported on the partition key (unless you use the token() function)"
             )
-        before = self.schema.clustering[found.clustering_width].name
-        raise InvalidRequest(
-            f'PRIMARY KEY column "{names[0]}" cannot be restricted as preceding column "{before}" is not restricted'
-        )
+        check_filtering(self.schema, found)
 
     def _refuse_missing(self) -> None:
         names = ", ".join(column.name for column in self.schema.partition_key)
@@ -400,7 +408,7 @@ class _Builder:
         timeout = self._using(using.timeout, "[timeout]", SCALARS["duration"])
         return WritePlan(
             self.schema,
-            () if self.part_of_batch else self.binder.variables(),
+            self.binder.variables(all_known=not self.part_of_batch),
             key_positions(restrictions),
             restrictions,
             tuple(self.row),

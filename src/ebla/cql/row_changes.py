@@ -18,6 +18,11 @@ from ebla.model.values import split_elements
 
 PREPENDED = 1 << 63
 ELEMENT_BYTES_MAX = 65_535
+_PLACE_BITS, _TURN_BITS, _ORDER_BITS = 24, 16, 39
+"""The lower half of a list element's path: which change wrote it, and its place in that."""
+
+ListElements = dict[int, list[tuple[bytes, bytes]]]
+"""Live elements of a row's lists by column number: path and value, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class Times:
     timestamp_us: int
     ttl_s: int
     now_s: int
+    sequence: int = 0
+    """Of the statement in its batch: those that add to one list all have the same time."""
 
     @property
     def expires_s(self) -> int:
@@ -50,13 +57,20 @@ class Draft:
     times: Times
     cells: dict[int, Cell] = field(default_factory=dict)
     collections: dict[int, Elements] = field(default_factory=dict)
-    known_lists: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
-    """Live elements of lists that had to be read first: by column, path and value in order."""
+    turn: int = 0
+    """Of the change in its statement."""
+    known_lists: ListElements = field(default_factory=dict)
+    """Of lists that had to be read first."""
 
     def add_elements(self, number: int, cells: dict[bytes, Cell], deletion: Deletion | None = None) -> None:
         before = self.collections.get(number, Elements())
         newest = before.deletion if deletion is None else deletion
         self.collections[number] = Elements(newest, {**before.cells, **cells})
+
+    @property
+    def order(self) -> int:
+        """Of this change among those of one batch."""
+        return self.times.sequence << _TURN_BITS | self.turn
 
 
 Change = Callable[[Draft, Bound], None]
@@ -87,17 +101,19 @@ def _assign_collection(column: Column, source: Source) -> Change:
         if value is None:
             draft.add_elements(number, {}, draft.times.deletion())
             return
-        draft.add_elements(number, element_cells(column, kind, value, draft.times), draft.times.deletion_before())
+        draft.add_elements(number, element_cells(column, kind, value, draft), draft.times.deletion_before())
 
     return change
 
 
-def element_cells(column: Column, kind: CqlType, value: bytes, times: Times) -> dict[bytes, Cell]:
+def element_cells(column: Column, kind: CqlType, value: bytes, draft: Draft) -> dict[bytes, Cell]:
     """The cells of a collection given whole, in wire form."""
+    times = draft.times
     match kind:
         case ListType():
             parts = [_element(column, part) for part in split_elements(value, 1)]
-            return {list_path(times.timestamp_us, place): times.live(part) for place, part in enumerate(parts)}
+            first = draft.order << _PLACE_BITS
+            return {list_path(times.timestamp_us, first + place): times.live(part) for place, part in enumerate(parts)}
         case SetType():
             return {_path(column, part): times.live(b"") for part in split_elements(value, 1)}
         case MapType():
@@ -137,7 +153,7 @@ def append(column: Column, source: Source) -> Change:
         value = source(request)
         if value is None or isinstance(value, Unset):
             return
-        draft.add_elements(number, element_cells(column, kind, value, draft.times))
+        draft.add_elements(number, element_cells(column, kind, value, draft))
 
     return change
 
@@ -151,9 +167,10 @@ def prepend(column: Column, source: Source) -> Change:
         if value is None or isinstance(value, Unset):
             return
         front = (PREPENDED - draft.times.timestamp_us).to_bytes(8)
+        first = ((1 << _ORDER_BITS) - 1 - draft.order) << _PLACE_BITS
         parts = [_element(column, part) for part in split_elements(value, 1)]
         draft.add_elements(
-            number, {front + place.to_bytes(8): draft.times.live(part) for place, part in enumerate(parts)}
+            number, {front + (first + place).to_bytes(8): draft.times.live(part) for place, part in enumerate(parts)}
         )
 
     return change
@@ -185,7 +202,7 @@ def assign_element(column: Column, key: Source, source: Source) -> Change:
         value = source(request)
         if isinstance(value, Unset):
             return
-        path = _place(draft, column, key(request))
+        path = _place(draft, column, key(request), "set an element on")
         draft.add_elements(number, {path: draft.times.dead() if value is None else draft.times.live(value)})
 
     return change
@@ -196,7 +213,8 @@ def delete_element(column: Column, key: Source) -> Change:
     number = column.number
 
     def change(draft: Draft, request: Bound) -> None:
-        draft.add_elements(number, {_place(draft, column, key(request)): draft.times.dead()})
+        path = _place(draft, column, key(request), "delete an element from")
+        draft.add_elements(number, {path: draft.times.dead()})
 
     return change
 
@@ -212,7 +230,7 @@ def delete_column(column: Column) -> Change:
     return change
 
 
-def _place(draft: Draft, column: Column, key: bytes | Unset | None) -> bytes:
+def _place(draft: Draft, column: Column, key: bytes | Unset | None, act: str) -> bytes:
     """The path of an element by its key or index."""
     word = "list index" if isinstance(column.type, ListType) else "map key"
     if key is None:
@@ -224,7 +242,7 @@ def _place(draft: Draft, column: Column, key: bytes | Unset | None) -> bytes:
     known = draft.known_lists.get(column.number, [])
     index = int.from_bytes(key, signed=True)
     if not known:
-        raise InvalidRequest(f"Attempted to set an element on a list which is null ({column.name})")
+        raise InvalidRequest(f"Attempted to {act} a list which is null ({column.name})")
     if not 0 <= index < len(known):
         raise InvalidRequest(f"List index {index} out of bound, list has size {len(known)}")
     return known[index][0]

@@ -52,6 +52,10 @@ def spans_of(schema: TableSchema, restrictions: Restrictions, request: Bound, *,
     return coalesce(spans)
 
 
+def head_spans(restrictions: Restrictions, request: Bound) -> list[Span]:
+    return coalesce(_head_span(prefix) for prefix in prefixes_of(restrictions, request))
+
+
 def prefixes_of(restrictions: Restrictions, request: Bound) -> list[bytes]:
     return [partition_prefix(token_of(key), key) for key in restrictions.partition_keys(request)]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from ebla.cql.catalog import VirtualTable, VirtualTables
+from ebla.cql.lexer import Kind, tokens_of
 from ebla.cql.system_tables.declared import Row, Shown, declared, nothing
 from ebla.cql.system_tables.facts import NodeFacts
 from ebla.model.schema import Column, ColumnKind, TableSchema
@@ -251,12 +252,12 @@ def _number(given: Mapping[str, str], name: str, usual: float) -> float:
 
 def _text(given: Mapping[str, str], name: str, usual: str) -> str:
     text = given.get(name)
-    return usual if text is None else text.strip("'").replace("''", "'")
+    return usual if text is None else tokens_of(text)[0].text
 
 
 def _map(given: Mapping[str, str], name: str, usual: dict[str, str]) -> dict[str, str]:
     text = given.get(name)
     if text is None or not text.startswith("{"):
         return usual
-    pairs = [pair.split(": ", 1) for pair in text[1:-1].split(", ") if ": " in pair]
-    return {key.strip("'"): value.strip("'") for key, value in pairs}
+    strings = [token.text for token in tokens_of(text) if token.kind is Kind.STRING]
+    return dict(zip(strings[::2], strings[1::2], strict=True))

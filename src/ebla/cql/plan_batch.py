@@ -1,0 +1,56 @@
+"""BEGIN BATCH … APPLY BATCH compiled as one statement, whose markers are numbered through."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ebla.cql.bind import Binder, Receiver, Source
+from ebla.cql.plan_writes import WritePlan, plan_write
+from ebla.cql.results import ColumnSpec
+from ebla.cql.statements import Batch, BatchKind, Modification, TableName
+from ebla.cql.terms import Marker
+from ebla.model.cql_types import SCALARS
+from ebla.model.errors import InvalidRequest
+from ebla.model.schema import TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    kind: BatchKind
+    parts: tuple[WritePlan, ...]
+    variables: tuple[ColumnSpec, ...]
+    timeout: Source | None
+
+
+def plan_batch(
+    statement: Batch, schema_of: Callable[[TableName], TableSchema], markers: tuple[Marker, ...]
+) -> BatchPlan:
+    """Raises `InvalidRequest` with what is wrong."""
+    using = statement.using
+    parts: list[WritePlan] = []
+    variables: list[ColumnSpec] = []
+    outer = Binder("", "", markers)
+    if using.timestamp is not None:
+        outer.source(using.timestamp, Receiver("[timestamp]", SCALARS["bigint"]))
+    timeout = None if using.timeout is None else outer.source(using.timeout, Receiver("[timeout]", SCALARS["duration"]))
+    own = outer.variables(all_known=False)
+    for one in statement.statements:
+        schema = schema_of(one.table)
+        plan = plan_write(_timed(one, statement), schema, markers, part_of_batch=True)
+        parts.append(plan)
+        # The batch's own timestamp stands in every part and counts once: it is the first of the text.
+        shared = 1 if isinstance(using.timestamp, Marker) else 0
+        variables += plan.variables[shared:]
+    if own and parts:
+        own = tuple(replace(spec, keyspace=parts[0].schema.keyspace, table=parts[0].schema.name) for spec in own)
+    found = (*own, *variables)
+    if len(found) != len(markers):
+        raise InvalidRequest("some bind markers have no place where their type would be known")
+    return BatchPlan(statement.kind, tuple(parts), found, timeout)
+
+
+def _timed(one: Modification, batch: Batch) -> Modification:
+    if batch.using.timestamp is None:
+        return one
+    if one.using.timestamp is not None:
+        raise InvalidRequest("Timestamp must be set either on BATCH or individual statements")
+    return replace(one, using=replace(one.using, timestamp=batch.using.timestamp))
