@@ -20,8 +20,8 @@ QUICK = (
     "limits.peer_heartbeat_ms=100",
     "limits.peer_silence_ms=1000",
     "limits.child_heartbeat_ms=100",
-    "limits.feed_silence_ms=1000",
-    "limits.child_silence_ms=2000",
+    "limits.feed_silence_ms=1500",
+    "limits.child_silence_ms=3000",
     "limits.child_restart_pause_ms=50",
     "limits.free_disk_bytes_min=0",
 )
@@ -78,7 +78,7 @@ class LocalNodes:
         self.wait_all_up()
 
     def wait_all_up(self) -> None:
-        eventually(lambda: self.view().all_up, "every node is up and sees the others", 40.0)
+        eventually(lambda: self.view().all_up, "every node is up, sees the others and serves", 90.0)
 
     def view(self) -> ClusterView:
         return asyncio.run(_view(self.nodes))

@@ -5,11 +5,12 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from tests.cluster.group0_load import ask
 
@@ -36,8 +37,10 @@ from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequ
 from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaAnswer, SchemaRequest
 from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, SCHEMA, A, Q, Verb
 
+T = TypeVar("T")
 DEADLINE_MS = 4_000
 SCHEMA_MS = 20_000
+PATIENCE_S = 20.0
 NOW_S = 1
 COLUMNS = (
     Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
@@ -135,21 +138,41 @@ def ask_shard(node: LocalNode, shard: int, verb: Verb[Q, A], request: Q, deadlin
 def write_numbers(
     rows: Numbers, at: tuple[LocalNode, int], numbers: dict[int, int], level: ConsistencyLevel = QUORUM
 ) -> None:
+    """Until they are acknowledged: the same numbers have the same timestamps, so a write may be repeated."""
+
     async def run() -> None:
         async with asking_shard(*at) as shard:
             await rows.write(shard, numbers, level)
 
-    asyncio.run(run())
+    _patiently(lambda: asyncio.run(run()), PATIENCE_S)
 
 
 def read_numbers(
     rows: Numbers, at: tuple[LocalNode, int], keys: Sequence[int], level: ConsistencyLevel = QUORUM
+) -> list[int | None]:
+    """A machine that is busy enough makes a shard lose its right to serve for a moment."""
+    return _patiently(lambda: read_once(rows, at, keys, level), PATIENCE_S)
+
+
+def read_once(
+    rows: Numbers, at: tuple[LocalNode, int], keys: Sequence[int], level: ConsistencyLevel
 ) -> list[int | None]:
     async def run() -> list[int | None]:
         async with asking_shard(*at) as shard:
             return [await rows.read(shard, key, level) for key in keys]
 
     return asyncio.run(run())
+
+
+def _patiently(work: Callable[[], T], seconds: float) -> T:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return work()
+        except EblaError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.05)
 
 
 @dataclass(slots=True)
@@ -165,10 +188,14 @@ class RowsLoad:
     """A context: a client per shard given, each with keys of its own, writes at QUORUM and reads back in between."""
 
     KEYS_EACH = 25
+    KEYS_APART = 1_000_000
+    _loads = itertools.count(1)
 
     def __init__(self, rows: Numbers, shards: Sequence[tuple[LocalNode, int]]) -> None:
         self._rows = rows
         self._shards = list(shards)
+        # Apart from those of every other load: what that one left would hide what this one loses.
+        self._first_key = next(self._loads) * self.KEYS_APART
         self.stories: dict[int, KeyStory] = {}
         self.lost: list[str] = []
         self.errors: dict[str, int] = {}
@@ -210,7 +237,8 @@ class RowsLoad:
 
     async def _client(self, number: int) -> None:
         """Moves on to the next shard when one fails: as a driver does."""
-        keys = range(number * self.KEYS_EACH, (number + 1) * self.KEYS_EACH)
+        first = self._first_key + number * self.KEYS_EACH
+        keys = range(first, first + self.KEYS_EACH)
         for key in keys:
             self.stories[key] = KeyStory()
         turn = itertools.cycle(keys)
