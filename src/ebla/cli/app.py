@@ -12,14 +12,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli import group0, local_cluster, ring, row, store, table, up
+from ebla.cli import cqlsh, group0, local_cluster, ring, row, store, table, up
 from ebla.cli.asking import ask_all, ask_contact
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
 from ebla.cli.renewal import renew_certificates
 from ebla.cli.status_table import as_lines, as_table
 from ebla.cli.telling import errors_told
 from ebla.client.cluster_view import ClusterView, NodeState, view_of
+from ebla.cql.login import hash_password
 from ebla.model.errors import InvalidRequest
+from ebla.options import Authenticator, ClientTls
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.hand_over import new_join_token
 from ebla.runtime.system_chance import SystemChance
@@ -41,6 +43,7 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
 
 [bold]Tables[/bold]
 
+  ebla cqlsh                  Cassandra's shell; any driver works too: Cluster(["127.0.0.1"])
   ebla table create a.b "k int PRIMARY KEY, v text"
   ebla row put a.b k=1 v=hello
   ebla row get a.b k=1
@@ -76,6 +79,8 @@ app.command("tablets")(ring.tablets)
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
 DATA_DEFAULT = Path("data")
+CQL_PORT = 9042
+"""Where drivers look."""
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -143,6 +148,29 @@ def down(data: Data = DATA_DEFAULT) -> None:
         ran = up.take_down(up.Started(_nodes_of(data)), "ebla down")
         names = ", ".join(node.name for node in ran)
         console.print(f"stopped {names}" if ran else f"nothing runs in {escape(str(data))}", highlight=False)
+
+
+@app.command("cqlsh", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def cqlsh_command(
+    context: typer.Context,
+    data: Data = DATA_DEFAULT,
+    environment: Annotated[
+        Path | None,
+        typer.Option("--environment", metavar="DIR", help="Where cqlsh is installed; by default in the user's cache."),
+    ] = None,
+) -> None:
+    """Start cqlsh against a node of this machine. It is installed when it is first wanted.
+
+    Whatever else is given goes to cqlsh: ebla cqlsh -e "SELECT * FROM system.local"
+    """
+    with errors_told():
+        nodes = _nodes_of(data)
+        running = next((each for each in nodes if each.running_pid() is not None), None)
+        if running is None:
+            raise InvalidRequest(f"no node runs in {data}", advice="start them with `ebla up`")
+        say = Console(stderr=True, highlight=False, markup=False).print
+        python = cqlsh.ensure_installed(environment or cqlsh.default_environment(), cqlsh.run_step, say)
+        cqlsh.become(python, running, context.args)
 
 
 @app.command()
@@ -223,6 +251,16 @@ def renew(data: Data = DATA_DEFAULT) -> None:
             sys.stdout.write(f"{each.name}  renewed  {taken}\n")
 
 
+@app.command("hash-password")
+def hash_password_command(
+    password: Annotated[
+        str, typer.Option("--password", prompt=True, hide_input=True, confirmation_prompt=True, metavar="TEXT")
+    ],
+) -> None:
+    """Print the hash of a password, for `superuser_password_hash` in the options of the nodes."""
+    sys.stdout.write(f"{hash_password(password, SystemChance())}\n")
+
+
 @app.command()
 def demo(
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another seed is another run.")] = 7,
@@ -251,7 +289,16 @@ def _print_addresses(console: Console, nodes: list[LocalNode], data: Path) -> No
         line = f"  {each.name}  control {each.options.control_address}  shards {shards}  log {each.folder.log}"
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     flag = "" if data == DATA_DEFAULT else f" --data {data}"
-    console.print(f"look: ebla status{flag}    stop: ebla down{flag}", soft_wrap=True, highlight=False, markup=False)
+    first = nodes[0].options
+    tls = ", ssl_context=…" if first.client_tls is ClientTls.ON else ""
+    user = ", auth_provider=…" if first.authenticator is Authenticator.PASSWORD else ""
+    port = "" if first.ports.cql == CQL_PORT else f", port={first.ports.cql}"
+    for line in (
+        f"shell:   ebla cqlsh{flag}    or any cqlsh: cqlsh {first.address} {first.ports.cql}",
+        f'python:  Cluster(["{first.address}"]{port}{user}{tls})    with scylla-driver or cassandra-driver',
+        f"look:    ebla status{flag}    stop: ebla down{flag}",
+    ):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _show(view: ClusterView, console: Console, *, as_json: bool) -> None:
