@@ -15,6 +15,7 @@ from ebla.cql.plan_batch import BatchPlan, plan_batch
 from ebla.cql.plan_schema import SchemaPlan, plan_schema
 from ebla.cql.plan_select import SelectPlan, plan_select
 from ebla.cql.plan_writes import KnownLists, WriteMoment, WritePlan, plan_write
+from ebla.cql.point_select import PointSelect, point_select
 from ebla.cql.results import (
     Answer,
     BatchItem,
@@ -57,6 +58,7 @@ from ebla.model.values import decode_duration
 from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
 from ebla.request.parts import Mutation, ReadPage, ReadQuery
+from ebla.request.read_plan import ANY_ONE
 from ebla.wire.schema_messages import SchemaAnswer, SchemaWish, TruncateTableWish
 from ebla.wire.topology_view import TopologyView
 
@@ -125,6 +127,8 @@ class Compiled:
     text: str
     keyspace: str | None
     """The connection's, when it was compiled."""
+    point: PointSelect | None = None
+    """The short way, where the plan has one."""
 
 
 class _BoundReader:
@@ -265,8 +269,10 @@ class Executor:
                 raise InvalidRequest(f"{what} are not supported in this release")
             case Select(table=name):
                 table = self._catalog().table(name, keyspace)
-                schema = table.schema if isinstance(table, StoredTable) else None
-                return Compiled(parsed, plan_select(statement, table, parsed.markers), schema, text, keyspace)
+                plan = plan_select(statement, table, parsed.markers)
+                if not isinstance(table, StoredTable):
+                    return Compiled(parsed, plan, None, text, keyspace)
+                return Compiled(parsed, plan, table.schema, text, keyspace, point_select(plan, table.id))
             case Insert() | Update() | Delete():
                 schema = self._catalog().stored(statement.table, keyspace).schema
                 return Compiled(parsed, plan_write(statement, schema, parsed.markers), schema, text, keyspace)
@@ -285,6 +291,12 @@ class Executor:
         plan = compiled.plan
         if isinstance(plan, WritePlan) and not plan.lists_read:
             return self._begin_write(session, plan, self._bound(compiled, parameters), parameters)
+        if compiled.point is not None and parameters.level in ANY_ONE and parameters.paging_state is None:
+            point = compiled.point.point(self._bound(compiled, parameters))
+            page = self._parts.router.try_read(point.query, parameters.level)
+            if page is not None:
+                # It came to a replica: there is nothing to tell of where else to go.
+                return Answer(compiled.point.rows(point, page))
         if isinstance(plan, SelectPlan) and compiled.schema is not None and plan.restrictions.has_partition:
             work = self._select(session, compiled, plan, parameters, _ReaderAtOnce)
             try:

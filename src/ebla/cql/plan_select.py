@@ -48,15 +48,13 @@ class SelectPlan:
     distinct: bool
     sorts: bool
     """Rows of several partitions are put into one order."""
-    timeout: Source | None = None
+    timeout: Source | None
+    columns: tuple[ColumnSpec, ...]
+    """Of the rows: one object for as long as the plan lives, so that what they are on the wire is worked out once."""
 
     @property
     def schema(self) -> TableSchema:
         return self.table.schema
-
-    @property
-    def columns(self) -> tuple[ColumnSpec, ...]:
-        return tuple(output.spec for output in self.outputs)
 
     @property
     def is_aggregate(self) -> bool:
@@ -286,6 +284,7 @@ def plan_select(statement: Select, table: StoredTable | VirtualTable, markers: t
         statement.distinct,
         bool(statement.order_by) and several,
         timeout,
+        tuple(output.spec for output in outputs),
     )
 
 

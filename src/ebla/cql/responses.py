@@ -47,6 +47,7 @@ _LIST, _MAP, _SET, _TUPLE = 0x20, 0x21, 0x22, 0x31
 _VOID, _ROWS, _SET_KEYSPACE, _PREPARED, _SCHEMA_CHANGE = 1, 2, 3, 4, 5
 _GLOBAL_TABLE, _MORE_PAGES, _NO_METADATA = 1, 2, 4
 _INT = struct.Struct(">i")
+_ROWS_KIND = notation.integer(_ROWS)
 
 
 def type_option(kind: CqlType) -> bytes:
@@ -95,9 +96,13 @@ def schema_change(change: SchemaChanged) -> bytes:
 
 
 def rows(found: Rows, *, skip_metadata: bool = False) -> bytes:
-    head = notation.integer(_ROWS) + _rows_metadata(found.columns, found.paging_state, skip_metadata)
-    parts: list[bytes] = [head, notation.integer(len(found.rows))]
-    pack, null, add = _INT.pack, notation.NULL_LENGTH, parts.append
+    if skip_metadata or found.paging_state is not None:
+        metadata = _rows_metadata(found.columns, found.paging_state, skip_metadata)
+    else:
+        metadata = _known_metadata(found.columns)
+    pack, null = _INT.pack, notation.NULL_LENGTH
+    parts: list[bytes] = [_ROWS_KIND, metadata, pack(len(found.rows))]
+    add = parts.append
     for row in found.rows:
         for cell in row:
             if cell is None:
@@ -118,6 +123,20 @@ def _rows_metadata(columns: Sequence[ColumnSpec], paging_state: bytes | None, sk
     if not skip:
         parts.append(_specs(columns, one_table))
     return b"".join(parts)
+
+
+_KNOWN_MAX = 4_096
+_known: dict[int, tuple[Sequence[ColumnSpec], bytes]] = {}
+
+
+def _known_metadata(columns: Sequence[ColumnSpec]) -> bytes:
+    """Of rows that all fit one answer. A plan gives the same object with every one of them."""
+    found = _known.get(id(columns))
+    if found is None or found[0] is not columns:
+        if len(_known) >= _KNOWN_MAX:
+            _known.clear()
+        found = _known[id(columns)] = (columns, _rows_metadata(columns, None, skip=False))
+    return found[1]
 
 
 def _specs(columns: Sequence[ColumnSpec], one_table: bool) -> bytes:

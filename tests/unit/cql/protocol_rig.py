@@ -13,7 +13,7 @@ from ebla.cql.events import EventDesk
 from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, Frame, Opcode
 from ebla.cql.login import EveryoneMayLogin, Login
 from ebla.cql.notation import BodyReader
-from ebla.cql.results import Answer, BatchItem, Parameters, Prepared, Rows, Session, Void
+from ebla.cql.results import Answer, BatchItem, Begun, Parameters, Prepared, Rows, Session, Void
 from ebla.cql.statements import BatchKind
 from ebla.cql.supported import Sharding, supported_options
 from ebla.model.errors import BadSyntax
@@ -121,6 +121,20 @@ class ToldExecution:
         started = self._begin(items[0].query if items else b"", parameters)
         assert isinstance(started, Answer)
         return started
+
+
+class Futures:
+    """An execution whose writes end when a test says so."""
+
+    def __init__(self) -> None:
+        self.made: dict[str | bytes, asyncio.Future[None]] = {}
+
+    def begin(self, what: str | bytes) -> Started:
+        self.made[what] = asyncio.get_running_loop().create_future()
+        return Begun(self.made[what], AT_ONCE)
+
+    def told(self) -> ToldExecution:
+        return ToldExecution(self.begin)
 
 
 def serving() -> None:

@@ -5,9 +5,9 @@ import struct
 
 import pytest
 from tests.unit.cql.protocol_rig import (
-    AT_ONCE,
     PEER,
     STARTUP_BODY,
+    Futures,
     Parted,
     ToldExecution,
     Wired,
@@ -23,31 +23,17 @@ from tests.unit.cql.protocol_rig import (
 from ebla.cql import notation
 from ebla.cql.clients import Stage
 from ebla.cql.compression import LZ4
-from ebla.cql.connection import ConnectionLimits, Started
+from ebla.cql.connection import Started
 from ebla.cql.frames import EVENT_STREAM, Flag, Opcode
 from ebla.cql.login import PASSWORD_AUTHENTICATOR
 from ebla.cql.notation import BodyReader
 from ebla.cql.responses import EventKind
-from ebla.cql.results import Answer, Begun, ColumnSpec, Rows, Session, Void
+from ebla.cql.results import Answer, ColumnSpec, Rows
 from ebla.model.cql_types import SCALARS
 from ebla.model.error_codes import CqlCode
 from ebla.model.errors import BadCredentials, Unavailable, WriteTimeout
 
 VOID = struct.pack(">i", 1)
-
-
-class Futures:
-    """An execution whose writes end when a test says so."""
-
-    def __init__(self) -> None:
-        self.made: dict[str | bytes, asyncio.Future[None]] = {}
-
-    def begin(self, what: str | bytes) -> Started:
-        self.made[what] = asyncio.get_running_loop().create_future()
-        return Begun(self.made[what], AT_ONCE)
-
-    def told(self) -> ToldExecution:
-        return ToldExecution(self.begin)
 
 
 def startup(options: dict[str, str], *, stream: int = 1, flags: int = 0) -> bytes:
@@ -415,201 +401,3 @@ def test_events_go_to_those_who_asked_until_they_leave() -> None:
         assert not parted.events._subscribers[EventKind.SCHEMA_CHANGE]
 
     with_connection(work, parted)
-
-
-# ---- bounds
-
-
-def test_with_too_many_under_way_nothing_more_is_read() -> None:
-    futures = Futures()
-    parted = Parted(futures.told(), limits=ConnectionLimits(requests_max=3))
-
-    async def work(wired: Wired) -> None:
-        frames = [execute(bytes([number]), stream=number) for number in range(10)]
-        wired.ask(*frames)
-        assert list(futures.made) == [bytes([number]) for number in range(3)]
-        assert not wired.outlet.reads()
-        futures.made[b"\1"].set_result(None)
-        await turns()
-        assert list(futures.made)[-1] == b"\3"
-        assert not wired.outlet.reads()
-        for number in range(10):
-            if not futures.made[bytes([number])].done():
-                futures.made[bytes([number])].set_result(None)
-            await turns()
-        assert wired.outlet.reads()
-        assert sorted(each.stream for each in wired.outlet.taken()) == list(range(10))
-
-    with_connection(work, parted)
-    assert parted.load.bytes == 0
-
-
-def test_large_requests_count_by_their_bytes() -> None:
-    futures = Futures()
-    parted = Parted(futures.told(), limits=ConnectionLimits(requests_bytes_max=1000))
-
-    async def work(wired: Wired) -> None:
-        wired.ask(query("x" * 600, stream=1), query("y" * 600, stream=2), query("z", stream=3))
-        assert len(futures.made) == 2
-        assert not wired.outlet.reads()
-        futures.made["x" * 600].set_result(None)
-        await turns()
-        assert len(futures.made) == 3
-
-    with_connection(work, parted)
-
-
-def test_a_shard_with_too_much_under_way_says_that_it_is_overloaded() -> None:
-    parted = Parted(limits=ConnectionLimits(all_requests_bytes_max=10))
-    parted.load.bytes = 11
-
-    async def work(wired: Wired) -> None:
-        parted.load.bytes = 11
-        (answer,) = wired.ask(query("x"))
-        assert error_of(answer)[0] == CqlCode.OVERLOADED
-        parted.load.bytes = 0
-        (answer,) = wired.ask(query("x"))
-        assert answer.body == VOID
-
-    parted.load.bytes = 0
-    with_connection(work, parted)
-
-
-def test_a_client_that_does_not_read_is_not_read_from_and_closed_in_the_end() -> None:
-    futures = Futures()
-    parted = Parted(futures.told(), limits=ConnectionLimits(unsent_bytes_max=100))
-
-    async def work(wired: Wired) -> None:
-        wired.ask(execute(b"a"), execute(b"b"))
-        wired.connection.choked()
-        assert not wired.outlet.reads()
-        wired.ask(execute(b"c"))
-        assert b"c" not in futures.made
-        wired.outlet.queued_bytes = 100
-        futures.made[b"a"].set_result(None)
-        await turns()
-        assert wired.outlet.closed is None
-        wired.outlet.queued_bytes = 101
-        futures.made[b"b"].set_result(None)
-        await turns()
-        assert wired.outlet.closed is not None
-
-    with_connection(work, parted)
-    assert [event for event, _ in parted.reports] == ["cql.client_too_slow"]
-
-
-def test_a_client_that_reads_again_is_read_from_again() -> None:
-    parted = Parted()
-
-    async def work(wired: Wired) -> None:
-        wired.connection.choked()
-        assert wired.ask(execute(b"c")) == []
-        wired.connection.drained()
-        (answer,) = wired.outlet.taken()
-        assert answer.body == VOID
-        assert wired.outlet.reads()
-
-    with_connection(work, parted)
-
-
-def test_before_the_greeting_only_little_is_taken() -> None:
-    async def work(wired: Wired) -> None:
-        other = Wired(Parted(limits=ConnectionLimits(first_request_bytes_max=100)), asyncio.TaskGroup())
-        (answer,) = other.ask(request(Opcode.STARTUP, b"\0" * 101))
-        assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-        assert other.outlet.closed is not None
-        wired.ask(query("x" * 70_000))
-
-    with_connection(work, Parted(limits=ConnectionLimits(first_request_bytes_max=1000)))
-
-
-# ---- the end
-
-
-def test_when_a_client_is_gone_nobody_waits_for_its_requests() -> None:
-    futures = Futures()
-    parted = Parted(futures.told())
-
-    async def work(wired: Wired) -> None:
-        wired.ask(execute(b"a"), execute(b"b"))
-        futures.made[b"a"].set_exception(WriteTimeout("late"))
-        wired.connection.lost()
-        await turns()
-        assert futures.made[b"b"].cancelled()
-        assert wired.outlet.sent == b""
-
-    with_connection(work, parted)
-    assert parted.load.bytes == 0
-
-
-def test_a_task_of_a_client_that_is_gone_ends() -> None:
-    ended = asyncio.Event()
-
-    async def long() -> Answer:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-        return AT_ONCE
-
-    async def work(wired: Wired) -> None:
-        wired.ask(query("long"))
-        await turns()
-        wired.connection.lost()
-        await ended.wait()
-
-    with_connection(work, Parted(ToldExecution(lambda _: long())))
-
-
-def test_it_ends_when_what_is_under_way_has_ended() -> None:
-    futures = Futures()
-
-    async def work(wired: Wired) -> None:
-        wired.ask(execute(b"a", stream=5))
-        wired.connection.end("the shard stops")
-        assert not wired.outlet.reads()
-        assert wired.outlet.closed is None
-        futures.made[b"a"].set_result(None)
-        await turns()
-        assert [each.stream for each in wired.outlet.taken()] == [5]
-        assert wired.outlet.closed == "the shard stops"
-
-    with_connection(work, Parted(futures.told()))
-
-
-def test_an_idle_one_ends_at_once() -> None:
-    async def work(wired: Wired) -> None:
-        wired.connection.end("the shard stops")
-        assert wired.outlet.closed == "the shard stops"
-
-    with_connection(work)
-
-
-def test_a_write_given_up_by_the_shard_is_told_of() -> None:
-    futures = Futures()
-
-    async def work(wired: Wired) -> None:
-        wired.ask(execute(b"a"))
-        futures.made[b"a"].cancel()
-        await turns()
-        (answer,) = wired.outlet.taken()
-        assert error_of(answer)[0] == CqlCode.SERVER_ERROR
-
-    with_connection(work, Parted(futures.told()))
-
-
-def test_the_session_is_the_connections_own() -> None:
-    sessions: list[Session] = []
-
-    class Noting(ToldExecution):
-        def begin_query(self, session: Session, text: str, parameters: object) -> Started:
-            sessions.append(session)
-            session.keyspace = "ks"
-            return Answer(Void())
-
-    async def work(wired: Wired) -> None:
-        wired.ask(query("USE ks"))
-        assert wired.connection.described().keyspace == "ks"
-        assert sessions == [wired.connection.session]
-
-    with_connection(work, Parted(Noting()))

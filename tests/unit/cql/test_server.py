@@ -201,7 +201,7 @@ def test_a_client_that_does_not_read_costs_a_bounded_memory() -> None:
             await until(lambda: one.queued_bytes > 200_000)
             assert one.queued_bytes < 2_000_000
             assert len(parted.execution.asked) < 1000
-            lazy.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            lazy.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
             for _ in range(2000):
                 assert len((await lazy.next()).body) > 100_000
         assert len(parted.execution.asked) == 2000
@@ -215,7 +215,7 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
     async def work(server: CqlServer, address: Address) -> None:
         async with client_of(address) as lazy:
             await lazy.greet()
-            lazy.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            lazy.writer.transport.pause_reading()  # type: ignore[attr-defined]  # as above
             lazy.writer.write(b"".join(execute(b"big", stream=number) for number in range(200)))
             await until(lambda: bool(server._sockets) and next(iter(server._sockets)).queued_bytes > 0)
             await until(lambda: server.is_idle)
@@ -447,7 +447,7 @@ def test_a_frame_that_is_cut_off_ends_with_its_connection() -> None:
 
 
 def test_an_answer_larger_than_everything_is_sent_whole() -> None:
-    huge = Answer(Rows(BIG.result.columns, [[b"y" * 5_000_000]]))  # type: ignore[union-attr]
+    huge = Answer(Rows(BIG.result.columns, [[b"y" * 5_000_000]]))  # type: ignore[union-attr]  # it is of rows
 
     async def work(_: CqlServer, address: Address) -> None:
         async with client_of(address) as client:

@@ -1,0 +1,131 @@
+"""SELECT of one row by its whole primary key: what most reads are, and the only ones that have to be this quick.
+
+It says the same as the plan it is made from, in fewer steps: one key, one read, the needed cells cut from a plain row.
+Anything unusual (static columns, write times, LIMIT, functions) has no such short way, and a row that is not plain is
+left to the plan's own reader.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ebla.cql.bind import Bound
+from ebla.cql.plan_select import SelectPlan
+from ebla.cql.restrictions import Group, checked_key
+from ebla.cql.results import ColumnSpec, Rows
+from ebla.cql.rows_out import RowReader, Values
+from ebla.model.identity import TableId
+from ebla.model.schema import ColumnKind, TableSchema
+from ebla.model.token import composite_key, token_of
+from ebla.request.parts import ReadPage, ReadQuery
+from ebla.storage.key_codec import decode_clustering, encode_clustering, partition_prefix, row_key
+from ebla.storage.live_rows import version_of
+from ebla.storage.row_codec import PLAIN_HEADER, is_plain
+from ebla.wire.row_messages import Item
+
+_HEADER_BYTES = PLAIN_HEADER.size
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The row that one request asks for."""
+
+    partition: Sequence[bytes]
+    clustering: bytes
+    query: ReadQuery
+
+
+@dataclass(frozen=True, slots=True)
+class PointSelect:
+    table: TableId
+    schema: TableSchema
+    plan: SelectPlan
+    columns: tuple[ColumnSpec, ...]
+    width: int
+    partition: tuple[Group, ...]
+    clustering: tuple[Group, ...]
+    partition_places: tuple[tuple[int, int], ...]
+    """Where in the answer which part of the partition key stands."""
+    clustering_places: tuple[tuple[int, int], ...]
+    cell_places: tuple[int, ...]
+    """Where in the answer each cell of a plain row stands, up to the last that is asked for; -1: nowhere."""
+
+    def point(self, request: Bound) -> Point:
+        """Raises `InvalidRequest` where a key has no value."""
+        partition = [group.choices(request)[0][0] for group in self.partition]
+        key = checked_key(partition[0] if len(partition) == 1 else composite_key(partition))
+        clustering = b""
+        if self.clustering:
+            values = [value for group in self.clustering for value in group.choices(request)[0]]
+            clustering = encode_clustering(self.schema.clustering, values)
+        start = row_key(partition_prefix(token_of(key), key), clustering)
+        query = ReadQuery(self.table, ((start, start + b"\0"),), 1, request.now_us // 1_000_000)
+        return Point(partition, clustering, query)
+
+    def rows(self, point: Point, page: ReadPage) -> Rows:
+        return Rows(self.columns, [self._values(point, item) for item in page.items])
+
+    def _values(self, point: Point, item: Item) -> Values:
+        stored = item[1]
+        if not is_plain(stored) or version_of(stored) != self.schema.version:
+            return self._unusual(point, item)
+        values: Values = [None] * self.width
+        for place, position in self.partition_places:
+            values[place] = point.partition[position]
+        if self.clustering_places:
+            parts = decode_clustering(self.schema.clustering, point.clustering)
+            for place, position in self.clustering_places:
+                values[place] = parts[position]
+        offset = _HEADER_BYTES
+        for place in self.cell_places:
+            start = offset + 4
+            size = int.from_bytes(stored[offset:start], signed=True)
+            offset = start
+            if size >= 0:
+                offset += size
+                if place >= 0:
+                    values[place] = stored[start:offset]
+        return values
+
+    def _unusual(self, point: Point, item: Item) -> Values:
+        needed = self.plan.needs.columns
+        reader = RowReader(self.schema, needed, point.query.now_s, with_cells=False)
+        (found,) = reader.rows([item], bare_partitions=False)
+        return [found.values[output.place] for output in self.plan.outputs if output.place is not None]
+
+
+def point_select(plan: SelectPlan, table: TableId) -> PointSelect | None:
+    """None where the plan is of another kind."""
+    schema, restrictions = plan.schema, plan.restrictions
+    clustering = restrictions.clustering
+    is_point = (
+        restrictions.has_partition
+        and all(group.is_single and group.width == 1 for group in restrictions.partition)
+        and all(group.is_single for group in clustering)
+        and restrictions.clustering_width == len(schema.clustering)
+        and not (restrictions.ends or restrictions.tokens or plan.filters)
+    )
+    is_bare = not (plan.limits.rows or plan.limits.partition_rows or plan.distinct or plan.sorts or plan.is_aggregate)
+    if not is_point or not is_bare or schema.static or plan.needs.with_cells:
+        return None
+    columns = [None if output.place is None else plan.needs.columns[output.place] for output in plan.outputs]
+    if any(column is None for column in columns):
+        return None
+    shown = [(place, column) for place, column in enumerate(columns) if column is not None]
+    by_number = {column.number: place for place, column in shown if column.kind is ColumnKind.REGULAR}
+    if len({column.number for _, column in shown}) < len(shown):
+        return None  # a column that is shown twice has two places
+    cells = [by_number.get(number, -1) for number in schema.layouts[-1]]
+    while cells and cells[-1] < 0:
+        cells.pop()
+    return PointSelect(
+        table,
+        schema,
+        plan,
+        plan.columns,
+        len(shown),
+        restrictions.partition,
+        clustering,
+        tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.PARTITION_KEY),
+        tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.CLUSTERING),
+        tuple(cells),
+    )
