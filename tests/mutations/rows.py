@@ -82,13 +82,10 @@ MUTATIONS = (
     Mutation(
         name="rows-barrier-acknowledged-before-it-is-prepared",
         module="ebla.wire.topology_feed",
-        find="        report = self._report_of(view)\n",
-        replace="        report = self._report_of(view)\n"
-        "        newest = self._mirror.snapshot\n"
-        "        if newest is not None and newest.version > view.version:\n"
-        "            newer = newest.version\n"
-        "            report = msgspec.structs.replace(report, version=newer, oldest_running=newer)\n"
-        "        self._to_report.set() if self._moved.is_set() else None\n",
+        find="            await self._follower.prepare(view, before)\n",
+        replace="            self._view.install(view)\n"
+        "            self._to_report.set()\n"
+        "            await self._follower.prepare(view, before)\n",
         check=SEEDS,
         why="writes are counted of a pending replica that is not open yet",
         limit_s=SEEDS_S,
@@ -105,11 +102,11 @@ MUTATIONS = (
         name="rows-version-installed-before-its-replicas-are-there",
         module="ebla.replica.replica_stacks",
         find="        missing = [place for place in wanted if place not in self._known]\n",
-        replace="        missing = [place for place in wanted if place not in self._known][:0]\n"
+        replace="        later = [(table, one.ranges[at]) for table, one in plan.items() for at in one.pending]\n"
+        "        missing = [place for place in wanted if place not in self._known and place not in later]\n"
+        "        there = {table: [at for at in one.ranges if at not in one.pending] for table, one in plan.items()}\n"
         "        plan = {\n"
-        "            table: replace(\n"
-        "                one, ranges={n: r for n, r in one.ranges.items() if (table, r) in self._known}, pending=(), moving=()\n"
-        "            )\n"
+        "            table: replace(one, ranges={at: one.ranges[at] for at in there[table]}, moving=())\n"
         "            for table, one in plan.items()\n"
         "        }\n",
         check=STACKS,
@@ -122,7 +119,7 @@ MUTATIONS = (
         find="        await self._guards.enter(self._guard, self._deadline_ms)\n",
         replace="        await self._guards.enter(self._guard, self._deadline_ms)\n"
         "        self._guards.release(self._guard)\n"
-        "        self._guards.release = lambda _guard: None  # type: ignore[method-assign]\n",
+        "        self._guards.release = lambda _guard: None\n",
         check=GUARDS,
         why="a session is closed everywhere, and rows of it still come in",
     ),
@@ -178,9 +175,8 @@ MUTATIONS = (
         module="ebla.replica.row_writes",
         find="                await self._wait_durable(batch)\n",
         replace="                pass\n",
-        check=SEEDS,
+        check=WRITES,
         why="a power cut takes acknowledged writes",
-        limit_s=SEEDS_S,
     ),
     # -- reads
     Mutation(

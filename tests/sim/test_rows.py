@@ -21,7 +21,8 @@ SESSION = SessionId(uuid.UUID(int=2))
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_rows_are_right_while_tablets_move_and_everything_fails(seed: int) -> None:
-    """INV-ROWS-1 to INV-ROWS-12 under every fault."""
+    """Under every fault: INV-ROWS-1, INV-ROWS-2, INV-ROWS-3, INV-ROWS-4, INV-ROWS-5, INV-ROWS-6, INV-ROWS-7,
+    INV-ROWS-8, INV-ROWS-9, INV-ROWS-10, INV-ROWS-11 and INV-ROWS-12."""
     outcome = run_scenario(find_scenario("rows"), seed)
     assert outcome.failure is None, f"{outcome.replay}\n{outcome.report}"
 

@@ -7,6 +7,8 @@ A barrier of version V holds once every shard and the bulk process
 - has every pending replica that its version names open for writes;
 - holds no guard of a session that is no longer listed.
 
+INV-ROWS-2 is that it routes and runs nothing older from then on, INV-ROWS-4 that it has the version and its replicas.
+
 Each of the first, third and fourth stays true once it is: an installed version never goes back, and a session that is
 gone gives no new guard. The second stays true for what the process routes itself. A write that somebody else routed by
 an older version may still arrive, as long as the fence lets it: that is why whoever needs it to be over waits for the

@@ -3,7 +3,8 @@
 It is looked at three times. On arrival, so that what is outdated costs nothing. Just before the effect, without an
 await in between, since the request may have waited for a layer or a version. And again after the effect, once it is
 durable: a fence that rose meanwhile belongs to a barrier that did not wait for this write, so the write must not be
-acknowledged, although it was made.
+acknowledged, although it was made. INV-ROWS-1: no write has an effect below the fence of a version whose barrier
+returned on the node.
 """
 
 from ebla.model.errors import Outcome, Stale

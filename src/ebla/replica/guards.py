@@ -2,7 +2,7 @@
 
 A guard is entered only after a read barrier: the list of sessions that this process has may be behind, and a session
 that was closed meanwhile must not be entered. It is released when the effect is over; until then every barrier that
-has seen the session closed waits for it.
+has seen the session closed waits for it. INV-ROWS-3: nothing is merged under a session after such a barrier returned.
 """
 
 from typing import Protocol

@@ -2,7 +2,7 @@
 dropped after nobody is left who was sent to them.
 
 Views come in order. `prepare` makes what the next one needs; `installed` changes over to it in one step; stacks that
-no view gives the shard any more are *doomed*, and dropped once no request of an older version runs.
+no view gives the shard any more are *doomed*, and dropped once no request of an older version runs (INV-ROWS-11).
 
 After a start the first view may be older than what the shard had seen in its last life, if its control is still
 catching up. So strangers on disk are neither served nor dropped, and no tombstone is collected, until a read barrier

@@ -1,7 +1,7 @@
 """Pages: rows gathered up to a limit, and positions from which the next page goes on. Pure.
 
 A position is a key and how many rows its partition may still give. It names no replica and no version of the topology,
-so it holds across migrations, restarts and routers.
+so it holds across migrations, restarts and routers. INV-ROWS-9: pages show each row once, in the order of the read.
 
     format (1) | flags (1) | rows left in the partition (4, -1: no limit) | key | checksum (4)
 

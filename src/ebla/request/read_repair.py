@@ -1,5 +1,6 @@
 """What replicas lacked when a read found them to differ, written to as many as the level needs before the rows are
-shown: a later read at the same level then finds them too.
+shown: a later read at the same level then finds them too (INV-ROWS-6), and one at ALL leaves all replicas of what it
+read with the same (INV-ROWS-10).
 
 A repair is an ordinary write with the timestamps it always had. It also goes to the replicas that a change under way is
 about to read from, or may go back to: otherwise a row that was read and is on too few of them would be gone again.

@@ -2,7 +2,7 @@
 
 Cells are merged by the one rule of `model.rows`, and what a partition's head deletes at one replica is taken from the
 rows of all. Each answer is known up to the same key and no further (`short_reads.py`): beyond it a replica that did not
-send a row does not lack it.
+send a row does not lack it. INV-ROWS-7: whatever is shown was written, with the timestamp that it has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""What a client is told of a write that was not acknowledged at its level. Pure."""
+"""What a client is told of a write that was not acknowledged at its level. Pure.
+
+INV-ROWS-8: a write of which a client is told that it was not applied is never shown to anybody.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

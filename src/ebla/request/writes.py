@@ -6,6 +6,9 @@ Copies end by callbacks (`outbox.py`): no task runs per write.
 
 A replica that refuses a write as stale knows a newer topology. The write then waits for that version here and goes
 again, whole and with the timestamps it had, so that it does not matter what the first try left behind.
+
+INV-ROWS-5: a read at a level that overlaps with the one of an acknowledged write shows it, or something newer.
+INV-ROWS-12: whatever became of a request, the last of its copies ends in time and nothing of it is held after that.
 """
 
 import asyncio

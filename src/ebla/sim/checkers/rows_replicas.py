@@ -42,11 +42,11 @@ async def different(view: View, table: TableId, now_s: int, ask: Ask) -> str | N
 
 def strangers(shard: Shard, view: View) -> str | None:
     """INV-ROWS-11."""
-    process = shard.process
+    process, taps = shard.process, shard.taps
     assert process is not None
-    store = process.replica._writer._store if process.replica is not None else None  # noqa: SLF001
-    if store is None:
+    if taps is None or taps.inside is None:
         return f"{shard.unit.name} does not serve"
+    store = taps.inside.store
     gone = [stack for stack in store.stacks.values() if stack.entry.table not in view.snapshot.tables]
     if gone:
         return f"INV-ROWS-11: {shard.unit.name} has a stack of table {gone[0].entry.table}, which was dropped"
@@ -64,16 +64,16 @@ def running(shard: Shard) -> str | None:
     assert process is not None
     assert front is not None
     assert taps is not None
-    assert taps.replica is not None
-    view, router, replica = process.view, front.router, taps.replica
+    assert taps.inside is not None
+    view, router, inside = process.view, front.router, taps.inside
     version = view.current.version
     held = {
         "versions": view.versions.oldest(version) < version,
         "writes": router.writes.in_flight,
         "reads": router.reads.in_flight,
-        "writes of replicas": replica._writer.waiting,  # noqa: SLF001
-        "reads of replicas": replica._reader.waiting,  # noqa: SLF001
-        "guards": replica._streams._guards.held,  # noqa: SLF001
+        "writes of replicas": inside.writer.waiting,
+        "reads of replicas": inside.reader.waiting,
+        "guards": inside.guards.held,
     }
     left = [name for name, count in held.items() if count]
     return f"INV-ROWS-12: {shard.unit.name} still has {', '.join(left)} long after all was healed" if left else None

@@ -45,6 +45,18 @@ ECHO_S_MAX = 6.0
 _SESSION: contextvars.ContextVar[SessionId | None] = contextvars.ContextVar("session", default=None)
 
 
+class Inside:
+    """The parts of a shard's replica side."""
+
+    def __init__(self, replica: ReplicaServer) -> None:
+        self.writer = replica._writer  # noqa: SLF001  # see above
+        self.reader = replica._reader  # noqa: SLF001  # see above
+        self.streams = streams = replica._streams  # noqa: SLF001  # see above
+        self.store = streams._store  # noqa: SLF001  # see above
+        self.stacks = streams._stacks  # noqa: SLF001  # see above
+        self.guards = streams._guards  # noqa: SLF001  # see above
+
+
 class ShardTaps:
     """Of one life of a shard."""
 
@@ -59,14 +71,14 @@ class ShardTaps:
         self._installs: list[tuple[TopologyVersion, int]] = []
         self._view: View | None = None
         self._in_write = False
-        self.replica: ReplicaServer | None = None
+        self.inside: Inside | None = None
 
     # -- from the shard ----------------------------------------------------------------------------------------------
 
     def watch(self, replica: ReplicaServer) -> None:
-        self.replica = replica
-        self._watch_writer(replica._writer)  # noqa: SLF001
-        self._watch_streams(replica)
+        self.inside = inside = Inside(replica)
+        self._watch_writer(inside.writer)
+        self._watch_streams(inside)
 
     def attach(self, server: Server) -> None:
         """Serves nothing."""
@@ -109,15 +121,14 @@ class ShardTaps:
         self._check_pending(name, view)
 
     def _check_guards(self, name: str) -> None:
-        assert self.replica is not None
-        held = self.replica._streams._guards.closing  # noqa: SLF001
-        for session in held:
+        assert self.inside is not None
+        for session in self.inside.guards.closing:
             if self._ledger.is_closed(self._own.host, session):
                 self._ledger.fail(f"INV-ROWS-3: {name} holds a guard of session {session}, and a barrier returned")
 
     def _check_pending(self, name: str, view: View) -> None:
-        assert self.replica is not None
-        stacks = self.replica._streams._stacks  # noqa: SLF001
+        assert self.inside is not None
+        stacks = self.inside.stacks
         for table, tablets in view.snapshot.tablets.items():
             for number, transition in tablets.transitions():
                 pending = pending_replicas(tablets.replicas(number), transition.new_replicas)
@@ -127,7 +138,7 @@ class ShardTaps:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _watch_writer(self, writer: "RowWriter") -> None:
-        apply, finish = writer._apply, writer._finish  # noqa: SLF001
+        apply, finish = writer._apply, writer._finish  # noqa: SLF001  # the effect itself
 
         def watched_apply(batch: Any, stack: "Stack", live: "Layer", indexes: Sequence[int]) -> None:
             made = len(batch.made)
@@ -148,12 +159,11 @@ class ShardTaps:
             finally:
                 del self._writing[number]
 
-        writer._apply = watched_apply  # type: ignore[method-assign]  # noqa: SLF001
-        writer._finish = watched_finish  # type: ignore[method-assign]  # noqa: SLF001
+        writer._apply = watched_apply  # type: ignore[method-assign]  # noqa: SLF001  # notes, and does the same
+        writer._finish = watched_finish  # type: ignore[method-assign]  # noqa: SLF001  # notes, and does the same
 
-    def _watch_streams(self, replica: ReplicaServer) -> None:
-        streams = replica._streams  # noqa: SLF001
-        store = streams._store  # noqa: SLF001
+    def _watch_streams(self, inside: "Inside") -> None:
+        streams, store = inside.streams, inside.store
         stream, write_open = streams.stream, store.write_open
 
         async def watched_stream(request: StreamRowsRequest, deadline_ms: int) -> Done:
@@ -168,8 +178,8 @@ class ShardTaps:
                 self._ledger.streamed(self._own, _SESSION.get(), len(items))
             return write_open(stack, live, items)
 
-        streams.stream = watched_stream  # type: ignore[method-assign]
-        store.write_open = watched_open  # type: ignore[method-assign]
+        streams.stream = watched_stream  # type: ignore[method-assign]  # notes, and does the same
+        store.write_open = watched_open  # type: ignore[method-assign]  # notes, and does the same
 
 
 class WatchedDoors(ShardDoors):
@@ -178,12 +188,12 @@ class WatchedDoors(ShardDoors):
     def watch(self, taps: ShardTaps, chance: Chance, tasks: asyncio.TaskGroup) -> None:
         self._taps = taps
         self._chance = chance
-        self._running = tasks
+        self._echo_tasks = tasks
 
     async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
         with self._taps.sending(min(write.version for write in request.writes)):
             if self._chance.random() < ECHO_SHARE:
-                self._running.create_task(self._echo(target, request))
+                self._echo_tasks.create_task(self._echo(target, request))
             return await super().write(target, request, deadline_ms)
 
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:

@@ -101,7 +101,7 @@ def _tell_deaths(world: World, load: RowsLoad, shard: Shard) -> None:
         load.ledger.died(world.now())
         end(with_machine=with_machine)
 
-    shard.unit.end = ended  # type: ignore[method-assign]
+    shard.unit.end = ended  # type: ignore[method-assign]  # a death leaves no word of its own
 
 
 def _add_driver(world: World, load: RowsLoad, home: RowsNode) -> Unit:
