@@ -12,8 +12,6 @@ DISCOVERED = ("ebla.sim.scenarios.",)
 """Modules that are found by listing their package, not by an import."""
 
 AWAITED: Mapping[str, str] = {
-    "ebla.model.error_codes": "the CQL and REST servers",
-    "ebla.model.token_columns": "the bulk process and the pipeline",
     "ebla.observe.exposition": "the REST server",
     "ebla.topology.vnode_streams": "transfers",
     "ebla.storage.load_columns": "the bulk process",
