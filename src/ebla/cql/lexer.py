@@ -53,7 +53,7 @@ _PATTERN = re.compile(
     | (?P<marker>\?)
     | (?P<sign><=|>=|!=|[-+*/%=<>(){{}}\[\],.;:])
     """,
-    re.VERBOSE | re.DOTALL,
+    re.VERBOSE | re.DOTALL | re.ASCII,
 )
 
 _KINDS = {

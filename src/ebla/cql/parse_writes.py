@@ -1,5 +1,6 @@
 """INSERT, UPDATE, DELETE, BATCH, TRUNCATE."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ebla.cql.lexer import Kind
@@ -66,9 +67,9 @@ def update(reader: Reader) -> Update:
 
 def _check_once(reader: Reader, assignments: Sequence[Assignment]) -> None:
     """A column that is assigned as a whole has no other change beside it."""
-    columns = [one.column for one in assignments]
+    changes = Counter(one.column for one in assignments)
     for one in assignments:
-        if isinstance(one, Assign) and columns.count(one.column) > 1:
+        if isinstance(one, Assign) and changes[one.column] > 1:
             reader.fail(f"after multiple incompatible settings of column {one.column}")
 
 

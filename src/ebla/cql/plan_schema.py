@@ -70,6 +70,7 @@ _STRATEGIES = {
     "org.apache.cassandra.locator.NetworkTopologyStrategy": Strategy.NETWORK_TOPOLOGY,
 }
 _FACTOR = "replication_factor"
+_DIGITS_MAX = 19
 _TTL_S_MAX = 20 * 365 * 24 * 3600
 
 
@@ -177,7 +178,7 @@ def _factors(options: Mapping[str, str], catalog: Catalog) -> tuple[tuple[str, i
 
 
 def _factor(text: str) -> int:
-    if not text.isdigit():
+    if not _is_number(text):
         raise BadConfiguration(f"Replication factor must be numeric and non-negative, got '{text}'")
     return int(text)
 
@@ -192,7 +193,7 @@ def _tablets(given: PropertyValue | None) -> tuple[bool | None, int]:
         if option not in ("enabled", "initial"):
             raise BadConfiguration(f"Unrecognized tablets option {option}")
     initial = given.get("initial", "0")
-    if not initial.isdigit():
+    if not _is_number(initial):
         raise BadConfiguration(f"Initial number of tablets must be numeric, got '{initial}'")
     return _boolean(given.get("enabled"), "enabled", default=True), int(initial)
 
@@ -342,7 +343,7 @@ def _table_options(properties: Properties, before: TableOptions) -> tuple[TableO
 
 def _min_tablets(value: PropertyValue) -> int:
     text = "" if isinstance(value, str) else value.get("min_tablet_count", "0")
-    if not text.isdigit():
+    if not _is_number(text):
         raise BadConfiguration("tablets is a map such as {'min_tablet_count': 16}")
     return int(text)
 
@@ -364,7 +365,7 @@ def _text(name: str, value: PropertyValue) -> str:
 
 def _seconds(name: str, value: PropertyValue, most: int) -> int:
     text = _text(name, value)
-    if not text.removeprefix("-").isdigit():
+    if not _is_number(text.removeprefix("-")):
         raise BadConfiguration(f"Invalid integer value {text} for '{name}'")
     if not 0 <= int(text) <= most:
         raise BadConfiguration(f"{name} must be between 0 and {most} (got {text})")
@@ -388,7 +389,11 @@ def as_cql(value: PropertyValue) -> str:
 
 def _is_bare(text: str) -> bool:
     plain = text.removeprefix("-").replace(".", "", 1)
-    return plain.isdigit() or text.lower() in ("true", "false")
+    return _is_number(plain) or text.lower() in ("true", "false")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
 
 
 def _quoted(text: str) -> str:
