@@ -120,3 +120,27 @@ def test_every_limit_has_a_unit_or_count_in_its_name_and_a_default_inside_its_ra
 def test_own_address_is_no_peer() -> None:
     given = NodeOptions(data="d", address="127.0.0.2", peers=("127.0.0.3", "127.0.0.2", "127.0.0.1"))
     assert given.peer_addresses == (Address("127.0.0.1", 7000), Address("127.0.0.3", 7000))
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ({"ports": {"cql": 7000}}, "ports.cql"),
+        ({"ports": {"cql": 7011}, "shards": 2}, "ports.cql"),
+        ({"ports": {"cql": 9042, "cql_shard_aware": 9042}}, "ports.cql"),
+        ({"ports": {"cql_shard_aware": 7010}}, "ports.cql_shard_aware"),
+        ({"authenticator": "password"}, "superuser_password_hash"),
+        ({"superuser_password_hash": "clay"}, "superuser_password_hash"),
+        ({"client_tls": "maybe"}, "client_tls"),
+    ],
+)
+def test_what_does_not_fit_clients_is_told(table: dict[str, Any], key: str) -> None:
+    with pytest.raises(OptionsError, match=f"`{key}`"):
+        options.parse({"data": "x", **table}, "file")
+
+
+def test_every_option_has_a_name_and_a_spelling() -> None:
+    named = dict(options.flat(options.parse({"data": "x", "ports": {"cql": 9999}, "peers": ["127.0.0.2"]}, "file")))
+    assert named["ports.cql"] == "9999"
+    assert named["peers"] == '["127.0.0.2"]'
+    assert named["limits.cql_requests_max"] == "1024"
