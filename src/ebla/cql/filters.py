@@ -191,16 +191,20 @@ class FilterBuilder:
         assert relation.value is not None
         if relation.operator is Operator.IN:
             whole = self._source(relation.value, f"in({columns[0].name})", ListType(kind))
-            return lambda request: [split_fields(one) for one in _elements(_given(whole(request), columns[0].name))]
+            return lambda request: [
+                _all_of(split_fields(one), columns) for one in _elements(_given(whole(request), columns[0].name))
+            ]
         part = self._tuple(columns, relation.value)
         return lambda request: [part(request)]
 
     def _tuple(self, columns: Sequence[Column], term: Term) -> Callable[[Bound], Sequence[bytes | None]]:
         if isinstance(term, TupleLiteral):
+            if len(term.elements) > len(columns):
+                raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
             sources = [self._source(one, column.name, column.type) for one, column in zip(term.elements, columns)]
             return lambda request: [_given(source(request), columns[0].name) for source in sources]
         whole = self._source(term, columns[0].name, TupleType(tuple(column.type for column in columns)))
-        return lambda request: split_fields(_given(whole(request), columns[0].name))
+        return lambda request: _all_of(split_fields(_given(whole(request), columns[0].name)), columns)
 
     # ---- tokens
 
@@ -259,6 +263,12 @@ def _contained(kind: CqlType, *, by_key: bool) -> CqlType:
             return key if by_key else value
         case _:
             raise InvalidRequest(f"Cannot use CONTAINS on a {kind}")
+
+
+def _all_of(values: Sequence[bytes | None], columns: Sequence[Column]) -> Sequence[bytes | None]:
+    if len(values) != len(columns):
+        raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(values)}")
+    return values
 
 
 def _elements(value: bytes) -> list[bytes]:

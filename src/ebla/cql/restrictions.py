@@ -206,7 +206,7 @@ class _Sorter:
             return lambda request: [_key_value(source(request), column) for source, column in zip(sources, columns)]
         kind = TupleType(tuple(column.type for column in columns))
         whole = self.binder.source(term, Receiver(_in_name(columns), kind))
-        return lambda request: split_fields(_key_value(whole(request), columns[0]))
+        return lambda request: _tuple_of(split_fields(_key_value(whole(request), columns[0])), columns)
 
     def ends_of(self, columns: Sequence[Column], operator: Operator, term: Term) -> End:
         if len(columns) == 1 and not isinstance(term, TupleLiteral):

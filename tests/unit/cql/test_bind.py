@@ -164,7 +164,7 @@ def test_values_by_place_and_by_name(parameters: Parameters, found: Sequence[Bou
 
 
 def test_as_many_values_as_markers() -> None:
-    with pytest.raises(InvalidRequest, match="there were 4 markers.* in CQL but 1 bound variables"):
+    with pytest.raises(InvalidRequest, match="1 bound variables"):
         arranged(Parameters(values=(b"1",)), MARKERS, VARIABLES)
 
 
