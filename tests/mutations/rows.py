@@ -75,9 +75,8 @@ MUTATIONS = (
         find="        self._view.hold(version)\n        self.waiting += 1\n",
         replace="        self._view.hold(self._view.current.version)\n        version = self._view.current.version\n"
         "        self.waiting += 1\n",
-        check=SEEDS,
+        check=WRITES,
         why="a write of a version that is over is made while everybody believes nothing older runs",
-        limit_s=SEEDS_S,
     ),
     Mutation(
         name="rows-barrier-acknowledged-before-it-is-prepared",
@@ -175,7 +174,7 @@ MUTATIONS = (
         module="ebla.replica.row_writes",
         find="                await self._wait_durable(batch)\n",
         replace="                pass\n",
-        check=WRITES,
+        check=PytestCheck("tests/sim/test_rows_power.py"),
         why="a power cut takes acknowledged writes",
     ),
     # -- reads

@@ -42,10 +42,10 @@ async def run(world: World) -> None:
     cluster = load.cluster
     for unit in cluster.units():
         unit.start()
-    await _until_all_normal(world, cluster)
-    drivers = [_add_driver(world, load, cluster.nodes[number]) for number in DRIVEN_FROM]
+    await until_all_normal(world, cluster)
+    drivers = [add_driver(world, load, cluster.nodes[number]) for number in DRIVEN_FROM]
     drivers[0].start()
-    await _until(lambda: len(load.tables) == 2, world, "the tables are not there")
+    await until(lambda: len(load.tables) == 2, world, "the tables are not there")
     drivers[1].start()
     for number in range(CLIENTS):
         world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
@@ -104,7 +104,7 @@ def _tell_deaths(world: World, load: RowsLoad, shard: Shard) -> None:
     shard.unit.end = ended  # type: ignore[method-assign]  # a death leaves no word of its own
 
 
-def _add_driver(world: World, load: RowsLoad, home: RowsNode) -> Unit:
+def add_driver(world: World, load: RowsLoad, home: RowsNode) -> Unit:
     main = functools.partial(_driver, load=load, home=home)
     return world.unit(f"{home.control.name}-driver", main, machine=home.control.name, host_id=home.host)
 
@@ -120,7 +120,7 @@ async def _client(around: Surroundings, load: RowsLoad) -> None:
             tasks.create_task(RowsClient(around, load, tasks).run())
 
 
-async def _until(reached: Callable[[], bool], world: World, problem: str) -> None:
+async def until(reached: Callable[[], bool], world: World, problem: str) -> None:
     for _ in range(int(CALM_S * 4)):
         if reached():
             return
@@ -129,7 +129,7 @@ async def _until(reached: Callable[[], bool], world: World, problem: str) -> Non
     await asyncio.Event().wait()
 
 
-async def _until_all_normal(world: World, cluster: RowsCluster) -> None:
+async def until_all_normal(world: World, cluster: RowsCluster) -> None:
     def reached() -> bool:
         snapshots = [node.snapshot for node in cluster.nodes]
         return all(
@@ -137,10 +137,10 @@ async def _until_all_normal(world: World, cluster: RowsCluster) -> None:
             for snapshot in snapshots
         )
 
-    await _until(reached, world, "not every node is in the ring")
+    await until(reached, world, "not every node is in the ring")
 
 
-def _at_rest(cluster: RowsCluster) -> bool:
+def at_rest(cluster: RowsCluster) -> bool:
     """Every process of every node shows the same, and nothing moves."""
     first = cluster.nodes[0].snapshot
     if first is None or first.transition is not None:
@@ -157,8 +157,8 @@ def _at_rest(cluster: RowsCluster) -> bool:
 async def _judge(world: World, load: RowsLoad) -> None:
     cluster, ledger = load.cluster, load.ledger
     load.stopping = True
-    await _until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
-    await _until(lambda: _at_rest(cluster), world, "the topology does not come to rest")
+    await until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
+    await until(lambda: at_rest(cluster), world, "the topology does not come to rest")
     async with asyncio.TaskGroup() as tasks:
         client = RowsClient(world.outside("judge"), load, tasks)
         for table in sorted(load.tables):

@@ -74,6 +74,10 @@ class Wanted:
     rows_max: int
     is_reversed: bool = False
 
+    def __str__(self) -> str:
+        back = ", reversed" if self.is_reversed else ""
+        return f"a read of {len(self.cells)} cells of {self.table} at {self.level.name} by {self.rows_max}{back}"
+
 
 class RowsClient:
     def __init__(self, around: Surroundings, load: RowsLoad, tasks: asyncio.TaskGroup) -> None:

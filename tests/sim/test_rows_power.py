@@ -1,0 +1,58 @@
+"""The power fails everywhere in the moment of an acknowledgement, while every sync takes long."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import pytest
+
+from ebla.model.consistency import ConsistencyLevel as Level
+from ebla.model.errors import EblaError
+from ebla.sim.disk import DiskStrain
+from ebla.sim.scenarios.rows import add_driver, at_rest, build, until, until_all_normal
+from ebla.sim.workloads.rows_client import RowsClient
+from ebla.sim.world import World
+
+SYNC_MS = 300.0
+WRITES = 4
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_was_acknowledged_outlives_the_power(seed: int) -> None:
+    async def run(world: World) -> None:
+        load = build(world)
+        cluster = load.cluster
+        driver = add_driver(world, load, cluster.nodes[0])
+        for unit in cluster.units():
+            unit.start()
+        await until_all_normal(world, cluster)
+        driver.start()
+        await until(lambda: len(load.tables) == 2, world, "the tables are not there")
+        load.stopping = True
+        await until(lambda: at_rest(cluster), world, "the topology does not come to rest")
+        async with asyncio.TaskGroup() as tasks:
+            client = RowsClient(world.outside("client"), load, tasks)
+            with ExitStack() as strains:
+                for node in cluster.nodes:
+                    strains.enter_context(node.control.machine.disk.strained(DiskStrain(sync_ms=SYNC_MS)))
+                await _write(client, load.tables)
+            acknowledged = load.ledger.acknowledged
+            for unit in cluster.units():
+                unit.crash()
+            for unit in [*cluster.units(), driver]:
+                unit.start()
+            await until(lambda: at_rest(cluster), world, "the cluster does not come back")
+            world.check(acknowledged > 0, "nothing was acknowledged")
+            for table in sorted(load.tables):
+                world.check(await client.scan(table, Level.QUORUM, 50), "it cannot be read")
+            client.close()
+
+    World(seed=seed, seconds=30.0).run(run)
+
+
+async def _write(client: RowsClient, tables: Iterable[str]) -> None:
+    for table in sorted(tables) * WRITES:
+        try:
+            await client._write(table, 2)
+        except EblaError:
+            client._move()
