@@ -60,7 +60,7 @@ from ebla.ports.clock import Clock
 from ebla.request.parts import Mutation, ReadPage, ReadQuery
 from ebla.request.read_plan import ANY_ONE
 from ebla.wire.schema_messages import SchemaAnswer, SchemaWish, TruncateTableWish
-from ebla.wire.topology_view import TopologyView
+from ebla.wire.topology_view import TopologyView, View
 
 NOTHING = Answer(Void())
 SCHEMA_STATEMENTS = (CreateKeyspace, AlterKeyspace, DropKeyspace, CreateTable, AlterTable, DropTable)
@@ -116,7 +116,7 @@ class ExecutorParts:
 Plan = SelectPlan | WritePlan | BatchPlan | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compiled:
     """A statement with its plan, good as long as its table is what it was."""
 
@@ -129,6 +129,8 @@ class Compiled:
     """The connection's, when it was compiled."""
     point: PointSelect | None = None
     """The short way, where the plan has one."""
+    held_in: View | None = None
+    """Where it was last seen to be good."""
 
 
 class _BoundReader:
@@ -237,6 +239,14 @@ class Executor:
         return Catalog(self._parts.view.current, self._parts.virtual)
 
     def _holds(self, compiled: Compiled) -> bool:
+        view = self._parts.view.current
+        if compiled.held_in is view:
+            return True
+        holds = self._fits(compiled)
+        compiled.held_in = view if holds else None
+        return holds
+
+    def _fits(self, compiled: Compiled) -> bool:
         schema = compiled.schema
         if isinstance(compiled.plan, BatchPlan):
             known = self._parts.view.current.schemas

@@ -5,16 +5,18 @@ Anything unusual (static columns, write times, LIMIT, functions) has no such sho
 left to the plan's own reader.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ebla.cql.bind import Bound
+import msgspec
+
+from ebla.cql.bind import Bound, checker_of
 from ebla.cql.plan_select import SelectPlan
 from ebla.cql.restrictions import Group, checked_key
 from ebla.cql.results import ColumnSpec, Rows
 from ebla.cql.rows_out import RowReader, Values
 from ebla.model.identity import TableId
-from ebla.model.schema import ColumnKind, TableSchema
+from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.token import composite_key, token_of
 from ebla.request.parts import ReadPage, ReadQuery
 from ebla.storage.key_codec import decode_clustering, encode_clustering, partition_prefix, row_key
@@ -25,8 +27,10 @@ from ebla.wire.row_messages import Item
 _HEADER_BYTES = PLAIN_HEADER.size
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+KeyPart = Callable[[Bound], bytes]
+
+
+class Point(msgspec.Struct, frozen=True, gc=False):
     """The row that one request asks for."""
 
     partition: Sequence[bytes]
@@ -41,8 +45,8 @@ class PointSelect:
     plan: SelectPlan
     columns: tuple[ColumnSpec, ...]
     width: int
-    partition: tuple[Group, ...]
-    clustering: tuple[Group, ...]
+    partition: tuple[KeyPart, ...]
+    clustering: tuple[KeyPart, ...]
     partition_places: tuple[tuple[int, int], ...]
     """Where in the answer which part of the partition key stands."""
     clustering_places: tuple[tuple[int, int], ...]
@@ -51,12 +55,11 @@ class PointSelect:
 
     def point(self, request: Bound) -> Point:
         """Raises `InvalidRequest` where a key has no value."""
-        partition = [group.choices(request)[0][0] for group in self.partition]
+        partition = [part(request) for part in self.partition]
         key = checked_key(partition[0] if len(partition) == 1 else composite_key(partition))
         clustering = b""
         if self.clustering:
-            values = [value for group in self.clustering for value in group.choices(request)[0]]
-            clustering = encode_clustering(self.schema.clustering, values)
+            clustering = encode_clustering(self.schema.clustering, [part(request) for part in self.clustering])
         start = row_key(partition_prefix(token_of(key), key), clustering)
         query = ReadQuery(self.table, ((start, start + b"\0"),), 1, request.now_us // 1_000_000)
         return Point(partition, clustering, query)
@@ -93,14 +96,28 @@ class PointSelect:
         return [found.values[output.place] for output in self.plan.outputs if output.place is not None]
 
 
+def _key_part(group: Group, column: Column) -> KeyPart:
+    choices, number = group.choices, group.position
+    if number is None:
+        return lambda request: choices(request)[0][0]
+    is_wrong = checker_of(column.type)
+
+    def bound(request: Bound) -> bytes:
+        value = request.values[number]
+        if type(value) is bytes and not is_wrong(value):
+            return value
+        return choices(request)[0][0]  # which has the words for what is wrong with it
+
+    return bound
+
+
 def point_select(plan: SelectPlan, table: TableId) -> PointSelect | None:
     """None where the plan is of another kind."""
     schema, restrictions = plan.schema, plan.restrictions
     clustering = restrictions.clustering
     is_point = (
         restrictions.has_partition
-        and all(group.is_single and group.width == 1 for group in restrictions.partition)
-        and all(group.is_single for group in clustering)
+        and all(group.is_single and group.width == 1 for group in (*restrictions.partition, *clustering))
         and restrictions.clustering_width == len(schema.clustering)
         and not (restrictions.ends or restrictions.tokens or plan.filters)
     )
@@ -123,8 +140,8 @@ def point_select(plan: SelectPlan, table: TableId) -> PointSelect | None:
         plan,
         plan.columns,
         len(shown),
-        restrictions.partition,
-        clustering,
+        tuple(_key_part(*one) for one in zip(restrictions.partition, schema.partition_key, strict=True)),
+        tuple(_key_part(*one) for one in zip(clustering, schema.clustering, strict=True)),
         tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.PARTITION_KEY),
         tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.CLUSTERING),
         tuple(cells),

@@ -38,6 +38,7 @@ class Flag(enum.IntFlag):
 
 
 Layouts = Sequence[Sequence[int]]
+_PLAIN = int(Flag.PLAIN)
 """The regular columns' numbers, in stored order, of each schema version; version 1 stands first."""
 
 
@@ -84,7 +85,7 @@ def decode_head(data: bytes) -> Head:
 
 
 def is_plain(data: bytes) -> bool:
-    return bool(data[1] & Flag.PLAIN)
+    return data[1] & _PLAIN != 0
 
 
 def _check(data: bytes) -> tuple[int, int]:
