@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CASSANDRA_VENV := .venv-cassandra
+CASSANDRA_READY := $(CASSANDRA_VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 BENCHES := $(subst _,-,$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check pure sim cluster mutations sim-long bench clean
+.PHONY: help up test check pure sim cluster drivers mutations sim-long bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -21,14 +23,22 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,fast]'
 	@touch $@
 
+# cassandra-driver (cqlsh needs it) and scylla-driver install the same package: each has an environment of its own.
+$(CASSANDRA_READY): tests/drivers/environment.txt src/ebla/cli/cqlsh_environment.txt
+	@test -x $(CASSANDRA_VENV)/bin/python || $(PYTHON) -m venv $(CASSANDRA_VENV)
+	@echo "setting up $(CASSANDRA_VENV) (once; again only when its list of packages changes)"
+	@$(CASSANDRA_VENV)/bin/python -m pip install -q --disable-pip-version-check -r tests/drivers/environment.txt
+	@touch $@
+
 up: $(READY) ## start a three-node cluster on this machine and follow it; Ctrl-C stops it, data stay
 	@$(BIN)/ebla up
 
-test: $(READY) ## everything that must pass: check, pure, sim, cluster
+test: $(READY) ## everything that must pass: check, pure, sim, cluster, drivers
 	@$(MAKE) check
 	@$(MAKE) pure
 	@$(MAKE) sim
 	@$(MAKE) cluster
+	@$(MAKE) drivers
 
 check: $(READY) ## fast: ruff, mypy strict, import contracts, house rules
 	$(BIN)/ruff check .
@@ -46,6 +56,9 @@ sim: $(READY) ## simulated clusters: the scenarios at a few seeds, the kept seed
 cluster: $(READY) ## real processes on loopback
 	$(PYTEST) tests/cluster
 
+drivers: $(READY) $(CASSANDRA_READY) ## CQL: scylla-driver, cassandra-driver and cqlsh against real nodes
+	$(PYTEST) tests/drivers
+
 mutations: $(READY) ## apply each deliberate bug and expect its check to catch it [NAME=one]
 	$(BIN)/python -m tests.mutations $(NAME)
 
@@ -59,5 +72,5 @@ bench-%: $(READY)
 	$(BIN)/python -m benchmarks.bench_$(subst -,_,$*)
 
 clean: ## remove what the targets made (the environment, caches); data folders stay
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(CASSANDRA_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

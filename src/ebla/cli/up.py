@@ -20,6 +20,7 @@ from ebla.runtime.event_loop import new_event_loop
 
 START_S = 60.0
 POLL_S = 0.1
+CONNECT_S = 1.0
 FOLLOW_S = 1.0
 STOP_SLACK_S = 1.5
 KILL_S = 3.0
@@ -86,12 +87,24 @@ async def _wait_all_up(started: Started) -> None:
                 raise Unavailable(f"{node.name} ended with status {status} while starting; its log ends with\n"
                                   f"{last_words(node)}")  # fmt: skip
         view = view_of(await ask_all(started.nodes))
-        if view.all_up:
+        if view.all_up and all([await _takes_clients(node) for node in started.nodes]):
             return
         if time.monotonic() >= deadline:
             lines = "\n".join(f"    {line}" for line in as_lines(view))
             raise Unavailable(f"not all nodes were up within {START_S:.0f} s:\n{lines}")
         await asyncio.sleep(POLL_S)
+
+
+async def _takes_clients(node: LocalNode) -> bool:
+    """Shards listen for clients a moment after they serve: who is told that the cluster is up connects at once."""
+    everyone, _ = node.options.cql_addresses
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(everyone.host, everyone.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 async def _follow(started: Started, console: Console) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cassandra import AlreadyExists, InvalidRequest
+from cassandra import AlreadyExists, InvalidRequest, Unauthorized
 from cassandra.protocol import ConfigurationException, SyntaxException
 
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -38,9 +38,11 @@ def test_keyspaces(session: Any, rows: Rows) -> None:
         session.execute(
             "ALTER KEYSPACE plain WITH replication = {'class': 'NetworkTopologyStrategy', 'replication_factor': 2}"
         )
-    session.execute(f"CREATE KEYSPACE \"Quoted\" WITH replication = {NETWORK} AND tablets = {{'enabled': true, 'initial': 2}}")
+    session.execute(
+        f"CREATE KEYSPACE \"Quoted\" WITH replication = {NETWORK} AND tablets = {{'enabled': true, 'initial': 2}}"
+    )
     session.execute('CREATE TABLE "Quoted"."Tab" ("Key" int PRIMARY KEY, "select" text, "with""quote" int)')
-    session.execute("INSERT INTO \"Quoted\".\"Tab\" (\"Key\", \"select\", \"with\"\"quote\") VALUES (1, 'x', 2)")
+    session.execute('INSERT INTO "Quoted"."Tab" ("Key", "select", "with""quote") VALUES (1, \'x\', 2)')
     ((quoted, selected),) = rows('SELECT "with""quote", "select" FROM "Quoted"."Tab" WHERE "Key" = 1')
     assert (quoted, selected) == (2, "x")
     session.execute("CREATE KEYSPACE simple WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
@@ -75,9 +77,8 @@ def test_keyspaces_that_cannot_be(session: Any) -> None:
     with pytest.raises(InvalidRequest):
         session.execute("USE no_such")
     for name in ("system", "system_schema"):
-        with pytest.raises(Exception, match="system") as caught:
+        with pytest.raises((InvalidRequest, Unauthorized), match="system"):
             session.execute(f"DROP KEYSPACE {name}")
-        assert getattr(caught.value, "error_code", None) or isinstance(caught.value, Exception)
 
 
 OPTIONS = (
@@ -100,8 +101,9 @@ def test_tables_and_their_options(session: Any, keyspace: str, rows: Rows) -> No
     session.execute(f"DROP TABLE IF EXISTS {keyspace}.opted")
     options = " AND ".join(f"{name} = {literal}" for name, literal, _ in OPTIONS)
     session.execute(
-        f"CREATE TABLE {keyspace}.opted (p int, q text, a int, b timeuuid, s int static, v map<text, frozen<list<int>>>,"
-        f" PRIMARY KEY ((p, q), a, b)) WITH CLUSTERING ORDER BY (a DESC, b ASC) AND {options}"
+        f"CREATE TABLE {keyspace}.opted (p int, q text, a int, b timeuuid, s int static,"
+        " v map<text, frozen<list<int>>>, PRIMARY KEY ((p, q), a, b))"
+        f" WITH CLUSTERING ORDER BY (a DESC, b ASC) AND {options}"
         " AND tombstone_gc = {'mode': 'repair'}"
     )
     for name, _, value in OPTIONS:
@@ -180,7 +182,7 @@ def test_options_that_cannot_be(session: Any, keyspace: str) -> None:
     name = "n" * 49
     with pytest.raises((InvalidRequest, ConfigurationException)):
         session.execute(f"CREATE TABLE {keyspace}.{name} (k int PRIMARY KEY)")
-    with pytest.raises(Exception, match="no_such"):
+    with pytest.raises((InvalidRequest, ConfigurationException), match="no_such"):
         session.execute("CREATE TABLE no_such.t (k int PRIMARY KEY)")
 
 
@@ -279,19 +281,18 @@ def test_every_system_table_can_be_read(session: Any, rows: Rows) -> None:
     ((key, partitioner, release),) = rows("SELECT key, partitioner, release_version FROM system.local")
     assert (key, partitioner) == ("local", "org.apache.cassandra.dht.Murmur3Partitioner")
     assert release.startswith("5.")
-    with pytest.raises(Exception, match="system"):
+    with pytest.raises((InvalidRequest, Unauthorized), match="system"):
         session.execute("INSERT INTO system.local (key) VALUES ('x')")
 
 
 def test_describe_gives_statements_that_make_the_same_again(session: Any, keyspace: str) -> None:
-    for statement in (
-        f"DROP TABLE IF EXISTS {keyspace}.shown",
+    session.execute(f"DROP TABLE IF EXISTS {keyspace}.shown")
+    session.execute(
         f'CREATE TABLE {keyspace}.shown (p int, "Q" text, a int, b timeuuid, s int static, '
         'v map<text, frozen<list<int>>>, t tuple<int, text>, PRIMARY KEY ((p, "Q"), a, b)) '
         "WITH CLUSTERING ORDER BY (a DESC, b ASC) AND comment = 'it''s' AND default_time_to_live = 9 "
-        "AND compaction = {'class': 'LeveledCompactionStrategy'}",
-    ):
-        session.execute(statement)
+        "AND compaction = {'class': 'LeveledCompactionStrategy'}"
+    )
     texts = [row.create_statement for row in session.execute(f"DESCRIBE TABLE {keyspace}.shown")]
     session.execute(f"DROP TABLE {keyspace}.shown")
     for text in texts:

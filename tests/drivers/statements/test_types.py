@@ -14,6 +14,12 @@ from cassandra.util import Date, Duration, Time
 Rows = Callable[..., list[tuple[Any, ...]]]
 Table = Callable[[str], str]
 
+
+def moment(*parts: int) -> datetime.datetime:
+    """As drivers give it: of UTC, without saying so."""
+    return datetime.datetime(*parts, tzinfo=datetime.UTC).replace(tzinfo=None)  # type: ignore[arg-type, misc]
+
+
 SCALARS = (
     "ascii", "bigint", "blob", "boolean", "date", "decimal", "double", "duration", "float", "inet", "int", "smallint",
     "text", "time", "timestamp", "timeuuid", "tinyint", "uuid", "varchar", "varint",
@@ -35,8 +41,8 @@ VALUES: tuple[tuple[str, Any], ...] = (
     ("smallint", -(2**15)), ("smallint", 2**15 - 1),
     ("text", ""), ("text", "žluťoučký 🐎 'q'"), ("text", "x" * 100_000),
     ("time", Time(0)), ("time", Time(86_399_999_999_999)),
-    ("timestamp", datetime.datetime(1969, 12, 31, 23, 59, 59, 999_000)),
-    ("timestamp", datetime.datetime(2026, 1, 2, 3, 4, 5, 678_000)),
+    ("timestamp", moment(1969, 12, 31, 23, 59, 59, 999_000)),
+    ("timestamp", moment(2026, 1, 2, 3, 4, 5, 678_000)),
     ("timeuuid", uuid.UUID("13814000-1dd2-11b2-8080-808080808080")),
     ("tinyint", -128), ("tinyint", 127),
     ("uuid", uuid.UUID(int=0)), ("uuid", uuid.UUID(int=2**128 - 1)),
@@ -77,10 +83,10 @@ LITERALS: tuple[tuple[str, str, Any], ...] = (
     ("inet", "'2001:db8::ff'", "2001:db8::ff"),
     ("int", "-0", 0), ("smallint", "-1", -1), ("tinyint", "7", 7),
     ("time", "'08:12:54.123456789'", Time("08:12:54.123456789")),
-    ("timestamp", "'2026-01-02 03:04:05.678+0200'", datetime.datetime(2026, 1, 2, 1, 4, 5, 678_000)),
-    ("timestamp", "'2026-01-02T03:04Z'", datetime.datetime(2026, 1, 2, 3, 4)),
-    ("timestamp", "'2026-01-02+0000'", datetime.datetime(2026, 1, 2)),
-    ("timestamp", "-1", datetime.datetime(1969, 12, 31, 23, 59, 59, 999_000)),
+    ("timestamp", "'2026-01-02 03:04:05.678+0200'", moment(2026, 1, 2, 1, 4, 5, 678_000)),
+    ("timestamp", "'2026-01-02T03:04Z'", moment(2026, 1, 2, 3, 4)),
+    ("timestamp", "'2026-01-02+0000'", moment(2026, 1, 2)),
+    ("timestamp", "-1", moment(1969, 12, 31, 23, 59, 59, 999_000)),
     ("timeuuid", "13814000-1dd2-11b2-8080-808080808080", uuid.UUID("13814000-1dd2-11b2-8080-808080808080")),
     ("uuid", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", uuid.UUID(int=2**128 - 1)),
     ("varint", "-" + "9" * 60, -(10**60 - 1)),
@@ -150,9 +156,7 @@ def test_collections_and_tuples_come_back(session: Any, table: Table, key: int) 
 
 def test_empty_collections_are_null_unless_they_are_frozen(session: Any, table: Table, rows: Rows, key: int) -> None:
     name = table(COLLECTIONS)
-    session.execute(
-        f"INSERT INTO {name} (k, l, s, m, fl, fs, fm) VALUES (%s, [], {{}}, {{}}, [], {{}}, {{}})", (key,)
-    )
+    session.execute(f"INSERT INTO {name} (k, l, s, m, fl, fs, fm) VALUES (%s, [], {{}}, {{}}, [], {{}}, {{}})", (key,))
     ((one, two, three, *frozen),) = rows(f"SELECT l, s, m, fl, fs, fm FROM {name} WHERE k = {key}")
     assert (one, two, three) == (None, None, None)
     assert [len(value) for value in frozen] == [0, 0, 0]
@@ -168,7 +172,8 @@ def test_tuples_have_nulls_and_may_be_short(session: Any, table: Table, rows: Ro
 
 def test_nulls_in_collections_are_refused(session: Any, table: Table, refused: Callable[..., str]) -> None:
     name = table(COLLECTIONS)
-    for column, literal in (("l", "[null]"), ("s", "{null}"), ("m", "{'a': null}"), ("m", "{null: 1}"), ("fl", "[null]")):
+    wrong = (("l", "[null]"), ("s", "{null}"), ("m", "{'a': null}"), ("m", "{null: 1}"), ("fl", "[null]"))
+    for column, literal in wrong:
         assert "null" in refused(f"INSERT INTO {name} (k, {column}) VALUES (1, {literal})").lower()
     insert = session.prepare(f"INSERT INTO {name} (k, l) VALUES (1, ?)")
     assert refused(insert, ([1, None],))
@@ -193,4 +198,4 @@ def test_inet_columns_keep_addresses(rows: Rows, session: Any, table: Table, key
     name = table(SHAPE)
     session.execute(f"INSERT INTO {name} (k, c_inet) VALUES ({key}, '::ffff:1.2.3.4')")
     ((found,),) = rows(f"SELECT c_inet FROM {name} WHERE k = {key}")
-    assert ipaddress.ip_address(found)
+    assert ipaddress.ip_address(found) == ipaddress.ip_address("::ffff:1.2.3.4")

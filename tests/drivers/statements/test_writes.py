@@ -108,8 +108,9 @@ def test_unset_values_change_nothing(session: Any, table: Table, rows: Rows, key
     assert rows(f"SELECT v, w FROM {name} WHERE k = {key}") == [(None, "b")]
     select = session.prepare(f"SELECT v FROM {name} WHERE k = ? LIMIT ?")
     assert len(list(session.execute(select, (key, UNSET_VALUE)))) == 1
+    filtered = session.prepare(f"SELECT v FROM {name} WHERE k = ? AND v = ? ALLOW FILTERING")
     with pytest.raises(InvalidRequest, match=r"(?i)unset"):
-        session.execute(session.prepare(f"SELECT v FROM {name} WHERE k = ? AND v = ? ALLOW FILTERING"), (key, UNSET_VALUE))
+        session.execute(filtered, (key, UNSET_VALUE))
 
 
 def test_named_and_positional_values(session: Any, table: Table, rows: Rows, key: int) -> None:
@@ -337,13 +338,13 @@ def test_batches_of_the_protocol(session: Any, table: Table, rows: Rows, key: in
         warnings = answer.response_future.warnings or []
         assert any("logged batch" in one for one in warnings) is (kind is BatchType.LOGGED)
     session.execute(BatchStatement())
+    wrong = BatchStatement()
+    wrong.add(SimpleStatement(f"SELECT * FROM {name}"))
     with pytest.raises(InvalidRequest, match="only UPDATE, INSERT and DELETE"):
-        wrong = BatchStatement()
-        wrong.add(SimpleStatement(f"SELECT * FROM {name}"))
         session.execute(wrong)
+    counters = BatchStatement(batch_type=BatchType.COUNTER)
+    counters.add(insert, (key, 1, "a"))
     with pytest.raises(InvalidRequest, match="counter"):
-        counters = BatchStatement(batch_type=BatchType.COUNTER)
-        counters.add(insert, (key, 1, "a"))
         session.execute(counters)
 
 
