@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.catch_up import measure_catch_up, watched_entry
 from benchmarks.etcd_cluster import INSTALL, EtcdCluster, Load, missing_programs
+from benchmarks.figures import Figures
 from benchmarks.group0_cluster import Clients, EblaCluster, NodeProcess
 from ebla.model.errors import EblaError
 from ebla.runtime.event_loop import new_event_loop
@@ -47,30 +48,6 @@ class Case:
 
 
 CASES = (Case("put_1", 1, True), Case("put_64", 64, True), Case("read_64", 64, False), Case("read_1", 1, False))
-
-
-class Figures:
-    """What was measured, and whether it is within its limit."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-        self.missed: list[str] = []
-
-    def note(self, name: str, value: float) -> float:
-        self.values[name] = round(value, 4)
-        return value
-
-    def at_most(self, name: str, value: float, limit: float) -> str:
-        return self._judge(name, value, value <= limit, f"at most {limit:g}")
-
-    def at_least(self, name: str, value: float, limit: float) -> str:
-        return self._judge(name, value, value >= limit, f"at least {limit:g}")
-
-    def _judge(self, name: str, value: float, within: bool, limit: str) -> str:
-        self.note(name, value)
-        if not within:
-            self.missed.append(name)
-        return f"{limit}{'' if within else ', MISSED'}"
 
 
 def measure_beside_etcd(figures: Figures, stores: tuple[EtcdCluster, EblaCluster], rounds: int, seconds: float) -> None:

@@ -19,7 +19,7 @@ from ebla.model.identity import TableId
 from ebla.model.rows import Cell, Marker, Row
 from ebla.model.schema import TableSchema
 from ebla.model.token import token_of
-from ebla.storage.key_codec import partition_prefix, row_key
+from ebla.storage.key_codec import encode_clustering, partition_prefix, row_key
 from ebla.storage.row_codec import encode_row
 from ebla.wire.frames import (
     PROTOCOL_NEWEST,
@@ -35,16 +35,19 @@ from ebla.wire.frames import (
 from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
 from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE
 
-DEADLINE_MS = 4_000
+DEADLINE_MS = 30_000
 FRAME_BYTES_MAX = 1 << 20
 TIMESTAMP_MARK = 0x1122334455667788
 VALUE_BYTES = 100
+FILL_ROWS = 100
+BATCHES = 200
+"""Different ones, so many of each kind."""
 ANSWER_TAG = msgspec.inspect.type_info(Answer).tag  # type: ignore[attr-defined]  # of a struct it is there
 WELCOME_TAG = msgspec.inspect.type_info(Welcome).tag  # type: ignore[attr-defined]  # of a struct it is there
 
 Body = bytes
 Bodies = Callable[[], Iterator[Body]]
-"""Of requests of one verb, without end."""
+"""Of requests of one verb; where they end, the client does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,20 @@ class Spell:
         return self.answered / self.seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of one write request."""
+
+    partitions: int = 1
+    rows_each: int = 1
+
+    @property
+    def rows(self) -> int:
+        return self.partitions * self.rows_each
+
+
 class RowBodies:
-    """Requests for the rows of one table: a key of eight bytes and a text of a hundred.
+    """Requests for the rows of one table: a partition key, a clustering column, a text of a hundred bytes.
 
     A write is laid out once and gets a new timestamp each time it is sent, as any real write has one: the store would
     otherwise see that nothing changes. The bytes of the timestamp are found by a mark.
@@ -83,19 +98,25 @@ class RowBodies:
         self._schema = schema
         self._next_us = itertools.count(time.time_ns() // 1000)
 
-    def prefix(self, key: int) -> bytes:
-        serialized = key.to_bytes(8)
-        return partition_prefix(token_of(serialized), serialized)
-
-    def writes(self, keys: Sequence[int], rows: int, level: ConsistencyLevel) -> Bodies:
-        """So many rows in each request, of keys drawn by chance."""
+    def writes(self, keys: Sequence[int], shape: Shape, level: ConsistencyLevel) -> Bodies:
+        """Rows of partitions drawn by chance."""
+        draw = random.Random(len(keys))
+        count = BATCHES if shape.rows > 1 else len(keys)
+        laid_out = [self._parts(draw.sample(keys, shape.partitions), shape, level) for _ in range(count)]
 
         def bodies() -> Iterator[Body]:
-            draw = random.Random(len(keys))
             while True:
-                chosen = draw.sample(keys, rows) if rows > 1 else (draw.choice(keys),)
-                stamp = next(self._next_us).to_bytes(8)
-                yield stamp.join(self._parts(tuple(chosen), level))
+                yield next(self._next_us).to_bytes(8).join(draw.choice(laid_out))
+
+        return bodies
+
+    def every(self, keys: Sequence[int], level: ConsistencyLevel) -> Bodies:
+        """The first row of every partition, once."""
+
+        def bodies() -> Iterator[Body]:
+            for start in range(0, len(keys), FILL_ROWS):
+                chosen = keys[start : start + FILL_ROWS]
+                yield next(self._next_us).to_bytes(8).join(self._parts(chosen, Shape(len(chosen)), level))
 
         return bodies
 
@@ -110,28 +131,27 @@ class RowBodies:
         return drawn
 
     def _read(self, key: int, level: ConsistencyLevel) -> Body:
-        start = row_key(self.prefix(key))
+        start = self._row_key(key, 0)
         return encode(RouteReadRequest(self._table, ((start, start + b"\0"),), level, rows_max=1))
 
-    def _parts(self, keys: tuple[int, ...], level: ConsistencyLevel) -> list[bytes]:
+    def _parts(self, keys: Sequence[int], shape: Shape, level: ConsistencyLevel) -> list[bytes]:
         """The request around its timestamps."""
-        found = _LAID_OUT.get((self._table, keys, level))
-        if found is None:
-            writes = tuple(RoutedWrite(self._table, (self._item(key),)) for key in keys)
-            found = encode(RouteWriteRequest(writes, level)).split(TIMESTAMP_MARK.to_bytes(8))
-            assert len(found) == len(keys) + 1, "each row has one timestamp"
-            if len(keys) == 1:
-                _LAID_OUT[self._table, keys, level] = found
+        places = range(shape.rows_each)
+        writes = tuple(RoutedWrite(self._table, tuple(self._item(key, place) for place in places)) for key in keys)
+        found = encode(RouteWriteRequest(writes, level)).split(TIMESTAMP_MARK.to_bytes(8))
+        assert len(found) == shape.rows + 1, "each row has one timestamp"
         return found
 
-    def _item(self, key: int) -> tuple[bytes, bytes]:
+    def _row_key(self, key: int, place: int) -> bytes:
+        serialized = key.to_bytes(8)
+        prefix = partition_prefix(token_of(serialized), serialized)
+        return row_key(prefix, encode_clustering(self._schema.clustering, (place.to_bytes(4),)))
+
+    def _item(self, key: int, place: int) -> tuple[bytes, bytes]:
         column = self._schema.column("v").number
         text = random.Random(key).randbytes(VALUE_BYTES // 2).hex().encode()
         row = Row(Marker(TIMESTAMP_MARK), None, {column: Cell(TIMESTAMP_MARK, text)})
-        return row_key(self.prefix(key)), encode_row(row, self._schema.version, self._schema.layouts[-1])
-
-
-_LAID_OUT: dict[tuple[TableId, tuple[int, ...], ConsistencyLevel], list[bytes]] = {}
+        return self._row_key(key, place), encode_row(row, self._schema.version, self._schema.layouts[-1])
 
 
 class ShardClient(asyncio.Protocol):
@@ -195,9 +215,15 @@ class ShardClient(asyncio.Protocol):
             self.done.set_result(None)
 
     def _send(self, now: float, out: list[bytes]) -> None:
+        body = next(self._bodies, None)
+        if body is None:
+            self._ends_at = now
+            if not self._sent and not self.done.done():
+                self.done.set_result(None)
+            return
         request_id = next(self._ids)
         self._sent[request_id] = now
-        frame = encode(Request(request_id, self._verb, DEADLINE_MS, msgspec.Raw(next(self._bodies))))
+        frame = encode(Request(request_id, self._verb, DEADLINE_MS, msgspec.Raw(body)))
         out.append(len(frame).to_bytes(4) + frame)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 import psutil
 
 from benchmarks.group0_cluster import NodeProcess
-from benchmarks.row_client import RowBodies, Spell, Traffic, load
+from benchmarks.row_client import RowBodies, Spell, Traffic, load, writing
 from ebla.cli.asking import ask_all
 from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
 from ebla.cli.table_access import with_tables
 from ebla.client.cluster_view import view_of
 from ebla.client.tables import TableClient
+from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HostId, Replica, ShardNumber
 from ebla.model.schema import decode_schema
 from ebla.model.token import token_of
@@ -24,7 +26,17 @@ from ebla.topology.replica_sets import ReplicaSets, TableReplicas
 NODES = 3
 SHARDS = 2
 START_S = 60.0
+FILL_S = 120.0
 KEYS = 60_000
+QUIET = (
+    "limits.free_disk_bytes_min=0",
+    "limits.write_timeout_ms=30000",
+    "limits.read_timeout_ms=30000",
+    "limits.feed_silence_ms=20000",
+    "limits.child_silence_ms=40000",
+    "limits.peer_silence_ms=20000",
+)
+"""A machine that others use as well is slow at times; what is measured must not fail for it."""
 
 
 class BenchTable:
@@ -49,7 +61,7 @@ class BenchTable:
 class RowsCluster:
     def __init__(self, folder: Path, commit_log: str, runner: asyncio.Runner) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-        overrides = ("limits.free_disk_bytes_min=0", f"commit_log={commit_log}")
+        overrides = (*QUIET, f"commit_log={commit_log}")
         made = find_or_make_nodes(folder, Shape(NODES, SHARDS, base, "bench", overrides))
         give_identities(made)
         self.runner = runner
@@ -83,7 +95,7 @@ class RowsCluster:
             await client.run(
                 f"CREATE KEYSPACE {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
             )
-            await client.run(f"CREATE TABLE {keyspace}.t (k bigint PRIMARY KEY, v text)")
+            await client.run(f"CREATE TABLE {keyspace}.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
             found = client.snapshot.table_named(keyspace, "t")
             assert found is not None
             replicas = ReplicaSets(client.snapshot).of(found.id)
@@ -98,7 +110,10 @@ class RowsCluster:
         return spell
 
     def pids(self) -> dict[Replica, int]:
-        view = view_of(self.runner.run(ask_all([node.node for node in self.nodes])))
+        return self.runner.run(self.find_pids())
+
+    async def find_pids(self) -> dict[Replica, int]:
+        view = view_of(await ask_all([node.node for node in self.nodes]))
         found: dict[Replica, int] = {}
         for host, seen in zip(self._hosts, view.nodes, strict=True):
             for process in seen.processes:
@@ -114,8 +129,19 @@ class RowsCluster:
             found[shard] = times.user + times.system
         return found
 
-    def kill_shard(self, shard: Replica) -> None:
-        os.kill(self.pids()[shard], 9)
+    @staticmethod
+    def kill(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def fill(self) -> None:
+        """Every key's first row, so that whatever is measured finds its layers open and its rows there."""
+        for table in (self.once, self.thrice):
+            traffic = [
+                writing(self.node_of(shard), shard.shard, table.bodies.every(keys, ConsistencyLevel.ALL))
+                for shard in self.shards
+                if (keys := table.keys_on(shard)) and (table is self.once or shard.host == self.shards[0].host)
+            ]
+            self.load(traffic, 4, FILL_S)
 
     def close(self) -> None:
         for node in self.nodes:
