@@ -159,12 +159,12 @@ class Stack:
 
     def check_items(self, items: Sequence[Item]) -> None:
         """Whether the stack may take these now. Raises `Stale` and `Overloaded`."""
-        version = self.schema.version
+        spans, version = self._spans, self.schema.version.to_bytes(2)
         for key, value in items:
-            if not in_spans(key, self._spans):
+            if not in_spans(key, spans):
                 raise Stale(f"key {key.hex()} is not in the range of replica {self.incarnation:016x}")
-            if int.from_bytes(value[2:4]) > version:
-                raise Stale(f"table {self.schema.full_name} is known here in version {version} only")
+            if value[2:4] > version:
+                raise Stale(f"table {self.schema.full_name} is known here in version {self.schema.version} only")
         if self.refused_upto_us > NEVER_US:
             least_us = facts_of([value for _, value in items], self.schema).least_us
             if least_us <= self.refused_upto_us:
