@@ -9,7 +9,7 @@ from ebla.cql.filters import Filter, FilterBuilder, Test
 from ebla.cql.paging_state import FORMAT, PagingState, decode_state, encode_state
 from ebla.cql.plan_writes import key_positions
 from ebla.cql.restrictions import Restrictions, check_filtering, sort_out
-from ebla.cql.results import ColumnSpec, Parameters, Rows, Unset
+from ebla.cql.results import UNSET, ColumnSpec, Parameters, Rows, Unset
 from ebla.cql.rows_out import Found
 from ebla.cql.select_order import check_distinct, reads_reversed
 from ebla.cql.select_rows import Reader, Reading, StoredRows, prefixes_of, spans_of, virtual_rows
@@ -113,9 +113,11 @@ class SelectPlan:
         return 1 if self.distinct else self._limit(self.limits.partition_rows, "PER PARTITION LIMIT", request)
 
     def _limit(self, source: Source | None, name: str, request: Bound) -> int | None:
-        value = None if source is None else source(request)
-        if value is None or isinstance(value, Unset):
+        value = UNSET if source is None else source(request)
+        if isinstance(value, Unset):
             return None
+        if value is None:
+            raise InvalidRequest(f"Invalid null value of {name}")
         number = int.from_bytes(value, signed=True)
         if number <= 0:
             raise InvalidRequest(f"{name} must be strictly positive")

@@ -97,10 +97,13 @@ class StoredRows:
     ended: bool = False
     _rows: RowReader = field(init=False)
     _heads: dict[bytes, Head] = field(init=False, default_factory=dict)
+    _shown: set[bytes] = field(init=False, default_factory=set)
+    """Partitions of a reversed read that have shown a row."""
 
     def __post_init__(self) -> None:
         reading = self.reading
         self.position, self.prefix = reading.position, reading.prefix
+        self._shown.add(reading.prefix)
         self._rows = RowReader(reading.schema, reading.needed, reading.now_s, with_cells=reading.with_cells)
 
     async def page(self, rows_max: int) -> list[Found]:
@@ -128,12 +131,14 @@ class StoredRows:
         found = list(self._rows.rows(answer.items, bare_partitions=reading.bare_partitions))
         if found:
             self.prefix = found[-1].prefix
+        if reading.is_reversed:
+            self._shown.update(one.prefix for one in found)
         self.position = answer.position
         if not answer.position:
             self.ended = True
             if reading.bare_partitions:
                 found += self._rows.last()
-                found += self._bare_heads(found)
+                found += self._bare_heads()
         return found
 
     async def _read_heads(self) -> None:
@@ -148,13 +153,12 @@ class StoredRows:
                 self._heads[key[:-1]] = decode_head(value)
         self._rows.heads = self._heads
 
-    def _bare_heads(self, found: Sequence[Found]) -> Iterator[Found]:
-        """Of a reversed read, partitions that showed no row."""
+    def _bare_heads(self) -> Iterator[Found]:
+        """Of a reversed read, partitions that showed no row, on this page or on those before."""
         if not self.reading.is_reversed:
             return
-        shown = {one.prefix for one in found}
         for prefix in self.reading.heads_of:
-            if prefix in self._heads and prefix not in shown:
+            if prefix in self._heads and prefix not in self._shown:
                 yield self._rows.bare(prefix)
 
 
