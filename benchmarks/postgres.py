@@ -47,7 +47,8 @@ class Postgres:
         assert found is not None
         self._folder = folder
         account = pwd.getpwnam(USER) if os.geteuid() == 0 else None
-        self._user, self._group = (None, None) if account is None else (account.pw_uid, account.pw_gid)
+        self._user = None if account is None else account.pw_uid
+        self._group = None if account is None else account.pw_gid
         folder.mkdir()
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)

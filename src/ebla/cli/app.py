@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli import cqlsh, group0, local_cluster, ring, row, store, table, up
+from ebla.cli import cqlsh, group0, local_cluster, metrics, ring, row, store, table, up
 from ebla.cli.asking import ask_all, ask_contact
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
 from ebla.cli.renewal import renew_certificates
@@ -48,6 +48,7 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla row put a.b k=1 v=hello
   ebla row get a.b k=1
   ebla ring; ebla tablets a.b   who holds what
+  ebla metrics                what the shards count, for Prometheus
 
 [bold]Where things are[/bold]
 
@@ -76,6 +77,7 @@ app.add_typer(table.app)
 app.add_typer(row.app)
 app.command("ring")(ring.ring)
 app.command("tablets")(ring.tablets)
+app.command("metrics")(metrics.metrics)
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
 DATA_DEFAULT = Path("data")

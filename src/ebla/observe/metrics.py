@@ -78,8 +78,9 @@ class Description:
 class Metric(Generic[S]):
     """One name with a series per combination of label values."""
 
-    def __init__(self, description: Description, new_series: Callable[[], S]) -> None:
+    def __init__(self, description: Description, new_series: Callable[[], S], series_max: int) -> None:
         self.description = description
+        self._series_max = series_max
         self._new_series = new_series
         self._series: dict[tuple[str, ...], S] = {}
 
@@ -88,7 +89,7 @@ class Metric(Generic[S]):
         assert len(label_values) == len(self.description.labels)
         found = self._series.get(label_values)
         if found is None:
-            if len(self._series) >= SERIES_MAX - 1:
+            if len(self._series) >= self._series_max - 1:
                 label_values = (OTHER,) * len(label_values)
             found = self._series.setdefault(label_values, self._new_series())
         return found
@@ -106,7 +107,8 @@ Histogram = Metric[HistogramSeries]
 class Metrics:
     """Every metric of a process, by name. Asking twice for one gives the same one."""
 
-    def __init__(self) -> None:
+    def __init__(self, series_max: int = SERIES_MAX) -> None:
+        self._series_max = series_max
         self.counters: dict[str, Counter] = {}
         self.gauges: dict[str, Gauge] = {}
         self.histograms: dict[str, Histogram] = {}
@@ -128,6 +130,6 @@ class Metrics:
     def _one(self, home: dict[str, Metric[S]], description: Description, new_series: Callable[[], S]) -> Metric[S]:
         name = description.name
         assert self._homes.setdefault(name, home) is home, f"{name} is already there and of another kind"
-        metric = home.setdefault(name, Metric(description, new_series))
+        metric = home.setdefault(name, Metric(description, new_series, self._series_max))
         assert metric.description == description, f"{name} is already there and different"
         return metric

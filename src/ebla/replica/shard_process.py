@@ -29,12 +29,13 @@ from ebla.storage.store_recovery import open_store
 from ebla.wire.feed_messages import ChildReport
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
+from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, told_metrics
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.report import Report
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
 from ebla.wire.topology_view import TopologyView, View
-from ebla.wire.verbs import CHILD_BEAT, IDENTITY, ChildBeatRequest, IdentityAnswer, IdentityRequest
+from ebla.wire.verbs import CHILD_BEAT, IDENTITY, METRICS, ChildBeatRequest, IdentityAnswer, IdentityRequest
 
 ANY_VERSION = TopologyVersion(0)
 FIRST_VIEW_WAIT_S = 60.0
@@ -271,6 +272,7 @@ class ShardProcess:
     def _server(self, tasks: asyncio.TaskGroup, shard: _Shard) -> Server:
         server = Server(tasks, self.setup.introduction, self.setup.wire, self.setup.report)
         server.serve(IDENTITY, self._identity)
+        server.serve(METRICS, self._metrics)
         shard.attach(server)
         return server
 
@@ -340,3 +342,6 @@ class ShardProcess:
             raise Unavailable(f"{self.setup.introduction.process} does not serve: control silent for {silent_ms} ms")
         ours = self.setup.introduction
         return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self.setup.pid)
+
+    def _metrics(self, _request: MetricsRequest, _call: IncomingCall) -> MetricsAnswer:
+        return told_metrics(self.parts.metrics)

@@ -46,6 +46,7 @@ from ebla.wire.group0_messages import (
     WatchAnswer,
     WatchRequest,
 )
+from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest
 from ebla.wire.row_messages import (
     ReadRowsAnswer,
     ReadRowsRequest,
@@ -253,6 +254,7 @@ STREAM_ROWS = Verb(28, "stream_rows", Lane.DATA, StreamRowsRequest, Done)
 ROUTE_WRITE = Verb(29, "route_write", Lane.DATA, RouteWriteRequest, Done)
 ROUTE_READ = Verb(30, "route_read", Lane.DATA, RouteReadRequest, RouteReadAnswer)
 FOLD = Verb(31, "fold", Lane.DATA, FoldJob, FoldResult)
+METRICS = Verb(32, "metrics", Lane.CONTROL, MetricsRequest, MetricsAnswer)
 
 VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     IDENTITY,
@@ -286,4 +288,5 @@ VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     ROUTE_WRITE,
     ROUTE_READ,
     FOLD,
+    METRICS,
 )

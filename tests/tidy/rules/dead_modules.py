@@ -12,7 +12,6 @@ DISCOVERED = ("ebla.sim.scenarios.",)
 """Modules that are found by listing their package, not by an import."""
 
 AWAITED: Mapping[str, str] = {
-    "ebla.observe.exposition": "the REST server",
     "ebla.topology.vnode_streams": "transfers",
     "ebla.storage.load_columns": "the bulk process",
 }

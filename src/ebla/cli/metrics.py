@@ -1,0 +1,98 @@
+"""`ebla metrics`: what the shards of this machine's nodes count, as Prometheus reads it or as JSON."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ebla.cli.asking import ANSWER_MS, admin_of
+from ebla.cli.local_cluster import LocalNode, find_nodes
+from ebla.cli.shown_rows import print_json
+from ebla.cli.telling import errors_told
+from ebla.client.gathered_metrics import gathered
+from ebla.model.errors import EblaError, InvalidRequest
+from ebla.model.identity import Address
+from ebla.observe.exposition import expose
+from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest
+from ebla.wire.report import unreported
+from ebla.wire.verbs import METRICS
+
+LABELS = ("node", "shard")
+
+Told = tuple[tuple[str, str], MetricsAnswer]
+
+
+def metrics(
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")] = Path(
+        "data"
+    ),
+    node: Annotated[str | None, typer.Option("--node", metavar="NAME", help="This node's alone.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """What the shards count: requests by how they ended, how long they took, retries, repairs, layers, versions.
+
+    In the text form of Prometheus, one series for each shard. The exit status is 1 where some shard did not answer.
+    """
+    with errors_told():
+        nodes = _chosen(data, node)
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            told, silent = runner.run(_ask_all(nodes))
+        if as_json:
+            print_json(shown(told))
+        else:
+            sys.stdout.write(expose(gathered(LABELS, told)).decode())
+    for line in silent:
+        sys.stderr.write(f"ebla: {line}\n")
+    raise typer.Exit(1 if silent else 0)
+
+
+def shown(told: Sequence[Told]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for (node, shard), answer in told:
+        for metric in answer.metrics:
+            for series in metric.series:
+                one: dict[str, Any] = {"name": metric.name, "kind": metric.kind, "node": node, "shard": int(shard)}
+                one |= {"labels": dict(zip(metric.labels, series.labels)), "value": series.value}
+                if metric.bounds:
+                    one |= {"count": sum(series.counts), "bounds": metric.bounds, "counts": series.counts}
+                found.append(one)
+    return found
+
+
+def _chosen(data: Path, name: str | None) -> list[LocalNode]:
+    nodes = find_nodes(data)
+    if name is None:
+        chosen = [node for node in nodes if node.running_pid() is not None]
+    else:
+        chosen = [node for node in nodes if node.name == name]
+    if not chosen:
+        what = f"no node of {data} runs" if name is None else f"there is no node {name!r} in {data}"
+        raise InvalidRequest(what, advice="see `ebla status`; `ebla up` starts a cluster")
+    return chosen
+
+
+async def _ask_all(nodes: Sequence[LocalNode]) -> tuple[list[Told], list[str]]:
+    async with TcpTransport(None, TransportLimits(), unreported) as transport:
+        async with asyncio.TaskGroup() as tasks:
+            asking = [
+                tasks.create_task(_ask(transport, node, number))
+                for node in nodes
+                for number in range(node.options.shards)
+            ]
+    results = [task.result() for task in asking]
+    return [each for each in results if not isinstance(each, str)], [each for each in results if isinstance(each, str)]
+
+
+async def _ask(transport: TcpTransport, node: LocalNode, number: int) -> Told | str:
+    """What it told, or why it did not."""
+    try:
+        admin = admin_of(transport, node, ANSWER_MS)
+        answer = await admin.ask(Address(str(node.folder.shard_socket(number))), METRICS, MetricsRequest())
+    except EblaError as error:
+        return f"shard {number} of {node.name}: {error}"
+    return (node.name, str(number)), answer
