@@ -29,7 +29,7 @@ from ebla.cql.results import (
     Unset,
     Void,
 )
-from ebla.cql.routing_hint import tablet_payload
+from ebla.cql.routing_hint import payload_of_token, tablet_payload
 from ebla.cql.run_at_once import LATER, Later, rest_of
 from ebla.cql.statements import (
     AlterKeyspace,
@@ -408,10 +408,9 @@ class Executor:
     ) -> Answer | Begun:
         mutations = [one for one in plan.mutations(bound, self._moment(parameters), known) if one.items]
         answer = NOTHING
-        if session.tablet_routing and plan.key_positions:
-            keys = plan.restrictions.partition_keys(bound)
-            payload = tablet_payload(self._parts.view.current, plan.schema.id, keys, self._parts.own)
-            answer = Answer(NOTHING.result, payload=payload)
+        if session.tablet_routing and plan.key_positions and len(mutations) == 1:
+            payload = payload_of_token(self._parts.view.current, plan.schema.id, mutations[0].token, self._parts.own)
+            answer = Answer(NOTHING.result, payload=payload) if payload else NOTHING
         if not mutations:
             return answer
         wait_ms = timeout_ms(plan.timeout, bound, self._parts.limits.write_ms)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ebla.cql import row_changes
 from ebla.cql.bind import Binder, Bound, Receiver, Source
 from ebla.cql.key_spans import row_spans
-from ebla.cql.restrictions import Restrictions, check_filtering, names_of, sort_out
+from ebla.cql.restrictions import KeyPart, Restrictions, check_filtering, checked_key, key_part, names_of, sort_out
 from ebla.cql.results import ColumnSpec, Unset
 from ebla.cql.row_changes import Change, Draft, ListElements, Times
 from ebla.cql.statements import (
@@ -29,7 +29,7 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.rows import EMPTY_HEAD, Head, RangeDeletion, Row
 from ebla.model.rows import Marker as RowMarker
 from ebla.model.schema import Column, ColumnKind, TableSchema
-from ebla.model.token import token_of
+from ebla.model.token import composite_key, token_of
 from ebla.request.parts import Mutation
 from ebla.storage.key_codec import encode_clustering, head_key, partition_prefix, row_key
 from ebla.storage.row_codec import FORMAT, NO_CELL, PLAIN_HEADER, Flag, encode_head, encode_row
@@ -37,6 +37,8 @@ from ebla.wire.row_messages import Item
 
 TTL_S_MAX = 20 * 365 * 24 * 3600
 _KEYS = (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
+TIMESTAMP_MIN = -(1 << 63)
+"""Nothing is written at it: it stands for no timestamp at all."""
 _PLAIN_MARKED = int(Flag.PLAIN | Flag.MARKED)
 _PLAIN = int(Flag.PLAIN)
 
@@ -73,12 +75,21 @@ class WritePlan:
     plain: "PlainInsert | None" = None
 
     def mutations(self, request: Bound, moment: WriteMoment, known: KnownLists | None = None) -> list[Mutation]:
+        if self.plain is not None and self.is_of_the_moment and moment.timestamp_us != TIMESTAMP_MIN:
+            mutation = self.plain.mutation(request, moment.timestamp_us)
+            if mutation is not None:
+                return [mutation]
         times = self._times(request, moment)
         if self.plain is not None and times.ttl_s == 0:
             mutation = self.plain.mutation(request, times.timestamp_us)
             if mutation is not None:
                 return [mutation]
         return [self._mutation(key, request, times, known or {}) for key in self.restrictions.partition_keys(request)]
+
+    @property
+    def is_of_the_moment(self) -> bool:
+        """Whether it has no times of its own."""
+        return self.timestamp is None and self.ttl is None and self.schema.options.default_ttl_s == 0
 
     def _mutation(self, key: bytes, request: Bound, times: Times, known: KnownLists) -> Mutation:
         token = token_of(key)
@@ -153,8 +164,8 @@ class WritePlan:
                 raise InvalidRequest("Invalid null value of timestamp")
             if not isinstance(given, Unset):
                 timestamp_us = int.from_bytes(given, signed=True)
-        if timestamp_us == -(1 << 63):
-            raise InvalidRequest(f"Out of bound timestamp, must be in [{-(1 << 63) + 1}, {(1 << 63) - 1}]")
+        if timestamp_us == TIMESTAMP_MIN:
+            raise InvalidRequest(f"Out of bound timestamp, must be in [{TIMESTAMP_MIN + 1}, {(1 << 63) - 1}]")
         return Times(timestamp_us, self._ttl_s(request), moment.now_s, moment.sequence)
 
     def _ttl_s(self, request: Bound) -> int:
@@ -176,7 +187,8 @@ class PlainInsert:
     they came."""
 
     schema: TableSchema
-    restrictions: Restrictions
+    partition: tuple[KeyPart, ...]
+    clustering: tuple[KeyPart, ...]
     sources: tuple[Source | None, ...]
     """By the place of the column in the stored row."""
     flags: int
@@ -198,10 +210,12 @@ class PlainInsert:
                 parts.append(value)
         if is_empty:
             return None
-        (key,) = self.restrictions.partition_keys(request)
+        key = checked_key(composite_key([part(request) for part in self.partition]))
         token = token_of(key)
-        (clustering,) = self.restrictions.clustering_values(request)
-        stored_key = row_key(partition_prefix(token, key), encode_clustering(schema.clustering, clustering))
+        clustering = b""
+        if self.clustering:
+            clustering = encode_clustering(schema.clustering, [part(request) for part in self.clustering])
+        stored_key = row_key(partition_prefix(token, key), clustering)
         return Mutation(schema.id, token, ((stored_key, b"".join(parts)),))
 
 
@@ -428,10 +442,15 @@ class _Builder:
     def _plain_insert(self, restrictions: Restrictions, marks_row: bool) -> PlainInsert | None:
         groups = (*restrictions.partition, *restrictions.clustering)
         whole = restrictions.clustering_width == len(self.schema.clustering)
-        if self.plain_sources is None or not whole or not all(group.is_single for group in groups):
+        if self.plain_sources is None or not whole:
             return None
+        if not all(group.is_single and group.width == 1 for group in groups):
+            return None
+        partition = [key_part(*one) for one in zip(restrictions.partition, self.schema.partition_key, strict=True)]
+        clustering = [key_part(*one) for one in zip(restrictions.clustering, self.schema.clustering, strict=True)]
         sources = tuple(self.plain_sources.get(number) for number in self.schema.layouts[-1])
-        return PlainInsert(self.schema, restrictions, sources, _PLAIN_MARKED if marks_row else _PLAIN)
+        flags = _PLAIN_MARKED if marks_row else _PLAIN
+        return PlainInsert(self.schema, tuple(partition), tuple(clustering), sources, flags)
 
 
 def _element_type(column: Column) -> CqlType:

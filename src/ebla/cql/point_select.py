@@ -5,18 +5,18 @@ Anything unusual (static columns, write times, LIMIT, functions) has no such sho
 left to the plan's own reader.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from ebla.cql.bind import Bound, checker_of
+from ebla.cql.bind import Bound
 from ebla.cql.plan_select import SelectPlan
-from ebla.cql.restrictions import Group, checked_key
+from ebla.cql.restrictions import KeyPart, checked_key, key_part
 from ebla.cql.results import ColumnSpec, Rows
 from ebla.cql.rows_out import RowReader, Values
 from ebla.model.identity import TableId
-from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.schema import ColumnKind, TableSchema
 from ebla.model.token import composite_key, token_of
 from ebla.request.parts import ReadPage, ReadQuery
 from ebla.storage.key_codec import decode_clustering, encode_clustering, partition_prefix, row_key
@@ -25,9 +25,6 @@ from ebla.storage.row_codec import PLAIN_HEADER, is_plain
 from ebla.wire.row_messages import Item
 
 _HEADER_BYTES = PLAIN_HEADER.size
-
-
-KeyPart = Callable[[Bound], bytes]
 
 
 class Point(msgspec.Struct, frozen=True, gc=False):
@@ -96,21 +93,6 @@ class PointSelect:
         return [found.values[output.place] for output in self.plan.outputs if output.place is not None]
 
 
-def _key_part(group: Group, column: Column) -> KeyPart:
-    choices, number = group.choices, group.position
-    if number is None:
-        return lambda request: choices(request)[0][0]
-    is_wrong = checker_of(column.type)
-
-    def bound(request: Bound) -> bytes:
-        value = request.values[number]
-        if type(value) is bytes and not is_wrong(value):
-            return value
-        return choices(request)[0][0]  # which has the words for what is wrong with it
-
-    return bound
-
-
 def point_select(plan: SelectPlan, table: TableId) -> PointSelect | None:
     """None where the plan is of another kind."""
     schema, restrictions = plan.schema, plan.restrictions
@@ -140,8 +122,8 @@ def point_select(plan: SelectPlan, table: TableId) -> PointSelect | None:
         plan,
         plan.columns,
         len(shown),
-        tuple(_key_part(*one) for one in zip(restrictions.partition, schema.partition_key, strict=True)),
-        tuple(_key_part(*one) for one in zip(clustering, schema.clustering, strict=True)),
+        tuple(key_part(*one) for one in zip(restrictions.partition, schema.partition_key, strict=True)),
+        tuple(key_part(*one) for one in zip(clustering, schema.clustering, strict=True)),
         tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.PARTITION_KEY),
         tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.CLUSTERING),
         tuple(cells),

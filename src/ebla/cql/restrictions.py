@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ebla.cql.bind import Binder, Bound, Receiver, Source
+from ebla.cql.bind import Binder, Bound, Receiver, Source, checker_of
 from ebla.cql.compared_values import holds_duration
 from ebla.cql.key_spans import SliceEnd
 from ebla.cql.results import Unset
@@ -138,6 +138,27 @@ def _products(groups: Sequence[Group], request: Bound, what: str) -> Iterable[tu
     if count > CHOICES_MAX:
         raise InvalidRequest(f"{what} cartesian product size {count} is greater than maximum {CHOICES_MAX}")
     return itertools.product(*choices)
+
+
+KeyPart = Callable[[Bound], bytes]
+
+
+def key_part(group: Group, column: Column) -> KeyPart:
+    """The value of one key column that is given by `=`, the quick way where it is bound."""
+    assert group.is_single
+    assert group.width == 1
+    choices, number = group.choices, group.position
+    if number is None:
+        return lambda request: choices(request)[0][0]
+    is_wrong = checker_of(column.type)
+
+    def bound(request: Bound) -> bytes:
+        value = request.values[number]
+        if type(value) is bytes and not is_wrong(value):
+            return value
+        return choices(request)[0][0]  # which has the words for what is wrong with it
+
+    return bound
 
 
 def checked_key(key: bytes) -> bytes:

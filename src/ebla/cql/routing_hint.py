@@ -15,10 +15,13 @@ _SHAPE = TupleType((SCALARS["bigint"], SCALARS["bigint"], ListType(_REPLICA, Tru
 
 def tablet_payload(view: View, table: TableId, keys: Sequence[bytes], own: Replica) -> Mapping[str, bytes]:
     """Nothing where the request came to a replica, names several partitions, or the table has no tablets."""
+    return payload_of_token(view, table, token_of(keys[0]), own) if len(keys) == 1 else {}
+
+
+def payload_of_token(view: View, table: TableId, token: int, own: Replica) -> Mapping[str, bytes]:
     tablets = view.snapshot.tablets.get(table)
-    if tablets is None or len(keys) != 1:
+    if tablets is None:
         return {}
-    token = token_of(keys[0])
     replicas = view.sets.of(table).reading(token)
     if own in replicas:
         return {}
