@@ -22,6 +22,7 @@ from ebla.cql.compression import COMPRESSED_BYTES_MIN, Compression, compression_
 from ebla.cql.events import EventDesk
 from ebla.cql.frames import (
     EVENT_STREAM,
+    HEADER,
     RESPONSE,
     VERSION,
     BrokenFrame,
@@ -29,12 +30,11 @@ from ebla.cql.frames import (
     Frame,
     FrameSplitter,
     Opcode,
-    encode_frame,
 )
 from ebla.cql.login import ANONYMOUS, Login
 from ebla.cql.notation import BodyReader
 from ebla.cql.responses import EventKind, WriteType
-from ebla.cql.results import Answer, BatchItem, Begun, Parameters, Prepared, Session, Void
+from ebla.cql.results import Answer, BatchItem, Begun, Parameters, Prepared, Rows, Session, Void
 from ebla.cql.statements import BatchKind
 from ebla.cql.supported import TABLET_ROUTING
 from ebla.model.consistency import ConsistencyLevel
@@ -514,9 +514,12 @@ class Connection:
             self._put(_VOID_FRAME.pack(asked.version | RESPONSE, 0, asked.stream, _RESULT, 4, _VOID_RESULT))
             return
         try:
-            body = responses.result(result, skip_metadata=asked.skip_metadata)
+            if type(result) is Rows:
+                body = responses.rows(result, skip_metadata=asked.skip_metadata)
+            else:
+                body = responses.result(result)
             flags = 0
-            if asked.version >= _FIRST_WITH_WARNINGS:
+            if (answer.payload or answer.warnings) and asked.version >= _FIRST_WITH_WARNINGS:
                 if answer.payload:
                     flags |= _PAYLOAD
                     body = notation.bytes_map(answer.payload) + body
@@ -526,7 +529,7 @@ class Connection:
         except Exception as error:  # a result that cannot be told is a defect of ours
             self._fail(asked, error)
             return
-        self._send(asked.version, asked.stream, Opcode.RESULT, body, flags)
+        self._send(asked.version, asked.stream, _RESULT, body, flags)
 
     def _fail(self, asked: Asked, error: BaseException) -> None:
         ours = self._as_ours(error)
@@ -543,11 +546,11 @@ class Connection:
         self._parts.report("cql.request_broke", {"id": number, "peer": str(self.peer), "trace": trace})
         return InternalError(f"internal error {number}", advice="the log of this node tells more under this number")
 
-    def _send(self, version: int, stream: int, opcode: Opcode, body: bytes, flags: int = 0) -> None:
+    def _send(self, version: int, stream: int, opcode: int, body: bytes, flags: int = 0) -> None:
         if self._compression is not None and len(body) >= COMPRESSED_BYTES_MIN:
             body = self._compression.compress(body)
             flags |= _COMPRESSED
-        self._put(encode_frame(version, stream, opcode, body, flags))
+        self._put(HEADER.pack(version | RESPONSE, flags, stream, opcode, len(body)) + body)
 
     def _put(self, frame: bytes) -> None:
         if self._stage is Stage.CLOSING:

@@ -130,7 +130,3 @@ class FrameSplitter:
         return BrokenFrame(
             f"Request is too big: length {size} exceeds maximum allowed length {self.body_bytes_max}", stream
         )
-
-
-def encode_frame(version: int, stream: int, opcode: int, body: bytes, flags: int = 0) -> bytes:
-    return HEADER.pack(version | RESPONSE, flags, stream, opcode, len(body)) + body

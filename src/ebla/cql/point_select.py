@@ -53,7 +53,7 @@ class PointSelect:
     def point(self, request: Bound) -> Point:
         """Raises `InvalidRequest` where a key has no value."""
         partition = [part(request) for part in self.partition]
-        key = checked_key(partition[0] if len(partition) == 1 else composite_key(partition))
+        key = checked_key(composite_key(partition))
         clustering = b""
         if self.clustering:
             clustering = encode_clustering(self.schema.clustering, [part(request) for part in self.clustering])

@@ -74,10 +74,10 @@ def supported(options: Mapping[str, Sequence[str]]) -> bytes:
 VOID = notation.integer(_VOID)
 
 
-def result(found: Rows | Void | KeyspaceSet | SchemaChanged, *, skip_metadata: bool = False) -> bytes:
+def result(found: Rows | Void | KeyspaceSet | SchemaChanged) -> bytes:
     match found:
         case Rows():
-            return rows(found, skip_metadata=skip_metadata)
+            return rows(found)
         case Void():
             return VOID
         case KeyspaceSet(keyspace=keyspace):

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.cql.protocol_rig import request
 
-from ebla.cql.frames import BrokenFrame, Frame, FrameSplitter, Opcode, UnknownVersion, encode_frame
+from ebla.cql.frames import RESPONSE, BrokenFrame, Frame, FrameSplitter, Opcode, UnknownVersion
 
 MANY = [request(Opcode.QUERY, b"x" * size, stream=size) for size in (0, 1, 9, 300)]
 
@@ -57,7 +57,7 @@ def test_the_stream_of_old_versions_is_one_byte() -> None:
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (encode_frame(4, 3, Opcode.READY, b""), "response frame"),
+        (request(Opcode.READY, stream=3, version=4 | RESPONSE), "response frame"),
         (request(Opcode.QUERY, stream=3)[:5] + b"\xff\xff\xff\xff", "length -1"),
         (request(Opcode.QUERY, stream=3)[:5] + b"\0\0\3\xe9", "length 1001 exceeds"),
     ],

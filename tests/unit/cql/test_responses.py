@@ -62,7 +62,7 @@ def test_values_and_nulls_in_their_places() -> None:
 
 def test_metadata_that_the_client_knows_is_left_out() -> None:
     rows = Rows((spec("a", INT),), [[b"\0\0\0\5"]], b"state")
-    body = responses.result(rows, skip_metadata=True)
+    body = responses.rows(rows, skip_metadata=True)
     assert body == struct.pack(">iiii", 2, 2 | 4, 1, 5) + b"state" + struct.pack(">iii", 1, 4, 5)
 
 
