@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class DriverCluster:
 
     def _wait_for_clients(self) -> None:
         for address in self.addresses:
-            eventually(lambda address=address: takes_clients(address), f"{address} takes clients")  # type: ignore[misc]
+            eventually(partial(takes_clients, address), f"{address} takes clients")
 
     def close(self) -> None:
         self.made.end_all()

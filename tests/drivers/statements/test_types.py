@@ -15,9 +15,11 @@ Rows = Callable[..., list[tuple[Any, ...]]]
 Table = Callable[[str], str]
 
 
-def moment(*parts: int) -> datetime.datetime:
+def moment(year: int, month: int, day: int, *rest: int) -> datetime.datetime:
     """As drivers give it: of UTC, without saying so."""
-    return datetime.datetime(*parts, tzinfo=datetime.UTC).replace(tzinfo=None)  # type: ignore[arg-type, misc]
+    hour, minute, second, microsecond = (*rest, 0, 0, 0, 0)[:4]
+    made = datetime.datetime(year, month, day, hour, minute, second, microsecond, datetime.UTC)
+    return made.replace(tzinfo=None)
 
 
 SCALARS = (

@@ -1,0 +1,276 @@
+"""CQL beside our own wire: three nodes of two shards each, real processes, in one run and by turns.
+
+    python -m benchmarks.bench_cql [--quick] [--folder DIR]
+
+The client is our own, in a process apart from the servers, with ready-made frames: drivers in Python cost more than the
+server does. It keeps 64 requests under way on one connection to one shard that has the rows, over CQL (EXECUTE of a
+prepared upsert or point read, TCP) and over our own wire (the same row by ROUTE_WRITE or ROUTE_READ, Unix socket), by
+turns. CPU is user plus system time of all six shard processes per request, so that at RF 3 the replicas' part counts
+in both. Writes at RF 3 are at QUORUM, everything else at ONE; the commit log is `periodic`, so that syncs do not cover
+what is compared.
+
+Beside it: text to plan of a simple SELECT, 5,000 stored rows to the body of an answer, and the time from `ebla up` in
+an empty folder to the first answer that a driver gets. One line per figure, the last line is JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from cassandra.cluster import Cluster
+
+from benchmarks import cql_client
+from benchmarks.cql_client import CqlTraffic, rows_of
+from benchmarks.figures import Figures
+from benchmarks.row_client import Shape, Spell, Traffic, reading, writing
+from benchmarks.rows_cluster import KEYS, BenchTable, RowsCluster
+from ebla.cql.bind import Bound
+from ebla.cql.catalog import StoredTable
+from ebla.cql.parser import parse
+from ebla.cql.plan_select import SelectPlan, plan_select
+from ebla.cql.responses import rows as encode_rows
+from ebla.cql.results import Parameters
+from ebla.cql.statements import Select
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.cql_types import SCALARS
+from ebla.model.identity import Replica, TableId
+from ebla.model.rows import Cell, Marker, Row
+from ebla.model.schema import Column, ColumnKind, TableSchema, new_schema
+from ebla.model.token import token_of
+from ebla.options import CommitLogMode
+from ebla.request.parts import ReadPage, ReadQuery
+from ebla.runtime.event_loop import new_event_loop
+from ebla.storage.key_codec import encode_clustering, partition_prefix, row_key
+from ebla.storage.row_codec import encode_row
+
+IN_FLIGHT = 64
+RATIO_MAX = 1.7
+PLAN_US_MAX = 80.0
+PAGE_MS_MAX = 15.0
+UP_S_MAX = 12.0
+PAGE_ROWS = 5_000
+TABLE = TableId(uuid.UUID(int=1))
+SELECT = "SELECT v, w FROM ks.t WHERE k = ? AND c > ? LIMIT 10"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    spell: Spell
+    cpu_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same requests over both fronts."""
+
+    name: str
+    cql: CqlTraffic
+    own: Traffic
+
+
+# ---- requests
+
+
+def pairs(cluster: RowsCluster) -> list[Pair]:
+    made: list[Pair] = []
+    for name, table, level in (
+        ("rf1", cluster.once, ConsistencyLevel.ONE),
+        ("rf3", cluster.thrice, ConsistencyLevel.QUORUM),
+    ):
+        shard, keys = busiest(cluster, table)
+        node = cluster.node_of(shard)
+        keyspace = "once" if table is cluster.once else "thrice"
+        upsert, select = (
+            f"INSERT INTO {keyspace}.t (k, c, v) VALUES (?, ?, ?)",
+            f"SELECT v FROM {keyspace}.t WHERE k = ? AND c = ?",
+        )
+        one = ConsistencyLevel.ONE
+        made += [
+            Pair(
+                f"upsert_{name}",
+                CqlTraffic(node, shard.shard, upsert, rows_of(keys, texts=True), level, is_write=True),
+                writing(node, shard.shard, table.bodies.writes(keys, Shape(), level)),
+            ),
+            Pair(
+                f"read_{name}",
+                CqlTraffic(node, shard.shard, select, rows_of(keys, texts=False), one, is_write=False),
+                reading(node, shard.shard, table.bodies.reads(keys, one)),
+            ),
+        ]
+    return made
+
+
+def busiest(cluster: RowsCluster, table: BenchTable) -> tuple[Replica, list[int]]:
+    found = [(shard, table.keys_on(shard)) for shard in cluster.shards]
+    return max(found, key=lambda one: len(one[1]))
+
+
+def measured(cluster: RowsCluster, run: Callable[[], Spell]) -> Measured:
+    before = sum(cluster.cpu_s().values())
+    spell = run()
+    used_s = sum(cluster.cpu_s().values()) - before
+    if spell.failed:
+        raise RuntimeError(f"{spell.failed} of {spell.answered + spell.failed} requests failed")
+    return Measured(spell, used_s / spell.answered * 1e6)
+
+
+def compare(cluster: RowsCluster, figures: Figures, rounds: int, seconds: float) -> None:
+    for pair in pairs(cluster):
+        own: list[Measured] = []
+        cql: list[Measured] = []
+        for number in range(rounds + 1):
+            ours = measured(cluster, lambda pair=pair: cluster.load([pair.own], IN_FLIGHT, seconds))  # type: ignore[misc]  # bound early
+            theirs = measured(
+                cluster,
+                lambda pair=pair: cluster.runner.run(cql_client.load([pair.cql], IN_FLIGHT, seconds)),  # type: ignore[misc]  # bound early
+            )
+            if number:  # the first round warms both up
+                own.append(ours)
+                cql.append(theirs)
+        tell(pair.name, own, cql, figures)
+
+
+def tell(name: str, own: list[Measured], cql: list[Measured], figures: Figures) -> None:
+    took = sorted(second for one in cql for second in one.spell.took_s)
+    per_s = figures.note(f"{name}_per_s", statistics.median(one.spell.per_s for one in cql))
+    p50 = figures.note(f"{name}_p50_ms", took[len(took) // 2] * 1000)
+    p99 = figures.note(f"{name}_p99_ms", took[len(took) * 99 // 100] * 1000)
+    own_us = figures.note(f"{name}_own_us", statistics.median(one.cpu_us for one in own))
+    cql_us = figures.note(f"{name}_cql_us", statistics.median(one.cpu_us for one in cql))
+    limit = figures.at_most(f"{name}_cpu_ratio", cql_us / own_us, RATIO_MAX)
+    print(f"{name:12} {per_s:8.0f}/s  p50 {p50:6.2f} ms  p99 {p99:6.2f} ms", end="")
+    print(f"  CPU {cql_us:6.1f} µs, own wire {own_us:6.1f} µs: {cql_us / own_us:.2f}× ({limit})", flush=True)
+
+
+# ---- in this process
+
+
+def schema() -> TableSchema:
+    columns = (
+        Column("k", SCALARS["bigint"], ColumnKind.PARTITION_KEY, 0),
+        Column("c", SCALARS["int"], ColumnKind.CLUSTERING, 0),
+        Column("v", SCALARS["text"], ColumnKind.REGULAR),
+        Column("w", SCALARS["int"], ColumnKind.REGULAR),
+    )
+    return new_schema((TABLE, "ks", "t"), columns)
+
+
+def planned(table: StoredTable, text: str) -> SelectPlan:
+    parsed = parse(text)
+    assert isinstance(parsed.statement, Select)
+    return plan_select(parsed.statement, table, parsed.markers)
+
+
+def measure_plan(figures: Figures) -> None:
+    table = StoredTable(TABLE, schema())
+    took_us = best_of(lambda: planned(table, SELECT), 2_000) * 1e6
+    print(
+        f"text to plan of a simple SELECT      {took_us:7.1f} µs ({figures.at_most('plan_us', took_us, PLAN_US_MAX)})"
+    )
+
+
+def best_of(work: Callable[[], object], times: int, rounds: int = 5) -> float:
+    """CPU seconds for one, of the best of some rounds: others use this machine as well."""
+    found = []
+    for _ in range(rounds):
+        began = time.process_time()
+        for _ in range(times):
+            work()
+        found.append((time.process_time() - began) / times)
+    return min(found)
+
+
+class PageOf:
+    """A reader that has one page."""
+
+    def __init__(self, page: ReadPage) -> None:
+        self._page = page
+
+    async def read(self, _query: ReadQuery) -> ReadPage:
+        return self._page
+
+
+def stored_page(made: TableSchema) -> ReadPage:
+    key = (7).to_bytes(8)
+    prefix = partition_prefix(token_of(key), key)
+    numbers = made.column("v").number, made.column("w").number
+    items = []
+    for place in range(PAGE_ROWS):
+        text = random.Random(place).randbytes(50).hex().encode()
+        row = Row(Marker(1), None, {numbers[0]: Cell(1, text), numbers[1]: Cell(1, place.to_bytes(4))})
+        stored = encode_row(row, made.version, made.layouts[-1])
+        items.append((row_key(prefix, encode_clustering(made.clustering, (place.to_bytes(4),))), stored))
+    return ReadPage(tuple(items), b"")
+
+
+def measure_page(figures: Figures) -> None:
+    made = schema()
+    plan = planned(StoredTable(TABLE, made), "SELECT * FROM ks.t WHERE k = 7")
+    reader = PageOf(stored_page(made))
+    request = Bound((), time.time_ns() // 1000, random.randbytes)
+    parameters = Parameters(ConsistencyLevel.ONE)
+
+    def page() -> bytes:
+        work = plan.run(request, parameters, reader)
+        try:
+            work.send(None)
+        except StopIteration as end:
+            return encode_rows(end.value)
+        raise AssertionError("there is nothing to wait for")
+
+    assert len(page()) > PAGE_ROWS * 100
+    took_ms = best_of(page, 10) * 1000
+    limit = figures.at_most("page_ms", took_ms, PAGE_MS_MAX)
+    print(f"{PAGE_ROWS} stored rows to an answer's body  {took_ms:7.1f} ms ({limit})")
+
+
+# ---- from nothing to the first answer
+
+
+def measure_up(figures: Figures, folder: Path) -> None:
+    base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
+    command = [sys.executable, "-m", "ebla"]
+    data = ["--data", str(folder)]
+    began = time.perf_counter()
+    up = [*command, "up", "--no-follow", "--base-address", base, "--set", "limits.free_disk_bytes_min=0", *data]
+    subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
+    try:
+        with Cluster([base]) as cluster:
+            cluster.connect().execute("SELECT cluster_name FROM system.local").one()
+            took_s = time.perf_counter() - began
+    finally:
+        subprocess.run([*command, "down", *data], check=True, stdout=subprocess.DEVNULL)
+    print(f"`ebla up` to the first answer        {took_s:7.1f} s ({figures.at_most('up_s', took_s, UP_S_MAX)})")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true", help="one short round")
+    options.add_argument("--folder", type=Path, help="where the nodes' data go; a temporary folder by default")
+    asked = options.parse_args()
+    figures = Figures()
+    measure_plan(figures)
+    measure_page(figures)
+    with ExitStack() as stack:
+        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ebla-bench-")))
+        measure_up(figures, folder / "up")
+        runner = stack.enter_context(asyncio.Runner(loop_factory=new_event_loop))
+        cluster = stack.enter_context(closing(RowsCluster(folder / "rows", CommitLogMode.PERIODIC.value, runner)))
+        cluster.fill()
+        compare(cluster, figures, *((1, 1.0) if asked.quick else (5, 3.0)))
+    print(json.dumps({"in_flight": IN_FLIGHT, "keys": KEYS, "missed": figures.missed, **figures.values}))
+
+
+if __name__ == "__main__":
+    main()
