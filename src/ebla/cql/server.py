@@ -138,7 +138,7 @@ class CqlServer:
                 ssl_shutdown_timeout=None if context is None else self.limits.close_linger_ms / 1000,
             )
         except OSError as error:  # TLS errors are among them
-            self.report("cql.not_opened", {"cause": str(error)})
+            self.report("cql.not_opened", {"cause": str(error) or type(error).__name__})
             _forget_frames(error)
             accepted.close()
         finally:
