@@ -1,8 +1,6 @@
 """`ebla group0 …`: look into the replicated store of the cluster, and change it with care."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
@@ -14,11 +12,12 @@ from rich.table import Table
 
 from ebla.cli.asking import ask_verb, parse_contact
 from ebla.cli.local_cluster import find_nodes
+from ebla.cli.telling import outcomes_told
 from ebla.client.group0_pages import ReadPages, WatchPages
 from ebla.group0.commands import Answer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.keys import owner_of
 from ebla.group0.members import Role
-from ebla.model.errors import EblaError, InvalidRequest, Outcome, Refused
+from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.identity import HostId
 from ebla.model.transaction import Change, Condition, Delete, Missing, Put, Revision, Transaction, Unchanged
 from ebla.options import Ports
@@ -93,7 +92,7 @@ def get(
     """Read keys. Linearizable unless --local. The exit status is 1 where a key does not exist."""
     exact = tuple(key for key in keys if not key.endswith("/"))
     prefixes = tuple(key for key in keys if key.endswith("/"))
-    with _outcomes_told(as_json=as_json, is_change=False):
+    with outcomes_told(as_json=as_json, is_change=False):
         answer = _read(data, node, ReadRequest(exact, prefixes, quorum=not local), timeout_ms)
         if as_json:
             _print_json({"index": answer.revision.index, "found": [_shown(found) for found in answer.found]})
@@ -123,7 +122,7 @@ def put(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a key, durable on a majority when the command returns."""
-    with _outcomes_told(as_json=as_json):
+    with outcomes_told(as_json=as_json):
         conditions = _conditions(data, node, key, if_missing=if_missing, if_index=if_index)
         transaction = Transaction(conditions, (Put(key, value.encode()),), _lock_bytes(lock))
         _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
@@ -140,7 +139,7 @@ def delete(
     as_json: JsonFlag = False,
 ) -> None:
     """Remove a key. One that does not exist stays so."""
-    with _outcomes_told(as_json=as_json):
+    with outcomes_told(as_json=as_json):
         transaction = Transaction((), (Delete(key),), _lock_bytes(lock))
         _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
 
@@ -179,7 +178,7 @@ def txn(
     {"conditions": [{"key": "user/a", "missing": true}, {"key": "user/b", "index": 7}],
      "changes": [{"key": "user/a", "value": "1"}, {"key": "user/b", "value": null}]}
     """
-    with _outcomes_told(as_json=as_json):
+    with outcomes_told(as_json=as_json):
         raw = sys.stdin.buffer.read() if str(file) == "-" else _read_file(file)
         try:
             wanted = msgspec.json.decode(raw, type=TxnFile)
@@ -206,7 +205,7 @@ def watch(
 ) -> None:
     """Follow changes, in order, until Ctrl-C. Begins with what is there, unless resumed after an index."""
     seen = 0
-    with _outcomes_told(as_json=as_json, is_change=False):
+    with outcomes_told(as_json=as_json, is_change=False):
         history = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
         pages = WatchPages(prefix, None if after is None else Revision(history, after))
         try:
@@ -227,7 +226,7 @@ def members(
     as_json: JsonFlag = False,
 ) -> None:
     """Show who belongs to group 0, who votes, who leads, and how far behind the leader knows them to be."""
-    with _outcomes_told(as_json=as_json, is_change=False):
+    with outcomes_told(as_json=as_json, is_change=False):
         report = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS)
         if as_json:
             _print_json(_members_shown(report))
@@ -246,7 +245,7 @@ def add(
     as_json: JsonFlag = False,
 ) -> None:
     """Add a member as a learner. A node that is started joins by itself; this is for one that cannot ask."""
-    with _outcomes_told(as_json=as_json):
+    with outcomes_told(as_json=as_json):
         place = parse_contact(address, Ports())
         request = ChangeMemberRequest(HostId(host), Role.LEARNER, place, _lock_bytes(lock))
         _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
@@ -262,7 +261,7 @@ def remove(
     as_json: JsonFlag = False,
 ) -> None:
     """Remove a member for good: this host id can never come back. The node notices and stops."""
-    with _outcomes_told(as_json=as_json):
+    with outcomes_told(as_json=as_json):
         request = ChangeMemberRequest(HostId(host), Role.REMOVED, None, _lock_bytes(lock))
         _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
 
@@ -276,7 +275,7 @@ def transfer_leader(
     as_json: JsonFlag = False,
 ) -> None:
     """Hand the lead over to a voter; returns once it leads."""
-    with _outcomes_told(as_json=as_json):
+    with outcomes_told(as_json=as_json):
         _ask(data, node, GROUP0_TRANSFER, TransferRequest(HostId(host)), timeout_ms)
         if as_json:
             _print_json({"leader": str(host)})
@@ -292,7 +291,7 @@ def lock(
     as_json: JsonFlag = False,
 ) -> None:
     """Acquire the lock, a fencing token: it revokes the one before, and holds until the next is acquired."""
-    with _outcomes_told(as_json=as_json):
+    with outcomes_told(as_json=as_json):
         answer = _ask(data, node, GROUP0_LOCK, LockRequest(), timeout_ms)
         if as_json:
             _print_json({"lock": answer.lock.hex(), "index": answer.revision.index})
@@ -308,7 +307,7 @@ def check_quorum(
     as_json: JsonFlag = False,
 ) -> None:
     """Ask whether a majority of the voters answers, as a linearizable read would. The exit status is 1 if not."""
-    with _outcomes_told(as_json=as_json, is_change=False):
+    with outcomes_told(as_json=as_json, is_change=False):
         revision = _ask(data, node, GROUP0_READ, ReadRequest(), timeout_ms).revision
         if as_json:
             _print_json({"quorum": True, "index": revision.index})
@@ -373,25 +372,6 @@ def _read_file(file: Path) -> bytes:
 
 
 # ---- showing
-
-
-@contextmanager
-def _outcomes_told(*, as_json: bool, is_change: bool = True) -> Iterator[None]:
-    """Errors with what became of the operation; of a read there is nothing to say but that it failed."""
-    try:
-        yield
-    except EblaError as error:
-        if as_json:
-            outcome = {"outcome": str(error.outcome)} if is_change else {}
-            told = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
-            _print_json({**outcome, **told})
-        else:
-            became = f"{_BECAME[error.outcome]}: " if is_change else ""
-            sys.stderr.write(f"ebla: {became}{error}\n")
-        raise typer.Exit(1) from None
-
-
-_BECAME = {Outcome.NOT_APPLIED: "not applied", Outcome.UNKNOWN: "unknown whether it was applied"}
 
 
 def _tell_answer(answer: Answer, *, as_json: bool) -> None:

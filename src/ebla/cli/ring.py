@@ -7,7 +7,7 @@ import typer
 from ebla.cli.shown_rows import print_json, print_table
 from ebla.cli.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
 from ebla.cli.table_access import with_tables
-from ebla.cli.telling import errors_told
+from ebla.cli.telling import errors_told, outcomes_told
 from ebla.client.tables import TableClient
 from ebla.model.errors import InvalidRequest
 from ebla.topology.replica_sets import ReplicaSets
@@ -26,7 +26,7 @@ def ring(
     as_json: JsonFlag = False,
 ) -> None:
     """The nodes of the ring with what they hold; for a table, which token ranges are whose."""
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json, is_change=False):
         snapshot = with_tables(data, node, _snapshot)
         if table is None:
             names, rows = _nodes(snapshot)
@@ -43,7 +43,7 @@ def tablets(
     as_json: JsonFlag = False,
 ) -> None:
     """The tablets of a table: their ranges, who has them, and which of them are on the move."""
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json, is_change=False):
         snapshot = with_tables(data, node, _snapshot)
         rows = _tablets(snapshot, table)
         cut = not (everything or as_json) and len(rows) > TABLETS_SHOWN_MAX

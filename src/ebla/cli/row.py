@@ -7,7 +7,7 @@ import typer
 from ebla.cli.shown_rows import print_json, print_rows
 from ebla.cli.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
 from ebla.cli.table_access import with_tables
-from ebla.cli.telling import errors_told
+from ebla.cli.telling import errors_told, outcomes_told
 from ebla.client.tables import TableClient
 from ebla.cql.create_text import quoted
 from ebla.cql.results import Rows
@@ -55,7 +55,7 @@ def put(
         text = f"INSERT INTO {_name(schema)} ({names}) VALUES ({texts}){using}"  # noqa: S608  # the user's own words
         await client.run(text, level=_level(level))
 
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json):
         with_tables(data, node, work)
         if as_json:
             print_json({"written": table, "level": level.upper()})
@@ -79,7 +79,7 @@ def get(
         assert isinstance(found.result, Rows)
         return found.result
 
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json, is_change=False):
         rows = with_tables(data, node, work)
         print_rows(rows, as_json=as_json)
     raise typer.Exit(0 if rows.rows else 1)
@@ -107,7 +107,7 @@ def scan(
         text = f"SELECT * FROM {_name(schema)}{most}"  # noqa: S608  # names are quoted
         await client.every_row(text, take, PAGE_ROWS, _level(level))
 
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json, is_change=False):
         with_tables(data, node, work)
 
 
@@ -127,7 +127,7 @@ def delete(
         text = f"DELETE FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
         await client.run(text, level=_level(level))
 
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json):
         with_tables(data, node, work)
         if as_json:
             print_json({"deleted": table, "level": level.upper()})

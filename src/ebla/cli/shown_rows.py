@@ -9,7 +9,8 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from ebla.cql.results import Rows
 from ebla.model.cql_types import CqlType, MapType
@@ -59,7 +60,15 @@ def print_rows(found: Rows, *, as_json: bool) -> None:
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[object]], missing: str = "") -> None:
-    table = Table(*names)
-    for row in rows:
-        table.add_row(*(missing if value is None else str(value) for value in row))
-    Console().print(table, highlight=False, markup=False)
+    """Nothing is cut: on a terminal long values go on in the next line, elsewhere lines are as long as they are."""
+    shown = [[missing if value is None else str(value).replace("\n", "\\n") for value in row] for row in rows]
+    console = Console()
+    if console.is_terminal:
+        table = Table(*(Column(name, overflow="fold") for name in names))
+        for row in shown:
+            table.add_row(*(Text(value) for value in row))
+        console.print(table)
+        return
+    widths = [max(len(row[place]) for row in [names, *shown]) for place in range(len(names))]
+    for row in [list(names), *shown]:
+        sys.stdout.write("  ".join(value.ljust(width) for value, width in zip(row, widths)).rstrip() + "\n")

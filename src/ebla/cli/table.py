@@ -1,5 +1,6 @@
 """`ebla table …`: a first look at tables; everything else is CQL."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from ebla.cli.shown_rows import print_json, print_table
 from ebla.cli.table_access import with_tables
-from ebla.cli.telling import errors_told
+from ebla.cli.telling import errors_told, outcomes_told
 from ebla.client.tables import TableClient
 from ebla.cql.create_text import keyspace_text, quoted, table_text
 from ebla.model.errors import InvalidRequest, NotFound
@@ -29,6 +30,7 @@ app = typer.Typer(name="table", no_args_is_help=True, help=HELP, rich_markup_mod
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
 DATA_DEFAULT = Path("data")
+COPIES_DEFAULT = 3
 NodeName = Annotated[str | None, typer.Option("--node", metavar="NAME", help="Ask this node; the first that runs.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TableArgument = Annotated[str, typer.Argument(metavar="KEYSPACE.TABLE")]
@@ -54,7 +56,13 @@ def create(
     table: TableArgument,
     columns: Annotated[str, typer.Argument(help='As in CQL: "k int PRIMARY KEY, v text".')],
     rf: Annotated[
-        int | None, typer.Option("--rf", metavar="N", min=1, help="Copies of each row, if the keyspace is new.")
+        int | None,
+        typer.Option(
+            "--rf",
+            metavar="N",
+            min=1,
+            help="Copies of each row in every datacenter, if the keyspace is new; 3, or as many as there are nodes.",
+        ),
     ] = None,
     vnodes: Annotated[bool, typer.Option("--vnodes", help="A new keyspace on vnodes instead of tablets.")] = False,
     tablets: Annotated[int, typer.Option("--tablets", metavar="N", min=0, help="Tablets at first; 0: as fits.")] = 0,
@@ -74,7 +82,7 @@ def create(
         await client.run(f"CREATE TABLE {quoted(keyspace)}.{quoted(name)} ({columns}){options}")
         return table_schema(client.snapshot, table)
 
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json):
         made = with_tables(data, node, work)
         if as_json:
             print_json({"table": table, "id": str(made.id)})
@@ -83,10 +91,10 @@ def create(
 
 
 def _keyspace_statement(snapshot: Snapshot, keyspace: str, rf: int | None, *, vnodes: bool) -> str:
-    nodes = list(snapshot.members())
-    factor = rf if rf is not None else min(3, len(nodes))
-    datacenters = sorted({one.datacenter for one in nodes})
-    factors = ", ".join(f"'{name}': {factor}" for name in datacenters)
+    nodes = Counter(one.datacenter for one in snapshot.members())
+    factors = ", ".join(
+        f"'{name}': {min(COPIES_DEFAULT, count) if rf is None else rf}" for name, count in sorted(nodes.items())
+    )
     tablets = " AND tablets = {'enabled': false}" if vnodes else ""
     return (
         f"CREATE KEYSPACE IF NOT EXISTS {quoted(keyspace)} WITH replication = "
@@ -101,7 +109,7 @@ def list_tables(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonF
     async def work(client: TableClient) -> Snapshot:
         return client.snapshot
 
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json, is_change=False):
         snapshot = with_tables(data, node, work)
         tables = sorted(snapshot.tables.values(), key=lambda one: one.full_name)
         rows = [
@@ -130,7 +138,7 @@ def describe(table: TableArgument, data: Data = DATA_DEFAULT, node: NodeName = N
         schema = table_schema(client.snapshot, table)
         return keyspace_text(client.snapshot.keyspaces[schema.keyspace]), table_text(schema), schema
 
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json, is_change=False):
         keyspace, text, schema = with_tables(data, node, work)
         if as_json:
             columns = [
@@ -157,7 +165,7 @@ def drop(
         condition = "IF EXISTS " if if_exists else ""
         await client.run(f"DROP TABLE {condition}{quoted(keyspace)}.{quoted(name)}")
 
-    with errors_told():
+    with errors_told(), outcomes_told(as_json=as_json):
         with_tables(data, node, work)
         if as_json:
             print_json({"dropped": table})

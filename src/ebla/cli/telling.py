@@ -1,5 +1,6 @@
 """How a command tells what went wrong: one line per error, and the exit status 1."""
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 import typer
 
 from ebla.model.error_groups import leaves
-from ebla.model.errors import EblaError
+from ebla.model.errors import EblaError, Outcome
 
 
 @contextmanager
@@ -22,6 +23,25 @@ def errors_told() -> Iterator[None]:
         for line in dict.fromkeys(words):
             sys.stderr.write(f"ebla: {line}\n")
         raise typer.Exit(1) from None
+
+
+@contextmanager
+def outcomes_told(*, as_json: bool, is_change: bool = True) -> Iterator[None]:
+    """Errors with what became of the operation; of a read there is nothing to say but that it failed."""
+    try:
+        yield
+    except EblaError as error:
+        if as_json:
+            outcome = {"outcome": str(error.outcome)} if is_change else {}
+            told = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
+            sys.stdout.write(f"{json.dumps({**outcome, **told}, ensure_ascii=False)}\n")
+        else:
+            became = f"{_BECAME[error.outcome]}: " if is_change else ""
+            sys.stderr.write(f"ebla: {became}{error}\n")
+        raise typer.Exit(1) from None
+
+
+_BECAME = {Outcome.NOT_APPLIED: "not applied", Outcome.UNKNOWN: "unknown whether it was applied"}
 
 
 def _words(error: BaseException) -> str | None:

@@ -1,0 +1,103 @@
+"""A cluster of one process behind the questions that a table client asks: control's and a shard's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.unit.cql.world import CountingChance, DictRows, StillClock
+from tests.unit.topology.world import HISTORY, World, cluster
+
+from ebla.client.tables import TableClient
+from ebla.control.schema_wishes import Seen, plan
+from ebla.model.errors import EblaError
+from ebla.model.identity import TableId
+from ebla.model.transaction import Revision
+from ebla.request.front import mutation_of
+from ebla.request.parts import ReadQuery
+from ebla.topology.apply_all import apply_all
+from ebla.topology.draft import Applied
+from ebla.wire.group0_messages import FoundKey, ReadAnswer
+from ebla.wire.row_messages import RouteReadAnswer
+from ebla.wire.schema_messages import SchemaAnswer
+from ebla.wire.topology_view import TopologyView, view_of
+from ebla.wire.verbs import GROUP0_READ, ROUTE_READ, ROUTE_WRITE, SCHEMA, Done, Verb
+
+T = TypeVar("T")
+PAGE_KEYS = 7
+
+
+class OneProcess:
+    """`asked` names the verbs in order, `levels` the levels of rows written and read."""
+
+    def __init__(self, nodes: int = 3) -> None:
+        self.world: World
+        self.world, _ = cluster(nodes)
+        self._view = TopologyView()
+        self._install()
+        self._rows = DictRows(self._view)
+        self.chance = CountingChance()
+        self.asked: list[str] = []
+        self.levels: list[str] = []
+        self.failing: EblaError | None = None
+
+    def client(self) -> TableClient:
+        ports: Any = (StillClock(), self.chance)
+        return TableClient(self.ask_control, self.ask_shard, ports)
+
+    def run(self, work: Callable[[TableClient], Awaitable[T]]) -> T:
+        async def run() -> T:
+            client = self.client()
+            await client.refresh(1000)
+            return await work(client)
+
+        return asyncio.run(run())
+
+    def with_tables(self, _data: Path, _name: str | None, work: Callable[[TableClient], Awaitable[T]]) -> T:
+        """In the place of `cli.table_access.with_tables`."""
+        return self.run(work)
+
+    def _install(self) -> None:
+        before = self._view.current if self._view.is_known else None
+        snapshot = self.world.snapshot
+        self._view.install(view_of(snapshot, Revision(HISTORY, int(snapshot.version)), before))
+
+    async def ask_control(self, verb: Verb[Any, Any], request: Any, _deadline_ms: int) -> Any:
+        self.asked.append(verb.name)
+        if verb is GROUP0_READ:
+            return self._page(request.start)
+        assert verb is SCHEMA
+        planned = plan(request.wish, Seen(self.world.snapshot), TableId(self.chance.uuid()))
+        if not planned.commands:
+            return SchemaAnswer(False, self.world.snapshot.version, planned.table)
+        applied = apply_all(self.world.snapshot, planned.commands)
+        assert isinstance(applied, Applied), applied
+        self.world.commit(applied)
+        self._install()
+        return SchemaAnswer(True, self.world.snapshot.version, planned.table)
+
+    def _page(self, start: int) -> ReadAnswer:
+        keys = [FoundKey(key, value, at) for key, (value, at) in sorted(self.world.group0.values.items())]
+        revision = Revision(HISTORY, self.world.group0.index)
+        return ReadAnswer(revision, tuple(keys[start : start + PAGE_KEYS]), more=start + PAGE_KEYS < len(keys))
+
+    async def ask_shard(self, verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
+        self.asked.append(verb.name)
+        self.levels.append(request.level.name)
+        if self.failing is not None:
+            raise self.failing
+        if verb is ROUTE_WRITE:
+            await self._rows.begin_write([mutation_of(write) for write in request.writes], request.level, deadline_ms)
+            return Done()
+        assert verb is ROUTE_READ
+        query = ReadQuery(
+            request.table,
+            request.spans,
+            request.rows_max,
+            request.now_s,
+            request.is_reversed,
+            request.partition_rows_max,
+            request.position,
+        )
+        page = await self._rows.read(query, request.level, deadline_ms)
+        return RouteReadAnswer(page.items, page.position)
