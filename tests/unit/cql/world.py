@@ -103,24 +103,24 @@ class Cql:
     """One client. `rows` gives Python values."""
 
     def __init__(self) -> None:
-        self._world, _ = cluster(3)
+        self.topology, self.coordinator = cluster(3)
         self.view = TopologyView()
-        self._install()
+        self.install()
         self.rows_store = DictRows(self.view)
         self.clock = StillClock()
         self.chance = CountingChance()
         self._timestamp_us = NOW_US
-        host = next(self._world.snapshot.members()).host
+        self.own = Replica(next(self.topology.snapshot.members()).host, ShardNumber(0))
         parts = ExecutorParts(
             self.view,
             self.rows_store,
             self._next_timestamp_us,
             self,
-            system_tables(self._facts(host)),
+            system_tables(self._facts(self.own.host)),
             Describer("test cluster"),
             self.clock,
             self.chance,  # type: ignore[arg-type]  # all that is drawn here are bytes and ids
-            Replica(host, ShardNumber(0)),
+            self.own,
             ExecutorLimits(),
         )
         self.executor = Executor(parts)
@@ -132,8 +132,9 @@ class Cql:
         self._timestamp_us += 1
         return self._timestamp_us
 
-    def _install(self) -> None:
-        snapshot = self._world.snapshot
+    def install(self) -> None:
+        """What the topology has come to is seen by the next statement."""
+        snapshot = self.topology.snapshot
         revision = Revision(HistoryId(uuid.UUID(int=1)), int(snapshot.version))
         before = self.view.current if self.view.is_known else None
         self.view.install(view_of(snapshot, revision, before))
@@ -155,14 +156,14 @@ class Cql:
         raise AssertionError("no control process is here to be asked")
 
     async def change(self, wish: SchemaWish, _deadline_ms: int) -> SchemaAnswer:
-        planned = plan(wish, Seen(self._world.snapshot), TableId(self.chance.uuid()))
+        planned = plan(wish, Seen(self.topology.snapshot), TableId(self.chance.uuid()))
         if not planned.commands:
-            return SchemaAnswer(False, self._world.snapshot.version, planned.table)
-        applied = apply_all(self._world.snapshot, planned.commands)
+            return SchemaAnswer(False, self.topology.snapshot.version, planned.table)
+        applied = apply_all(self.topology.snapshot, planned.commands)
         assert isinstance(applied, Applied), applied
-        self._world.commit(applied)
-        self._install()
-        return SchemaAnswer(True, self._world.snapshot.version, planned.table)
+        self.topology.commit(applied)
+        self.install()
+        return SchemaAnswer(True, self.topology.snapshot.version, planned.table)
 
     def answer(self, text: str, *values: BoundValue, **changes: Any) -> Answer:
         parameters = Parameters(values=values, **changes)
