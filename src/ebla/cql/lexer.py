@@ -3,7 +3,8 @@
 import enum
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
 
 from ebla.model.errors import BadSyntax
 
@@ -25,7 +26,9 @@ class Kind(enum.IntEnum):
     END = 11
 
 
-class Token(NamedTuple):
+class Token(msgspec.Struct, frozen=True, gc=False):
+    """A struct because a statement has dozens."""
+
     kind: Kind
     text: str
     """Quotes removed, doubled ones made single."""
@@ -36,10 +39,11 @@ class Token(NamedTuple):
 
 _HEX = "[0-9a-fA-F]"
 _UNIT = "(?:[yY]|[mM][oO]|[wW]|[dD]|[hH]|[mM][sS]|[mM]|[sS]|[uU][sS]|µ[sS]|[nN][sS])"
+_SPACE = r"(?:\s++|--[^\n]*+|//[^\n]*+|/\*.*?\*/)*+"  # possessive: what is no token behind much space fails at once
 _PATTERN = re.compile(
     rf"""
-      (?P<space>(?:\s+|--[^\n]*|//[^\n]*|/\*.*?\*/)+)
-    | (?P<uuid>{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}(?!\w))
+    {_SPACE}(?:
+      (?P<uuid>{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}(?!\w))
     | (?P<blob>0[xX]{_HEX}*(?!\w))
     | (?P<duration>(?:\d+{_UNIT})+(?!\w)
         | P(?=[\dT])(?:\d+W|(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)(?!\w)
@@ -52,9 +56,11 @@ _PATTERN = re.compile(
     | \$\$(?P<dollar>.*?)\$\$
     | (?P<marker>\?)
     | (?P<sign><=|>=|!=|[-+*/%=<>(){{}}\[\],.;:])
+    )
     """,
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
+_SPACES = re.compile(_SPACE, re.DOTALL | re.ASCII)
 
 _KINDS = {
     "uuid": Kind.UUID,
@@ -86,33 +92,34 @@ def position_of(text: str, start: int) -> Position:
 def tokens_of(text: str) -> list[Token]:
     """All tokens, the last one being the end. Raises `BadSyntax` at the first character that begins none."""
     found: list[Token] = []
-    position, size = 0, len(text)
+    position = 0
     match_at = _PATTERN.match
-    while position < size:
-        match = match_at(text, position)
-        if match is None:
-            raise BadSyntax(f"{position_of(text, position)} no viable alternative at character '{text[position]}'")
+    while (match := match_at(text, position)) is not None:
         group = match.lastgroup
         assert group is not None
         if group == "name":
-            name = match.group()
-            found.append(Token(Kind.NAME, name, position, name.upper()))
-        elif group != "space":
-            found.append(_token(group, match, position))
+            name = match[group]
+            found.append(Token(Kind.NAME, name, match.start(group), name.upper()))
+        else:
+            found.append(_token(group, match[group], match.start(group)))
         position = match.end()
-    found.append(Token(Kind.END, "<EOF>", size, ""))
+    rest = _SPACES.match(text, position)
+    assert rest is not None
+    if rest.end() != len(text):
+        position = rest.end()
+        raise BadSyntax(f"{position_of(text, position)} no viable alternative at character '{text[position]}'")
+    found.append(Token(Kind.END, "<EOF>", len(text), ""))
     return found
 
 
-def _token(group: str, match: re.Match[str], start: int) -> Token:
-    text = match.group(group)
+def _token(group: str, text: str, start: int) -> Token:
     match group:
         case "quoted":
-            return Token(Kind.QUOTED_NAME, text.replace('""', '"'), start, "")
+            return Token(Kind.QUOTED_NAME, text.replace('""', '"'), start - 1, "")
         case "string":
-            return Token(Kind.STRING, text.replace("''", "'"), start, "")
+            return Token(Kind.STRING, text.replace("''", "'"), start - 1, "")
         case "dollar":
-            return Token(Kind.STRING, text, start, "")
+            return Token(Kind.STRING, text, start - 2, "")
         case "blob":
             return Token(Kind.BLOB, text[2:], start, "")
         case _:

@@ -68,12 +68,14 @@ class Reader:
             self._at += 1
         return token
 
-    def accept_word(self, *words: str) -> bool:
+    def accept_word(self, first: str, *others: str) -> bool:
         """Takes these words if they are what follows, in this order."""
-        for ahead, word in enumerate(words):
+        if self._tokens[self._at].upper != first:
+            return False
+        for ahead, word in enumerate(others, 1):
             if self.peek(ahead).upper != word:
                 return False
-        self._at += len(words)
+        self._at += 1 + len(others)
         return True
 
     def accept_sign(self, sign: str) -> bool:
