@@ -47,9 +47,10 @@ def strangers(shard: Shard, view: View) -> str | None:
     if taps is None or taps.inside is None:
         return f"{shard.unit.name} does not serve"
     store = taps.inside.store
-    gone = [stack for stack in store.stacks.values() if stack.entry.table not in view.snapshot.tables]
+    tables = [*(stack.entry.table for stack in store.stacks.values()), *(schema.id for schema in store.tables)]
+    gone = [table for table in tables if table not in view.snapshot.tables]
     if gone:
-        return f"INV-ROWS-11: {shard.unit.name} has a stack of table {gone[0].entry.table}, which was dropped"
+        return f"INV-ROWS-11: {shard.unit.name} has something of table {gone[0]}, which was dropped"
     folder = layers_folder(process.setup.folder)
     disk = process.surroundings.disk
     names = disk.list_folder(folder) if disk.exists(folder) else []

@@ -141,9 +141,9 @@ async def until_all_normal(world: World, cluster: RowsCluster) -> None:
 
 
 def at_rest(cluster: RowsCluster) -> bool:
-    """Every process of every node shows the same, and nothing moves."""
+    """Every process of every node shows the same, nothing moves, and the tables that come and go are gone."""
     first = cluster.nodes[0].snapshot
-    if first is None or first.transition is not None:
+    if first is None or first.transition is not None or any(table.name != "t" for table in first.tables.values()):
         return False
     return all(node.snapshot == first for node in cluster.nodes) and all(
         shard.process is not None

@@ -134,7 +134,8 @@ class RowsDriver:
         for keyspace in KEYSPACES:
             await self._wish(CreateKeyspaceWish(keyspace, if_not_exists=True))
         for keyspace in KEYSPACES:
-            await self._wish(CreateTableWish(keyspace.name, "t", COLUMNS, if_not_exists=True))
+            for name in ("t", "p"):
+                await self._wish(CreateTableWish(keyspace.name, name, COLUMNS, if_not_exists=True))
         self._learn(await self._look())
 
     # -- what to do --------------------------------------------------------------------------------------------------
@@ -156,6 +157,8 @@ class RowsDriver:
             await self._begin(snapshot)
         elif snapshot.transition is not None:
             await self._commit(snapshot, LeaveMigrationTrack())
+        else:
+            await self._drop_passing(snapshot)
 
     async def _begin(self, snapshot: Snapshot) -> None:
         kind = self._chance.randrange(0, 100)
@@ -182,9 +185,10 @@ class RowsDriver:
     def _learn(self, snapshot: Snapshot) -> None:
         """What every node that is up has been told of, so that rows of the new version may be written."""
         for table in snapshot.tables.values():
-            if table.name != "t":
-                continue
             schema = decode_schema(table.definition)
+            if table.name != "t":
+                self._load.passing[table.keyspace] = schema
+                continue
             known = self._load.tables.get(table.keyspace)
             if known is None or known.version < schema.version:
                 self._load.tables[table.keyspace] = schema
@@ -366,6 +370,11 @@ class RowsDriver:
         made = (await self._look()).tables.get(answer.table) if answer.table is not None else None
         if made is not None:
             self._load.passing[keyspace] = decode_schema(made.definition)
+
+    async def _drop_passing(self, snapshot: Snapshot) -> None:
+        for table in snapshot.tables.values():
+            if table.name == "p":
+                await self._wish(DropTableWish(table.keyspace, "p", if_exists=True))
 
     async def _wish(self, wish: SchemaWish) -> SchemaAnswer:
         return await self._own.call(self._home.host, SCHEMA, SchemaRequest(wish), SCHEMA_MS)
