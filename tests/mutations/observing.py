@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="observe-labels-unbounded",
         module="ebla.observe.metrics",
-        find="if len(self._series) >= SERIES_MAX - 1:",
+        find="if len(self._series) >= self._series_max - 1:",
         replace="if False:",
         check=OBSERVE,
         why="a label per client fills the memory",

@@ -157,8 +157,8 @@ MUTATIONS = (
     Mutation(
         name="store-head-of-a-slice-forgotten",
         module="ebla.storage.stack",
-        find="        return uncovered_items(merged, schema, self._head_before(start))\n",
-        replace="        return uncovered_items(merged, schema)\n",
+        find="        return uncovered_items(merged, self._stack.schema, self._head_before(start))\n",
+        replace="        return uncovered_items(merged, self._stack.schema)\n",
         check=STORE,
         why="a page that begins inside a partition shows deleted rows",
     ),

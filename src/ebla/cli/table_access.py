@@ -8,7 +8,7 @@ from typing import TypeVar
 from ebla.cli.asking import admin_of
 from ebla.cli.local_cluster import LocalNode, find_nodes
 from ebla.client.tables import TableClient
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import Address
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_chance import SystemChance
@@ -48,6 +48,12 @@ async def _run(node: LocalNode, work: Callable[[TableClient], Awaitable[T]]) -> 
             admin = admin_of(transport, node, deadline_ms)
             return await admin.ask(Address(str(node.folder.shard_socket(0))), verb, request, Lane.DATA)
 
-        client = TableClient(ask_control, ask_shard, (SystemClock(), SystemChance()))
-        await client.refresh(TIMEOUT_DEFAULT_MS)
-        return await work(client)
+        async with asyncio.TaskGroup() as tasks:
+            client = TableClient(tasks, (ask_control, ask_shard), (SystemClock(), SystemChance()))
+            try:
+                await client.refresh(TIMEOUT_DEFAULT_MS)
+                return await work(client)
+            except EblaError as error:
+                failure = error
+        # Not from within the group, which would wrap it.
+        raise failure

@@ -10,6 +10,7 @@ from ebla.cql.describe import Describer
 from ebla.cql.execute import Executor, ExecutorParts
 from ebla.cql.results import Answer, Parameters, Rows, Session
 from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import EblaError
 from ebla.model.identity import HostId, Replica, ShardNumber
 from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
@@ -36,20 +37,31 @@ class Ask(Protocol):
 class RemoteRows:
     """The router of a shard, over the wire."""
 
-    def __init__(self, ask_shard: Ask) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, ask_shard: Ask) -> None:
+        self._tasks = tasks
         self._ask = ask_shard
 
     def begin_write(
         self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
     ) -> "asyncio.Future[None]":
-        return asyncio.ensure_future(self._write(mutations, level, timeout_ms))
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        writes = tuple(RoutedWrite(mutation.table, mutation.items) for mutation in mutations)
+        self._tasks.create_task(self._write(RouteWriteRequest(writes, level), timeout_ms, answer))
+        return answer
 
     def try_read(self, _query: ReadQuery, _level: ConsistencyLevel) -> None:
         """Nothing is here to be read at once."""
 
-    async def _write(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> None:
-        writes = tuple(RoutedWrite(mutation.table, mutation.items) for mutation in mutations)
-        await self._ask(ROUTE_WRITE, RouteWriteRequest(writes, level), timeout_ms)
+    async def _write(self, request: RouteWriteRequest, timeout_ms: int, answer: "asyncio.Future[None]") -> None:
+        """An error is for whoever waits for the answer, and must not end the group."""
+        try:
+            await self._ask(ROUTE_WRITE, request, timeout_ms)
+        except EblaError as error:
+            if not answer.done():
+                answer.set_exception(error)
+        else:
+            if not answer.done():
+                answer.set_result(None)
 
     async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage:
         request = RouteReadRequest(
@@ -67,11 +79,14 @@ class RemoteRows:
 
 
 class TableClient:
-    def __init__(self, ask_control: Ask, ask_shard: Ask, ports: tuple[Clock, Chance]) -> None:
-        self._ask_control = ask_control
+    """What it has under way lives in the group given here."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, asks: tuple[Ask, Ask], ports: tuple[Clock, Chance]) -> None:
+        """`asks` are for the control process and a shard of one node."""
+        self._ask_control, ask_shard = asks
         self._view = TopologyView()
         clock, chance = ports
-        rows, timestamps = RemoteRows(ask_shard), Timestamps(clock)
+        rows, timestamps = RemoteRows(tasks, ask_shard), Timestamps(clock)
         self._executor = Executor(
             ExecutorParts(self._view, rows, timestamps.next_us, self, {}, Describer(""), clock, chance, NOBODY)
         )

@@ -41,15 +41,19 @@ class OneProcess:
         self.levels: list[str] = []
         self.failing: EblaError | None = None
 
-    def client(self) -> TableClient:
-        ports: Any = (StillClock(), self.chance)
-        return TableClient(self.ask_control, self.ask_shard, ports)
-
     def run(self, work: Callable[[TableClient], Awaitable[T]]) -> T:
+        asks: Any = (self.ask_control, self.ask_shard)
+        ports: Any = (StillClock(), self.chance)
+
         async def run() -> T:
-            client = self.client()
-            await client.refresh(1000)
-            return await work(client)
+            async with asyncio.TaskGroup() as tasks:
+                client = TableClient(tasks, asks, ports)
+                try:
+                    await client.refresh(1000)
+                    return await work(client)
+                except EblaError as error:
+                    failure = error
+            raise failure
 
         return asyncio.run(run())
 

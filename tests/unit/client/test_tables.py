@@ -57,9 +57,12 @@ def test_every_row_comes_once_page_by_page_until_enough() -> None:
 
         await client.every_row("SELECT id FROM shop.orders", take, 3, ConsistencyLevel.QUORUM)
         pages: list[Rows] = []
-        await client.every_row(
-            "SELECT id FROM shop.orders", lambda page: bool(pages.append(page)), 3, ConsistencyLevel.ONE
-        )
+
+        def take_one(page: Rows) -> bool:
+            pages.append(page)
+            return False
+
+        await client.every_row("SELECT id FROM shop.orders", take_one, 3, ConsistencyLevel.ONE)
         return seen, len(pages)
 
     seen, pages = OneProcess().run(work)
