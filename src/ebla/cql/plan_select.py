@@ -170,6 +170,7 @@ class _Run:
         self._request = request
         self._tests = tests
         self._partition_max = plan.partition_rows_shown(request)
+        self._looks = bool(tests) or self._partition_max is not None
         self._prefix = b""
         self._shown = 0
 
@@ -195,7 +196,8 @@ class _Run:
             if wanted is not None and len(rows) >= wanted:
                 break
             missing = CHUNK_ROWS if wanted is None else wanted - len(rows)
-            rows += [found for found in await source.page(missing) if self.passes(found)]
+            found = await source.page(missing)
+            rows += [one for one in found if self.passes(one)] if self._looks else found
         if left is not None:
             rows = rows[:left]
             left -= len(rows)

@@ -5,19 +5,25 @@ are cut from their bytes; nothing else of them is looked at. Where a plan asks f
 its cells.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ebla.model.ordered_values import decoder_of
 from ebla.model.rows import Cell, Head, Row, without_covered
 from ebla.model.schema import Column, ColumnKind, TableSchema
-from ebla.storage.key_codec import decode_clustering, head_key, partition_key_of, split_key
-from ebla.storage.live_rows import is_head, version_of
-from ebla.storage.row_codec import PLAIN_HEADER, decode_head, decode_row, is_plain
+from ebla.storage.key_codec import head_key, inverted, partition_key_of, split_key
+from ebla.storage.live_rows import is_head
+from ebla.storage.row_codec import FORMAT, HEADER, PLAIN_HEADER, Flag, decode_head, decode_row
 from ebla.storage.visible_rows import static_values, visible_cells
 from ebla.wire.row_messages import Item
 
 Values = list[bytes | None]
+Decode = Callable[[bytes, int], tuple[bytes, int]]
+
 _HEADER_BYTES = PLAIN_HEADER.size
+_LENGTH = struct.Struct(">i")
+_PLAIN_FLAGS = (int(Flag.PLAIN), int(Flag.PLAIN | Flag.MARKED))
 _NO_CELLS: dict[int, Cell] = {}
 
 
@@ -54,11 +60,13 @@ class RowReader:
         self._with_cells = with_cells
         self._width = len(needed)
         self._partition = _places(needed, ColumnKind.PARTITION_KEY)
-        self._clustering = _places(needed, ColumnKind.CLUSTERING)
+        self._clustering = _clustering(schema, needed)
+        self._descends = any(descending for _, descending, _ in self._clustering)
         self._static = [(place, column.number) for place, column in enumerate(needed) if _is(column, ColumnKind.STATIC)]
         self._regular = {column.number: place for place, column in enumerate(needed) if _is(column, ColumnKind.REGULAR)}
-        self._plain_places = [self._regular.get(number, -1) for number in schema.layouts[-1]]
-        self._last_wanted = max((at for at, place in enumerate(self._plain_places) if place >= 0), default=-1)
+        self._plain_places = _to_the_last([self._regular.get(number, -1) for number in schema.layouts[-1]])
+        self._plain_beginnings = tuple(HEADER.pack(FORMAT, flags, schema.version) for flags in _PLAIN_FLAGS)
+        """Of plain rows of the current schema."""
         self._prefix = b""
         self._template: Values = [None] * self._width
         self._static_cells: dict[int, Cell] = _NO_CELLS
@@ -78,19 +86,21 @@ class RowReader:
 
     def rows(self, items: Iterable[Item], *, bare_partitions: bool) -> Iterator[Found]:
         """`bare_partitions`: a partition with static values and no row is shown as one row of them."""
+        prefix, plain = self._prefix, self._plain_beginnings
         for key, value in items:
-            prefix, _, clustering = split_key(key)
-            if prefix != self._prefix:
+            if not prefix or not key.startswith(prefix):
                 if bare_partitions:
                     yield from self.last()
+                prefix = split_key(key)[0]
                 self._enter(prefix)
-            if is_head(value):
+            is_plain = value.startswith(plain)
+            if not is_plain and is_head(value):
                 if prefix not in self.heads:
                     self._take_statics(decode_head(value))
                     self._held = key
                 continue
             self._held = None
-            yield self._row(key, value, clustering)
+            yield self._row(key, value, is_plain=is_plain)
 
     def last(self) -> Iterator[Found]:
         """The partition at the end of the items, where it has no row."""
@@ -126,14 +136,12 @@ class RowReader:
 
     # ---- rows
 
-    def _row(self, key: bytes, value: bytes, clustering: bytes) -> Found:
+    def _row(self, key: bytes, value: bytes, *, is_plain: bool) -> Found:
         values = self._template.copy()
         if self._clustering:
-            parts = decode_clustering(self._schema.clustering, clustering)
-            for place, position in self._clustering:
-                values[place] = parts[position] if position < len(parts) else None
+            self._take_clustering(key, values)
         cells = self._static_cells
-        if is_plain(value) and version_of(value) == self._schema.version and not self._with_cells:
+        if is_plain and not self._with_cells:
             self._cut_plain(value, values)
         else:
             row = decode_row(value, self._schema.layouts)
@@ -142,12 +150,21 @@ class RowReader:
                 cells = {**cells, **row.cells}
         return Found(values, cells, self._prefix, key)
 
+    def _take_clustering(self, key: bytes, values: Values) -> None:
+        offset, size = len(self._prefix) + 1, len(key)
+        turned = inverted(key) if self._descends else key
+        for decode, descending, place in self._clustering:
+            if offset == size:
+                return
+            value, offset = decode(turned if descending else key, offset)
+            if place >= 0:
+                values[place] = value
+
     def _cut_plain(self, value: bytes, values: Values) -> None:
         offset = _HEADER_BYTES
-        for at, place in enumerate(self._plain_places):
-            if at > self._last_wanted:
-                return
-            size = int.from_bytes(value[offset : offset + 4], signed=True)
+        length_at = _LENGTH.unpack_from
+        for place in self._plain_places:
+            (size,) = length_at(value, offset)
             offset += 4
             if size >= 0:
                 if place >= 0:
@@ -159,6 +176,23 @@ class RowReader:
             place = self._regular.get(number)
             if place is not None:
                 values[place] = found
+
+
+def _to_the_last(places: list[int]) -> list[int]:
+    """Without those behind the last that is wanted."""
+    while places and places[-1] < 0:
+        places.pop()
+    return places
+
+
+def _clustering(schema: TableSchema, needed: Sequence[Column]) -> list[tuple[Decode, bool, int]]:
+    """How each component of a key is read, whether it descends, and its place among the needed columns (-1: none);
+    none behind the last that is needed."""
+    wanted = {position: place for place, position in _places(needed, ColumnKind.CLUSTERING)}
+    return [
+        (decoder_of(column.type), column.descending, wanted.get(position, -1))
+        for position, column in enumerate(schema.clustering[: max(wanted, default=-1) + 1])
+    ]
 
 
 def _is(column: Column, kind: ColumnKind) -> bool:

@@ -7,6 +7,7 @@ timeuuid by its time, a uuid by version first and time within version 1, collect
 import struct
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import assert_never
 
 from ebla.model.cql_types import FIXED_BYTES, CqlType, ListType, MapType, Scalar, ScalarType, SetType, TupleType
@@ -25,6 +26,8 @@ Ordered = tuple[Callable[[bytes], bytes], Callable[[bytes, int], tuple[bytes, in
 
 _END, _MORE = b"\0", b"\1"
 _ESCAPED_ZERO, _TERMINATOR = b"\0\xff", b"\0\0"
+_FLIPPED = tuple(bytes((number ^ 0x80,)) for number in range(256))
+"""A first byte with its sign bit flipped."""
 
 
 def encode_ordered(kind: CqlType, value: bytes) -> bytes:
@@ -64,6 +67,13 @@ def decode_ordered(kind: CqlType, data: bytes, offset: int) -> tuple[bytes, int]
             return join_fields(fields), offset
         case _ as never:
             assert_never(never)
+
+
+def decoder_of(kind: CqlType) -> Callable[[bytes, int], tuple[bytes, int]]:
+    """`decode_ordered` of one type, for who has many values of it."""
+    if isinstance(kind, ScalarType):
+        return _SCALARS[kind.scalar][1]
+    return partial(decode_ordered, kind)
 
 
 def canonical(kind: CqlType, value: bytes) -> bytes:
@@ -135,9 +145,9 @@ def _unsigned(size: int) -> Ordered:
 
 def _signed(size: int) -> Ordered:
     def flip(value: bytes) -> bytes:
-        return bytes((value[0] ^ 0x80,)) + value[1:]
+        return _FLIPPED[value[0]] + value[1:]
 
-    return flip, lambda data, offset: (flip(data[offset : offset + size]), offset + size)
+    return flip, lambda data, offset: (_FLIPPED[data[offset]] + data[offset + 1 : offset + size], offset + size)
 
 
 def _floating(size: int) -> Ordered:

@@ -78,17 +78,22 @@ def encode_clustering(columns: Sequence[Column], values: Sequence[bytes]) -> byt
     return b"".join(parts)
 
 
+def inverted(key: bytes) -> bytes:
+    """Where descending components read as ascending ones."""
+    return key.translate(_INVERT)
+
+
 def decode_clustering(columns: Sequence[Column], data: bytes) -> list[bytes]:
     """The wire forms behind ordered bytes; fewer than the columns where `data` is a prefix."""
     values: list[bytes] = []
     offset = 0
-    inverted: bytes | None = None
+    turned: bytes | None = None
     for column in columns:
         if offset == len(data):
             break
-        if column.descending and inverted is None:
-            inverted = data.translate(_INVERT)
-        source = inverted if column.descending and inverted is not None else data
+        if column.descending and turned is None:
+            turned = inverted(data)
+        source = turned if column.descending and turned is not None else data
         value, offset = decode_ordered(column.type, source, offset)
         values.append(value)
     assert offset == len(data), "a key holds more than its clustering columns"
