@@ -141,6 +141,7 @@ def test_what_cannot(cql: Cql, selectors: str, words: str) -> None:
         ("k IN (1, 2) PER PARTITION LIMIT 3 LIMIT 4", [110, 111, 100, 210]),
         ("k = 1 PER PARTITION LIMIT 2", [110, 111]),
         ("v > 100 PER PARTITION LIMIT 1 ALLOW FILTERING", [110, 210]),
+        ("v IN (101, 111, 200) PER PARTITION LIMIT 1 ALLOW FILTERING", [111, 200]),
     ],
 )
 def test_order_and_limits(cql: Cql, rest: str, found: list[int]) -> None:
