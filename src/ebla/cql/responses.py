@@ -48,6 +48,9 @@ _VOID, _ROWS, _SET_KEYSPACE, _PREPARED, _SCHEMA_CHANGE = 1, 2, 3, 4, 5
 _GLOBAL_TABLE, _MORE_PAGES, _NO_METADATA = 1, 2, 4
 _INT = struct.Struct(">i")
 _ROWS_KIND = notation.integer(_ROWS)
+_LENGTHS_MAX = 256
+_LENGTHS = tuple(_INT.pack(size) for size in range(_LENGTHS_MAX))
+"""Of most values: to look one up is half of packing it."""
 
 
 def type_option(kind: CqlType) -> bytes:
@@ -108,7 +111,8 @@ def rows(found: Rows, *, skip_metadata: bool = False) -> bytes:
             if cell is None:
                 add(null)
             else:
-                add(pack(len(cell)))
+                size = len(cell)
+                add(_LENGTHS[size] if size < _LENGTHS_MAX else pack(size))
                 add(cell)
     return b"".join(parts)
 

@@ -7,7 +7,8 @@ its cells.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ebla.model.ordered_values import decoder_of
 from ebla.model.rows import Cell, Head, Row, without_covered
@@ -27,9 +28,9 @@ _PLAIN_FLAGS = (int(Flag.PLAIN), int(Flag.PLAIN | Flag.MARKED))
 _NO_CELLS: dict[int, Cell] = {}
 
 
-@dataclass(slots=True)
-class Found:
-    """One row: the needed columns' values, and where asked for the cells they come from, by column number."""
+class Found(msgspec.Struct, gc=False):
+    """One row: the needed columns' values, and where asked for the cells they come from, by column number. A struct
+    because a page has thousands."""
 
     values: Values
     cells: dict[int, Cell]
