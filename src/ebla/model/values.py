@@ -24,6 +24,8 @@ from ebla.model.errors import InvalidRequest
 
 DATE_EPOCH = 1 << 31
 NANOSECONDS_PER_DAY = 86_400_000_000_000
+DECIMAL_BYTES_MAX = 1_785
+"""4,298 digits: beyond 4,300 Python turns no number into digits, for the time that takes."""
 
 
 class Duration(NamedTuple):
@@ -288,7 +290,9 @@ def _check_varint(data: bytes) -> str | None:
 
 
 def _check_decimal(data: bytes) -> str | None:
-    return None if len(data) > 4 else "a decimal has a scale and at least one byte"
+    if len(data) <= 4:
+        return "a decimal has a scale and at least one byte"
+    return None if len(data) <= 4 + DECIMAL_BYTES_MAX else f"a decimal has at most {DECIMAL_BYTES_MAX} bytes of digits"
 
 
 def _check_duration(data: bytes) -> str | None:

@@ -85,6 +85,7 @@ def test_constants_are_worked_out_at_once(kind: str, text: str, value: Any) -> N
         ("int", "? + 1", [encode(INT, 5)], 6),
         ("int", "(int) ? * ?", [encode(INT, 5), encode(INT, 3)], 15),
         ("text", "blobastext(?)", [b"a"], "a"),
+        ("decimal", "?", [bytes(4) + b"\x7f" * 1785], Decimal(int.from_bytes(b"\x7f" * 1785))),
         ("list<int>", "?", [encode(parse_type("list<int>"), [1])], [1]),
     ],
 )
@@ -97,6 +98,7 @@ def test_markers(kind: str, text: str, values: Sequence[BoundValue], value: Any)
     [
         ("int", "?", [b"\1"], 'Invalid value for "c" of type int: a int has 4 bytes, not 1'),
         ("text", "?", [b"\xff"], 'Invalid value for "c" of type text'),
+        ("decimal", "?", [bytes(4) + b"\x7f" * 1786], "a decimal has at most 1785 bytes of digits"),
         ("list<int>", "?", [b"\0\0\0\1"], 'Invalid value for "c" of type list<int>'),
         ("list<int>", "[?]", [b"\1"], 'Invalid value for "value(c)" of type int'),
         ("list<int>", "[?]", [None], "null is not supported inside collections"),
