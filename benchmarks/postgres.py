@@ -14,6 +14,7 @@ import psutil
 
 INSTALL = "apt-get install postgresql"
 START_S = 30.0
+LOOKS_MAX = 1_000
 USER = "postgres"
 CLIENTS = 64
 VALUE_BYTES = 100
@@ -95,12 +96,18 @@ class Postgres:
         return PostgresLoad(float(rate[1]), cpu_s / int(done[1]) * 1e6)
 
     def _cpu_s(self) -> float:
-        """Of the server's processes, those that ended with their connections included."""
+        """Of the server's processes, those that ended with their connections included. One that ends in between is
+        counted in the next look."""
         server = psutil.Process(self._server.pid)
-        ended = server.cpu_times()
-        running = [process.cpu_times() for process in server.children(recursive=True)]
-        total = ended.user + ended.system + ended.children_user + ended.children_system
-        return float(total + sum(each.user + each.system for each in running))
+        for _ in range(LOOKS_MAX):
+            ended = server.cpu_times()
+            try:
+                running = [process.cpu_times() for process in server.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                continue
+            total = ended.user + ended.system + ended.children_user + ended.children_system
+            return float(total + sum(each.user + each.system for each in running))
+        raise RuntimeError(f"the processes of PostgreSQL change too fast: {LOOKS_MAX} looks were not enough")
 
     def _wait_ready(self) -> None:
         ends_at = time.monotonic() + START_S
