@@ -323,6 +323,8 @@ def _check_together(schema: TableSchema, relation: MultiColumnRelation) -> None:
 
 def _check_operator(column: Column, relation: ColumnRelation) -> None:
     operator = relation.operator
+    if operator is Operator.EQUAL and not is_multi_cell(column.type):
+        return
     if operator is Operator.LIKE:
         raise InvalidRequest(
             f"LIKE restriction is only supported on properly indexed columns, and {column.name} is not"
@@ -377,7 +379,9 @@ def _partition(sorter: _Sorter, given: list[Relation]) -> tuple[tuple[Group, ...
 
 
 def _without(given: list[Relation], taken: Sequence[Relation]) -> list[Relation]:
-    return [one for one in given if not any(one is other for other in taken)]
+    for relation in taken:
+        given = [one for one in given if one is not relation]
+    return given
 
 
 def _fixing(given: Sequence[Relation], name: str) -> ColumnRelation | None:
