@@ -276,7 +276,7 @@ class Executor:
         statement = parsed.statement
         match statement:
             case NotSupported(what=what):
-                raise InvalidRequest(f"{what} are not supported in this release")
+                raise InvalidRequest(f"{what}: not supported in this release")
             case Select(table=name):
                 table = self._catalog().table(name, keyspace)
                 plan = plan_select(statement, table, parsed.markers)

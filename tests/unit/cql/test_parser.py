@@ -231,6 +231,9 @@ def test_what_is_understood_and_not_there(text: str, what: str) -> None:
         ("CREATE TABLE select (k int PRIMARY KEY)", "expecting a table"),
         ("UPDATE t USING TTL 1 AND TTL 2 SET a = 1 WHERE k = 1", "after a second TTL"),
         ("DELETE FROM t USING TTL 1 WHERE k = 1", "expecting TIMESTAMP or TIMEOUT"),
+        ("UPDATE t SET a = 1, a = 2 WHERE k = 1", "after multiple incompatible settings of column a"),
+        ("UPDATE t SET a = [1], a[0] = 2 WHERE k = 1", "after multiple incompatible settings of column a"),
+        ("SELECT é FROM t", "line 1:7 no viable alternative at character 'é'"),
         ("SELECT " + "(" * 100 + "1" + ")" * 100 + " FROM t", "nested more than 64 deep"),
     ],
 )

@@ -24,6 +24,7 @@ from ebla.request.short_reads import Moment, Settled
 from ebla.storage.merge import merge_values, uncovered_items
 from ebla.topology.apply_all import apply_all
 from ebla.topology.draft import Applied
+from ebla.wire.group0_messages import Group0Report
 from ebla.wire.schema_messages import SchemaAnswer, SchemaWish
 from ebla.wire.topology_view import TopologyView, view_of
 from ebla.wire.verbs import StatusAnswer
@@ -106,6 +107,7 @@ class Cql:
         self.topology, self.coordinator = cluster(3)
         self.view = TopologyView()
         self.install()
+        self.group0: Group0Report | None = None
         self.rows_store = DictRows(self.view)
         self.clock = StillClock()
         self.chance = CountingChance()
@@ -153,7 +155,8 @@ class Cql:
         )
 
     async def _status(self) -> StatusAnswer:
-        raise AssertionError("no control process is here to be asked")
+        """What a control process would answer."""
+        return StatusAnswer(self.own.host, None, "test cluster", "127.0.0.1", 0, group0=self.group0)
 
     async def change(self, wish: SchemaWish, _deadline_ms: int) -> SchemaAnswer:
         planned = plan(wish, Seen(self.topology.snapshot), TableId(self.chance.uuid()))
