@@ -161,11 +161,9 @@ async def _judge(world: World, load: RowsLoad) -> None:
     await until(lambda: at_rest(cluster), world, "the topology does not come to rest")
     async with asyncio.TaskGroup() as tasks:
         client = RowsClient(world.outside("judge"), load, tasks)
-        for table in sorted(load.tables):
-            await _read_all(world, client, table)
-        await asyncio.sleep(QUIET_S)
-        await _compare(world, load, client)
+        problem = await _found(load, client)
         client.close()
+    world.check(problem is None, str(problem))
     counts = cluster.barriers
     world.check(ledger.acknowledged > world.seconds, f"only {ledger.acknowledged} writes were acknowledged")
     world.check(ledger.reads > world.seconds / 2, f"only {ledger.reads} reads were answered")
@@ -177,15 +175,12 @@ async def _judge(world: World, load: RowsLoad) -> None:
     )
 
 
-async def _read_all(world: World, client: RowsClient, table: str) -> None:
-    for _ in range(20):
-        if await client.scan(table, Level.ALL, SCAN_ROWS):
-            return
-        await asyncio.sleep(0.5)
-    world.check(False, f"{table} cannot be read at ALL, although everything is healed")
-
-
-async def _compare(world: World, load: RowsLoad, client: RowsClient) -> None:
+async def _found(load: RowsLoad, client: RowsClient) -> str | None:
+    """What is wrong with the replicas once everything was read at ALL."""
+    for table in sorted(load.tables):
+        if not await _read_all(client, table):
+            return f"{table} cannot be read at ALL, although everything is healed"
+    await asyncio.sleep(QUIET_S)
     shards = load.cluster.shards()
     process = shards[0].process
     assert process is not None
@@ -195,10 +190,18 @@ async def _compare(world: World, load: RowsLoad, client: RowsClient) -> None:
             problem = await different(view, schema.id, now_s, client.ask)
         except EblaError as error:
             problem = f"{schema.full_name}: a replica cannot be read: {error}"
-        world.check(problem is None, str(problem))
-    for shard in shards:
-        for problem in (strangers(shard, view), running(shard)):
-            world.check(problem is None, str(problem))
+        if problem is not None:
+            return problem
+    problems = (problem for shard in shards for problem in (strangers(shard, view), running(shard)))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+async def _read_all(client: RowsClient, table: str) -> bool:
+    for _ in range(20):
+        if await client.scan(table, Level.ALL, SCAN_ROWS):
+            return True
+        await asyncio.sleep(0.5)
+    return False
 
 
 WEIGHTS = {"power cut": 0.3, "crash in sync": 0.5, "kill": 5.0, "pause": 3.0, "slow sync": 4.0}
