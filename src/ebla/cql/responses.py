@@ -3,6 +3,7 @@
 import enum
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import assert_never
 
 from ebla.cql import notation
@@ -99,8 +100,10 @@ def schema_change(change: SchemaChanged) -> bytes:
 
 
 def rows(found: Rows, *, skip_metadata: bool = False) -> bytes:
-    if skip_metadata or found.paging_state is not None:
+    if found.paging_state is not None:
         metadata = _rows_metadata(found.columns, found.paging_state, skip_metadata)
+    elif skip_metadata:
+        metadata = _no_metadata(len(found.columns))
     else:
         metadata = _known_metadata(found.columns)
     pack, null = _INT.pack, notation.NULL_LENGTH
@@ -127,6 +130,12 @@ def _rows_metadata(columns: Sequence[ColumnSpec], paging_state: bytes | None, sk
     if not skip:
         parts.append(_specs(columns, one_table))
     return b"".join(parts)
+
+
+@lru_cache(64)
+def _no_metadata(columns: int) -> bytes:
+    """The driver has it from PREPARE."""
+    return notation.integer(_NO_METADATA) + notation.integer(columns)
 
 
 _KNOWN_MAX = 4_096
