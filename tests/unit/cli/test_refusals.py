@@ -32,7 +32,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(tmp_path: Path) -> list[LocalNode]:
     """Two nodes that were started once."""
     base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-    nodes = find_or_make_nodes(tmp_path / "data", Shape(NODES, 1, base, "ebla"))
+    nodes = find_or_make_nodes(tmp_path / "d", Shape(NODES, 1, base, "ebla"))
     give_identities(nodes)
     return nodes
 
@@ -66,7 +66,7 @@ def test_a_port_in_use_is_refused(made: list[LocalNode]) -> None:
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    told = refused(tmp_path / "data", "--base-address", "192.0.2.1")
+    told = refused(tmp_path / "d", "--base-address", "192.0.2.1")
     assert "cannot listen on 192.0.2.1:7000: Cannot assign requested address" in told
     assert "is not an address of this machine" in told
 
@@ -148,8 +148,8 @@ def test_a_folder_that_cannot_be_used_is_refused(
     ],
 )
 def test_wrong_flags_are_refused_and_leave_no_folder(tmp_path: Path, arguments: list[str], told: str) -> None:
-    assert told in refused(tmp_path / "data", *arguments)
-    assert not (tmp_path / "data").exists()
+    assert told in refused(tmp_path / "d", *arguments)
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_cluster_of_another_size_and_a_folder_of_something_else_are_refused(
