@@ -106,6 +106,8 @@ class ShardWorld:
         self.folds: FoldHere | None = None
         self.stop = asyncio.Event()
         self.has_quorum = True
+        self.beat_ms = 0
+        """How long control takes for the answer to a beat."""
         self.events: list[str] = []
         self.store = StoreLimits(free_bytes_min=0, fold=FoldLimits(bases_max=2, live_bytes_max=1 << 20), upkeep_ms=50)
 
@@ -119,10 +121,14 @@ class ShardWorld:
             server = Server(tasks, self.introduction, WIRE, self._report)
             feed.serve_children(server)
             feed.serve_peers(server)
-            server.serve(CHILD_BEAT, _beat)
+            server.serve(CHILD_BEAT, self._beat)
             await around.transport.listen(SOCKET, server.accept)
             await around.transport.listen(self.control.address(CONTROL_PORT), server.accept)
             await feed.run()
+
+    async def _beat(self, _request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
+        await asyncio.sleep(self.beat_ms / 1000)
+        return ChildBeatAnswer(serving=True)
 
     async def _read_barrier(self, deadline_ms: int) -> Revision:
         if not self.has_quorum:
@@ -203,10 +209,6 @@ class ShardWorld:
 def replicas_put(tablets: TabletMap) -> Put:
     sets = tuple(tablets.replicas(number) for number in range(tablets.tablet_count))
     return Put(keys.chunk_key(SMALL.id, 0), keys.encode(keys.chunk_row(sets, ())))
-
-
-def _beat(_request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
-    return ChildBeatAnswer(serving=True)
 
 
 class Client:
@@ -333,6 +335,43 @@ def test_a_shard_whose_control_is_silent_stops_serving_and_comes_back() -> None:
         rig.control.start()
         await rig.serving()
         assert await client.rows(2) == [ITEMS[0]]
+
+    in_world(story)
+
+
+def test_a_right_that_is_lost_between_two_beats_is_told() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        await client.write(write_of(ITEMS[0]))
+        before = rig.events.count("shard.stopped_serving")
+        async with asyncio.TaskGroup() as tasks:
+            with rig.shard.machine.disk.strained(DiskStrain(sync_ms=500.0)):
+                slow = tasks.create_task(_refusal(client.write(write_of(ITEMS[1]))))
+                await asyncio.sleep(0.1)
+                rig.shard.pause()
+                await asyncio.sleep(6)
+                rig.shard.resume()
+        assert "lost its right" in slow.result()
+        assert rig.events.count("shard.stopped_serving") == before + 1
+        await rig.serving()
+        assert rig.events[-1] == "shard.serving"
+
+    in_world(story)
+
+
+async def _refusal(call: Awaitable[object]) -> str:
+    try:
+        await call
+    except EblaError as error:
+        return error.message
+    return ""
+
+
+def test_a_control_that_answers_late_is_not_silent() -> None:
+    async def story(rig: ShardWorld, client: Client) -> None:
+        rig.beat_ms = 1_000
+        await asyncio.sleep(12)
+        assert "shard.stopped_serving" not in rig.events
+        assert told(await client.write(write_of(ITEMS[0]))) == []
 
     in_world(story)
 
