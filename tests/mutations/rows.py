@@ -45,8 +45,8 @@ MUTATIONS = (
     Mutation(
         name="rows-fence-not-there-at-all",
         module="ebla.wire.topology_view",
-        find="return View(snapshot, sets, revision, schemas, snapshot.version, snapshot.fence)",
-        replace="return View(snapshot, sets, revision, schemas, snapshot.version, TopologyVersion(0))",
+        find="fence=snapshot.fence, names=names)",
+        replace="fence=TopologyVersion(0), names=names)",
         check=SEEDS,
         why="late copies of given-up writes reach replicas that were streamed from already",
         limit_s=SEEDS_S,

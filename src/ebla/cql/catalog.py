@@ -53,16 +53,17 @@ class Catalog:
 
     def has_table(self, name: TableName, session_keyspace: str | None) -> bool:
         keyspace = keyspace_of(name, session_keyspace)
-        return (keyspace, name.name) in self.virtual or self.view.snapshot.table_named(keyspace, name.name) is not None
+        return (keyspace, name.name) in self.virtual or (keyspace, name.name) in self.view.names
 
     def table(self, name: TableName, session_keyspace: str | None) -> StoredTable | VirtualTable:
         keyspace = keyspace_of(name, session_keyspace)
         virtual = self.virtual.get((keyspace, name.name))
         if virtual is not None:
             return virtual
-        found = self.view.snapshot.table_named(keyspace, name.name)
-        if found is not None and found.id in self.view.schemas:
-            return StoredTable(found.id, self.view.schemas[found.id])
+        found = self.view.names.get((keyspace, name.name))
+        schema = None if found is None else self.view.schemas.get(found)
+        if found is not None and schema is not None:
+            return StoredTable(found, schema)
         if not self.has_keyspace(keyspace):
             raise NotFound(f"Keyspace '{keyspace}' does not exist")
         raise NotFound(f"unconfigured table {name.name}")

@@ -25,6 +25,8 @@ class View:
     schemas: Mapping[TableId, TableSchema]
     version: TopologyVersion
     fence: TopologyVersion
+    names: Mapping[tuple[str, str], TableId]
+    """Tables by keyspace and name."""
 
 
 def view_of(snapshot: Snapshot, revision: Revision, before: View | None = None) -> View:
@@ -37,7 +39,13 @@ def view_of(snapshot: Snapshot, revision: Revision, before: View | None = None) 
         elif table.definition:
             schemas[table_id] = decode_schema(table.definition)
     sets = ReplicaSets(snapshot, None if before is None else before.sets)
-    return View(snapshot, sets, revision, schemas, snapshot.version, snapshot.fence)
+    same_tables = before is not None and before.snapshot.tables is snapshot.tables
+    names = before.names if before is not None and same_tables else _names_of(snapshot)
+    return View(snapshot, sets, revision, schemas, snapshot.version, fence=snapshot.fence, names=names)
+
+
+def _names_of(snapshot: Snapshot) -> Mapping[tuple[str, str], TableId]:
+    return {(table.keyspace, table.name): table_id for table_id, table in snapshot.tables.items()}
 
 
 class TopologyView:
