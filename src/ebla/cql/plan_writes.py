@@ -269,6 +269,7 @@ class _Builder:
             self._change(assignment)
         restrictions = self._where(statement.where)
         self._check_key(restrictions)
+        self._check_statics(restrictions, "UPDATE")
         return self._plan(restrictions, statement.using)
 
     def delete(self, statement: Delete) -> WritePlan:
@@ -284,6 +285,7 @@ class _Builder:
         restrictions = self._where(statement.where, slices=not statement.columns)
         if statement.columns:
             self._check_key(restrictions)
+            self._check_statics(restrictions, "DELETE")
         elif not restrictions.has_partition:
             self._refuse_missing()
         return self._plan(restrictions, statement.using, deletes_rows=not statement.columns)
@@ -411,6 +413,12 @@ class _Builder:
             raise InvalidRequest(f"Some clustering keys are missing: {', '.join(column.name for column in missing)}")
         if missing and found.clustering_width:
             raise InvalidRequest(f"Some clustering keys are missing: {', '.join(column.name for column in missing)}")
+
+    def _check_statics(self, found: Restrictions, word: str) -> None:
+        if self.static and not self.row and found.clustering:
+            raise InvalidRequest(
+                f"Invalid restrictions on clustering columns since the {word} statement modifies only static columns"
+            )
 
     # ---- the plan
 

@@ -229,10 +229,13 @@ class _Sorter:
         whole = self.binder.source(term, Receiver(_in_name(columns), kind))
         return lambda request: _tuple_of(split_fields(_key_value(whole(request), columns[0])), columns)
 
+    def end_of(self, column: Column, operator: Operator, term: Term) -> End:
+        source = self.binder.source(term, Receiver(column.name, column.type))
+        return End((source,), (column,), operator in _LOWER, operator in _INCLUSIVE)
+
     def ends_of(self, columns: Sequence[Column], operator: Operator, term: Term) -> End:
-        if len(columns) == 1 and not isinstance(term, TupleLiteral):
-            sources = [self.binder.source(term, Receiver(columns[0].name, columns[0].type))]
-        elif isinstance(term, TupleLiteral):
+        """Of several columns together, `(a, b) > (1, 2)`; one in brackets counts as several."""
+        if isinstance(term, TupleLiteral):
             if len(term.elements) > len(columns):
                 raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
             sources = [
@@ -491,6 +494,8 @@ def _end_at(sorter: _Sorter, relation: Relation, at: int) -> End | None:
     if names[0] != columns[at].name:
         return None
     assert relation.value is not None
+    if isinstance(relation, ColumnRelation):
+        return sorter.end_of(columns[at], relation.operator, relation.value)
     return sorter.ends_of(columns[at : at + len(names)], relation.operator, relation.value)
 
 

@@ -151,6 +151,17 @@ def test_partitions_by_in_and_in_order(session: Any, table: Table, rows: Rows, k
     assert list(session.execute(prepared, (key, []))) == []
 
 
+def test_frozen_collections_and_tuples_are_keys(session: Any, table: Table, rows: Rows) -> None:
+    name = table("p frozen<list<int>>, c frozen<map<int, text>>, t frozen<tuple<int, text>>, PRIMARY KEY (p, c, t)")
+    for number in (1, 2, 3):
+        session.execute(f"INSERT INTO {name} (p, c, t) VALUES ([1, 2], {{2: 'b', 1: 'a'}}, (1, 'x{number}'))")
+    select = f"SELECT t FROM {name} WHERE p = [1, 2] AND c = {{1: 'a', 2: 'b'}} AND t"
+    assert rows(f"{select} = (1, 'x2')") == [((1, "x2"),)]
+    assert rows(f"{select} >= (1, 'x2')") == [((1, "x2"),), ((1, "x3"),)]
+    assert rows(f"{select} IN ((1, 'x1'), (1, 'x3'))") == [((1, "x1"),), ((1, "x3"),)]
+    assert rows(f"SELECT t FROM {name} WHERE p = [2, 1]") == []
+
+
 @pytest.fixture(scope="module")
 def scanned(session: Any, table: Table) -> str:
     name = table(SCAN + ", marked int")

@@ -298,6 +298,15 @@ def test_static_collections(session: Any, table: Table, rows: Rows, key: int) ->
     assert rows(f"SELECT * FROM {name} WHERE p = {key}") == []
 
 
+def test_statics_belong_to_no_row(table: Table, refused: Refused) -> None:
+    name = table(STATIC)
+    told = "Invalid restrictions on clustering columns since the {} statement modifies only static columns"
+    assert told.format("UPDATE") in refused(f"UPDATE {name} SET s = 1 WHERE p = 1 AND c = 1")
+    assert told.format("DELETE") in refused(f"DELETE s FROM {name} WHERE p = 1 AND c = 1")
+    assert "Some clustering keys are missing: c" in refused(f"UPDATE {name} SET s = 1, v = 1 WHERE p = 1")
+    assert "Some clustering keys are missing: c" in refused(f"DELETE s, v FROM {name} WHERE p = 1")
+
+
 def test_batches_of_a_statement(session: Any, table: Table, rows: Rows, refused: Refused, key: int) -> None:
     name = table(PLAIN)
     other = key + 500_000
