@@ -11,6 +11,7 @@ every longer one. A descending component is the ascending one with every bit inv
 """
 
 import enum
+import struct
 from collections.abc import Sequence
 
 from ebla.model.ordered_values import decode_ordered, encode_ordered
@@ -29,6 +30,10 @@ class KeyKind(enum.IntEnum):
     ROW = 2
 
 
+_HEAD_BYTE, _ROW_BYTE = bytes((KeyKind.PARTITION_HEAD,)), bytes((KeyKind.ROW,))
+_TOKEN_AND_LENGTH = struct.Struct(">QH")
+
+
 def encode_token(token: int) -> bytes:
     return (token + _SIGN).to_bytes(TOKEN_BYTES)
 
@@ -39,15 +44,15 @@ def decode_token(key: bytes) -> Token:
 
 def partition_prefix(token: int, partition_key: bytes) -> bytes:
     """What all keys of one partition begin with. `partition_key` is the serialized key the token was computed from."""
-    return encode_token(token) + len(partition_key).to_bytes(2) + partition_key
+    return _TOKEN_AND_LENGTH.pack(token + _SIGN, len(partition_key)) + partition_key
 
 
 def head_key(prefix: bytes) -> bytes:
-    return prefix + bytes((KeyKind.PARTITION_HEAD,))
+    return prefix + _HEAD_BYTE
 
 
 def row_key(prefix: bytes, clustering: bytes = b"") -> bytes:
-    return prefix + bytes((KeyKind.ROW,)) + clustering
+    return prefix + _ROW_BYTE + clustering
 
 
 def after_prefix(prefix: bytes) -> bytes:
@@ -71,6 +76,9 @@ def partition_key_of(key: bytes) -> bytes:
 def encode_clustering(columns: Sequence[Column], values: Sequence[bytes]) -> bytes:
     """The ordered bytes of the first `len(values)` clustering columns, given in wire form."""
     assert len(values) <= len(columns)
+    if len(values) == 1:  # most keys
+        part = encode_ordered(columns[0].type, values[0])
+        return part.translate(_INVERT) if columns[0].descending else part
     parts = []
     for column, value in zip(columns, values):
         part = encode_ordered(column.type, value)
