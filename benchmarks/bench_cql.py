@@ -61,7 +61,7 @@ PAGE_MS_MAX = 15.0
 UP_S_MAX = 12.0
 PAGE_ROWS = 5_000
 TABLE = TableId(uuid.UUID(int=1))
-SELECT = "SELECT v, w FROM ks.t WHERE k = ?"
+SELECT = "SELECT v FROM ks.t WHERE k = ?"
 
 
 @dataclass(frozen=True, slots=True)
