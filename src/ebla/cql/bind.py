@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal, DecimalException
 from typing import Any
 
+import msgspec
+
 from ebla.cql.functions import Function, functions_named
 from ebla.cql.literals import literal_value, rounded
 from ebla.cql.results import UNSET, BoundValue, ColumnSpec, Parameters, Unset
@@ -65,8 +67,7 @@ class Bound:
 Source = Callable[[Bound], BoundValue]
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
+class Receiver(msgspec.Struct, frozen=True):
     """What a term is for: a column, an element of one, LIMIT…"""
 
     name: str

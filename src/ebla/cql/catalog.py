@@ -1,8 +1,9 @@
 """Names of a statement to what they stand for: tables that are stored, and tables that show a node's own state."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from ebla.cql.statements import TableName
 from ebla.model.errors import InvalidRequest, NotFound
@@ -23,8 +24,7 @@ class VirtualTable(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTable:
+class StoredTable(msgspec.Struct, frozen=True):
     id: TableId
     schema: TableSchema
 
@@ -32,8 +32,7 @@ class StoredTable:
 VirtualTables = Mapping[tuple[str, str], VirtualTable]
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog:
+class Catalog(msgspec.Struct, frozen=True):
     """At one version of the topology."""
 
     view: View

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ebla.cql.bind import Binder, Receiver, Source
 from ebla.cql.plan_writes import WritePlan, plan_write
 from ebla.cql.results import ColumnSpec
@@ -41,7 +43,9 @@ def plan_batch(
         shared = 1 if isinstance(using.timestamp, Marker) else 0
         variables += plan.variables[shared:]
     if own and parts:
-        own = tuple(replace(spec, keyspace=parts[0].schema.keyspace, table=parts[0].schema.name) for spec in own)
+        own = tuple(
+            msgspec.structs.replace(spec, keyspace=parts[0].schema.keyspace, table=parts[0].schema.name) for spec in own
+        )
     found = (*own, *variables)
     if len(found) != len(markers):
         raise InvalidRequest("some bind markers have no place where their type would be known")

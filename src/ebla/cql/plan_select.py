@@ -1,7 +1,8 @@
 """SELECT compiled once; a request's values in, a page of rows out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ebla.cql.bind import Binder, Bound, Receiver, Source
 from ebla.cql.catalog import StoredTable, VirtualTable
@@ -28,14 +29,12 @@ SORTED_ROWS_MAX = 100_000
 _INT, _DURATION = SCALARS["int"], SCALARS["duration"]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     rows: Source | None
     partition_rows: Source | None
 
 
-@dataclass(frozen=True, slots=True)
-class SelectPlan:
+class SelectPlan(msgspec.Struct, frozen=True):
     table: StoredTable | VirtualTable
     variables: tuple[ColumnSpec, ...]
     key_positions: tuple[int, ...]

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ebla.cql.bind import Binder, Bound, Receiver, Source, checker_of
 from ebla.cql.compared_values import holds_duration
 from ebla.cql.key_spans import SliceEnd
@@ -39,8 +41,7 @@ Choices = Callable[[Bound], list[tuple[bytes, ...]]]
 """What one group of columns may be: tuples of values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """Neighbouring key columns that are fixed together: one by `=` or IN, or several by a tuple."""
 
     width: int
@@ -72,8 +73,7 @@ class TokenEnd:
     operator: Operator
 
 
-@dataclass(frozen=True, slots=True)
-class Restrictions:
+class Restrictions(msgspec.Struct, frozen=True):
     partition: tuple[Group, ...] = ()
     """All partition key columns, or none."""
     tokens: tuple[TokenEnd, ...] = ()

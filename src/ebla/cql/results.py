@@ -35,8 +35,7 @@ class Parameters(msgspec.Struct, frozen=True, gc=False):
     skip_metadata: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnSpec:
+class ColumnSpec(msgspec.Struct, frozen=True):
     keyspace: str
     table: str
     name: str

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ebla.cql import aggregates
 from ebla.cql.aggregates import Running
 from ebla.cql.bind import Binder, Bound, Receiver, Source, assignable
@@ -37,8 +39,7 @@ class Needs:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     spec: ColumnSpec
     value: Value
     place: int | None = None

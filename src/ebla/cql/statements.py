@@ -6,12 +6,13 @@
 import enum
 from dataclasses import dataclass
 
+import msgspec
+
 from ebla.cql.terms import FunctionCall, Marker, Term
 from ebla.model.cql_types import CqlType
 
 
-@dataclass(frozen=True, slots=True)
-class TableName:
+class TableName(msgspec.Struct, frozen=True):
     keyspace: str | None
     name: str
 
@@ -43,8 +44,7 @@ class Operator(enum.StrEnum):
     IS_NOT_NULL = "IS NOT NULL"
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnRelation:
+class ColumnRelation(msgspec.Struct, frozen=True):
     """`column op value`. For IN: `values` (or one marker for the whole list in `value`)."""
 
     column: str
@@ -88,8 +88,7 @@ Relation = ColumnRelation | ElementRelation | TokenRelation | MultiColumnRelatio
 # ---- SELECT
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedColumn:
+class SelectedColumn(msgspec.Struct, frozen=True):
     column: str
     alias: str | None = None
 
@@ -120,8 +119,7 @@ class Ordering:
     descending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Select:
+class Select(msgspec.Struct, frozen=True):
     table: TableName
     selectors: tuple[Selector, ...]
     """Empty: `*`."""

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from ebla.model.cql_types import CqlType
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(msgspec.Struct, frozen=True):
     """A value that comes with the request. Markers are numbered in the order of the text; `name` is None for `?`."""
 
     number: int
