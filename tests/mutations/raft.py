@@ -267,4 +267,12 @@ MUTATIONS = (
         check=_transcript("leader_transfer"),
         why="a planned hand-over never succeeds",
     ),
+    Mutation(
+        name="raft-removed-peer-never-told",
+        module="ebla.raft.leading",
+        find=" or committed < leader.pending_change_index <= state.log.committed:\n",
+        replace=":\n",
+        check=PytestCheck("tests/unit/control/test_raft_server.py"),
+        why="a removed node never sees the entry that removed it, and whoever asked there gets no answer",
+    ),
 )

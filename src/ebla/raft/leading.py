@@ -128,10 +128,13 @@ def _step_forward(state: State, leader: Leader, progress: Progress, answer: Appe
         progress.become_probe()
         progress.become_replicate()
     is_own = answer.sender == state.peer
+    committed = state.log.committed
     # Nothing at or below the commit index can move it.
-    if answer.index > state.log.committed and try_commit(state, leader):
+    if answer.index > committed and try_commit(state, leader):
         _release_early_reads(state, leader)
-        if state.options.tells_commits:
+        # A change of members is told at once even where commits are told later: once it is applied here, who leaves is
+        # sent nothing any more and would never see the entry that removed it; nor would anybody if it is this leader.
+        if state.options.tells_commits or committed < leader.pending_change_index <= state.log.committed:
             broadcast_append(state, leader)
     elif state.options.tells_commits and not is_own and progress.would_learn_commit(state.log.committed):
         send_append(state, leader, answer.sender)

@@ -30,7 +30,7 @@ class Options:
     """Refuse a membership change while another may be under way. Off only where the layer above sees to it."""
     tells_commits: bool = True
     """A leader tells each commit to everybody at once, as etcd's does. Off: by its next append, by a heartbeat, or when
-    it is stepped with `TellCommit`. Under load that append follows at once."""
+    it is stepped with `TellCommit`; only changes of members at once. Under load that append follows at once."""
     step_down_on_removal: bool = True
     apply_unstable: bool = False
     """Committed entries may be applied in the batch that writes them, after the write. Only for shells that finish a

@@ -81,12 +81,13 @@ class Peer:
         self.disk = list(world._machines.values())[-1].disk
         self.told: list[str] = []
         self.changes = changes
+        self.on_applied: Callable[[Entry | None], None] = lambda _entry: None
         self.restart()
 
     def restart(self) -> None:
         """A new life on the same disk; the old one must have ended."""
         self.wire = Post()
-        self.machine = RegisterMachine(lambda _content, _entry: None)
+        self.machine = RegisterMachine(lambda _content, entry: self.on_applied(entry))
         options = Options(PeerId(1), tick_ms=20, message_bytes_max=self.changes.get("message_bytes_max", 1 << 20))
         setup = RaftSetup(
             "/data/raft",
@@ -382,6 +383,31 @@ def test_a_peer_whose_proposal_it_was_is_told_at_once() -> None:
             peer.wire.sendings.clear()
             await commit_all(peer)
             assert appends(peer) == [(PeerId(3), 0, 3)]
+
+        await running(peer, THREE, work)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("leaving", [1, 3])
+def test_a_change_of_members_is_told_before_it_is_applied(leaving: int) -> None:
+    """Once it is applied, who was removed is no longer known and a leader that removed itself leads no more: whoever
+    did not hear by then waits for an election, or for ever."""
+
+    async def scenario(world: World) -> None:
+        peer = Peer(world)
+        told_by_then: list[list[tuple[PeerId, int, int]]] = []
+
+        async def work() -> None:
+            await lead_three(peer)
+            peer.on_applied = lambda _entry: told_by_then.append(appends(peer))
+            change = MembershipChange((Change(ChangeKind.REMOVE, PeerId(leaving)),))
+            peer.server.propose(encode_change(change), EntryKind.MEMBERS)
+            await asyncio.sleep(0)
+            peer.wire.sendings.clear()
+            await commit_all(peer)
+            await asyncio.sleep(0.01)
+            assert told_by_then == [[(LEADER, 0, 3), (PeerId(3), 0, 3)]]
 
         await running(peer, THREE, work)
 
