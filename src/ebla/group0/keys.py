@@ -82,6 +82,8 @@ PREFIXES: tuple[Prefix, ...] = (
         "the topology operation under way: its members and its lock",
         "atomic changes",
     ),
+    Prefix("jobs/", ("Job",), "work for the pipeline, waiting, running, and lately ended", "clients, the pipeline"),
+    Prefix("pipeline/state", ("PipelineState",), "where the pipeline runs and whether it can", "the pipeline"),
     Prefix("user/", (), "free for operators and tests: `ebla group0 put` writes here", "operators"),
 )
 

@@ -17,6 +17,13 @@ HistoryId = NewType("HistoryId", uuid.UUID)
 TableId = NewType("TableId", uuid.UUID)
 SessionId = NewType("SessionId", uuid.UUID)
 RequestId = NewType("RequestId", uuid.UUID)
+JobId = NewType("JobId", uuid.UUID)
+"""A piece of work for the pipeline, as somebody asked for it. It outlives sessions: run again, it has another one."""
+TransferId = NewType("TransferId", uuid.UUID)
+"""One movement of data into one stack. Several attempts may be made at it, and one of them wins."""
+AttemptId = NewType("AttemptId", uuid.UUID)
+"""Drawn by the task that makes it, so that no two write to one place, whoever restarts whom."""
+CheckpointId = NewType("CheckpointId", uuid.UUID)
 
 ShardNumber = NewType("ShardNumber", int)
 TopologyVersion = NewType("TopologyVersion", int)

@@ -58,6 +58,27 @@ from ebla.wire.row_messages import (
     WriteRowsRequest,
 )
 from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest
+from ebla.wire.transfer_messages import (
+    AdoptAnswer,
+    AdoptRequest,
+    BulkStatusAnswer,
+    BulkStatusRequest,
+    CheckpointAnswer,
+    CheckpointRequest,
+    CloseSessionAnswer,
+    CloseSessionRequest,
+    FindTargetAnswer,
+    FindTargetRequest,
+    OpenSessionAnswer,
+    OpenSessionRequest,
+    OpenStagingAnswer,
+    OpenStagingRequest,
+    ReleaseRequest,
+    SealAnswer,
+    SealRequest,
+    TakeCheckpointAnswer,
+    TakeCheckpointRequest,
+)
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A", bound=msgspec.Struct)
@@ -255,6 +276,16 @@ ROUTE_WRITE = Verb(29, "route_write", Lane.DATA, RouteWriteRequest, Done)
 ROUTE_READ = Verb(30, "route_read", Lane.DATA, RouteReadRequest, RouteReadAnswer)
 FOLD = Verb(31, "fold", Lane.DATA, FoldJob, FoldResult)
 METRICS = Verb(32, "metrics", Lane.CONTROL, MetricsRequest, MetricsAnswer)
+OPEN_SESSION = Verb(33, "open_session", Lane.CONTROL, OpenSessionRequest, OpenSessionAnswer)
+CLOSE_SESSION = Verb(34, "close_session", Lane.CONTROL, CloseSessionRequest, CloseSessionAnswer)
+CHECKPOINT = Verb(35, "checkpoint", Lane.DATA, CheckpointRequest, CheckpointAnswer)
+FIND_TARGET = Verb(36, "find_target", Lane.DATA, FindTargetRequest, FindTargetAnswer)
+ADOPT = Verb(37, "adopt", Lane.DATA, AdoptRequest, AdoptAnswer)
+TAKE_CHECKPOINT = Verb(38, "take_checkpoint", Lane.DATA, TakeCheckpointRequest, TakeCheckpointAnswer)
+OPEN_STAGING = Verb(39, "open_staging", Lane.DATA, OpenStagingRequest, OpenStagingAnswer)
+SEAL = Verb(40, "seal", Lane.DATA, SealRequest, SealAnswer)
+RELEASE = Verb(41, "release", Lane.DATA, ReleaseRequest, Done)
+BULK_STATUS = Verb(42, "bulk_status", Lane.DATA, BulkStatusRequest, BulkStatusAnswer)
 
 VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     IDENTITY,
@@ -289,4 +320,14 @@ VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     ROUTE_READ,
     FOLD,
     METRICS,
+    OPEN_SESSION,
+    CLOSE_SESSION,
+    CHECKPOINT,
+    FIND_TARGET,
+    ADOPT,
+    TAKE_CHECKPOINT,
+    OPEN_STAGING,
+    SEAL,
+    RELEASE,
+    BULK_STATUS,
 )

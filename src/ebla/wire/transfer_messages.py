@@ -1,0 +1,264 @@
+"""Bulk work on the wire: sessions for it, checkpoints, staging, the seal, adoption.
+
+These go over mutual TLS between nodes, or over Unix sockets within one. The bytes themselves go over Arrow Flight, to
+whoever holds a ticket that one of these verbs gave out.
+"""
+
+import enum
+
+import msgspec
+
+from ebla.model.identity import (
+    AttemptId,
+    CheckpointId,
+    HostId,
+    JobId,
+    SessionId,
+    ShardNumber,
+    TableId,
+    TopologyVersion,
+    TransferId,
+)
+from ebla.model.token import TokenRange
+from ebla.model.transfers import Source, StagedFile, StagingKind, Target
+
+# ---- control
+
+
+class OpenSessionRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The id is drawn by whoever asks, so that asking again does not open a second one."""
+
+    session: SessionId
+    table: TableId
+    job: JobId
+    life_ms: int
+    """After so long the leader closes it, whatever its owner does."""
+
+
+class OpenSessionAnswer(msgspec.Struct, frozen=True, array_like=True):
+    deadline_ms: int
+    """Wall time."""
+    version: TopologyVersion
+    """Of the topology that it was opened on."""
+
+
+class CloseSessionRequest(msgspec.Struct, frozen=True, array_like=True):
+    session: SessionId
+
+
+class CloseSessionAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Closed, and every effect of it is over on every node but those named, which are held to be down: each of them
+    will find it closed before it has another effect, and one that was already in the middle of one may end it."""
+
+    down: tuple[HostId, ...] = ()
+
+
+# ---- shards
+
+
+class CheckpointRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Of the stacks of this table that have a part of the range, each by hard links below `folder`. From the node's own
+    bulk process alone."""
+
+    session: SessionId
+    table: TableId
+    range: TokenRange
+    version: TopologyVersion
+    """The shard must have installed it: writes routed by it are in the checkpoint."""
+    folder: str
+
+
+class CheckpointedStack(msgspec.Struct, frozen=True, array_like=True):
+    folder: str
+    """Absolute; it has a manifest of its own."""
+    range: TokenRange
+
+
+class CheckpointAnswer(msgspec.Struct, frozen=True, array_like=True):
+    stacks: tuple[CheckpointedStack, ...]
+
+
+class FindTargetRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Which life of a stack will take what is about to be staged. From then on, and as long as the session is open,
+    nothing is collected there. From the node's own bulk process alone."""
+
+    session: SessionId
+    table: TableId
+    range: TokenRange
+    """Of the data; one stack must cover it."""
+    version: TopologyVersion
+
+
+class FindTargetAnswer(msgspec.Struct, frozen=True, array_like=True):
+    incarnation: int
+    stack_range: TokenRange
+    free_bytes: int
+
+
+class AdoptRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Sealed staging becomes part of the stack that it was opened for."""
+
+    session: SessionId
+    transfer: TransferId
+    table: TableId
+    range: TokenRange
+    fence: TopologyVersion
+    """The shard's own fence must be there, or the shard waits until it is; 0: any."""
+
+
+class AdoptAnswer(msgspec.Struct, frozen=True, array_like=True):
+    layers: int
+    """That it brought; none where they had been adopted before."""
+    rows: int
+    """That were merged."""
+
+
+# ---- bulk
+
+
+class TakeCheckpointRequest(msgspec.Struct, frozen=True, array_like=True):
+    session: SessionId
+    table: TableId
+    range: TokenRange
+    version: TopologyVersion
+    shard: ShardNumber | None = None
+    """None: all shards of the node."""
+
+
+class TakeCheckpointAnswer(msgspec.Struct, frozen=True, array_like=True):
+    source: Source
+
+
+class OpenStagingRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Again for the same transfer: the same place, with a new ticket."""
+
+    session: SessionId
+    transfer: TransferId
+    table: TableId
+    shard: ShardNumber
+    range: TokenRange
+    version: TopologyVersion
+    kind: StagingKind
+    size_bytes: int = 0
+    """About what will come, so that a disk without room says so before it is full."""
+
+
+class OpenStagingAnswer(msgspec.Struct, frozen=True, array_like=True):
+    target: Target
+
+
+class SealRequest(msgspec.Struct, frozen=True, array_like=True):
+    """This attempt counts, if it has brought these files whole; from then on no other does."""
+
+    session: SessionId
+    transfer: TransferId
+    attempt: AttemptId
+    files: tuple[StagedFile, ...]
+
+
+class SealAnswer(msgspec.Struct, frozen=True, array_like=True):
+    size_bytes: int
+    copied_files: int = 0
+    """Which could not be taken over as they were, because somebody had them open for writing."""
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What is not needed any more. What nobody releases is swept once its session is closed."""
+
+    session: SessionId
+    checkpoints: tuple[CheckpointId, ...] = ()
+    transfers: tuple[TransferId, ...] = ()
+
+
+class StagingPhase(enum.StrEnum):
+    OPEN = "open"
+    SEALED = "sealed"
+
+
+class StagingStatus(msgspec.Struct, frozen=True, array_like=True):
+    session: SessionId
+    transfer: TransferId
+    phase: str
+    received_bytes: int
+    """Of the attempt that has come furthest."""
+    attempts: int
+
+
+class BulkStatusRequest(msgspec.Struct, frozen=True, array_like=True):
+    session: SessionId | None = None
+    """None: all."""
+
+
+class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True):
+    stagings: tuple[StagingStatus, ...] = ()
+    checkpoints: int = 0
+    refused_closed: int = 0
+    """Pieces that came for a session that was closed, since the process started."""
+    refused_tickets: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    streams: int = 0
+    """Under way now."""
+
+
+# ---- what goes over Flight, behind a ticket
+
+
+class FilesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="files"):
+    """One file of a checkpoint from an offset on. Batches have one column `bytes`, a value each; the last carries the
+    CRC-32 of all the file's bytes, as 4 bytes big-endian, in its metadata."""
+
+    part: int
+    layer: int
+    file: str
+    offset: int = 0
+
+
+class StoredRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="stored_rows"):
+    """Rows as they are stored, merged over layers, in key order: columns `key` and `value`."""
+
+    range: TokenRange
+
+
+class TypedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="typed_rows"):
+    """What a user sees, in typed columns."""
+
+    range: TokenRange
+    columns: tuple[str, ...]
+    now_s: int
+
+
+class HashesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="hashes"):
+    """A hash for each of so many equal parts of the range: columns `bucket`, `hash`, `rows`."""
+
+    range: TokenRange
+    buckets: int
+    gc_before_s: int
+
+
+Question = FilesQuestion | StoredRowsQuestion | TypedRowsQuestion | HashesQuestion
+
+
+class FlightGet(msgspec.Struct, frozen=True, array_like=True):
+    """What stands in a Flight ticket."""
+
+    ticket: bytes
+    question: Question
+
+
+class FlightPut(msgspec.Struct, frozen=True, array_like=True):
+    """What stands in a Flight descriptor. A file's batches have one column `bytes`; rows' have `key` and `value`.
+    `offset` is where the bytes begin: what an attempt has brought before a stream broke stays."""
+
+    ticket: bytes
+    attempt: AttemptId
+    name: str
+    size_bytes: int
+    offset: int = 0
+
+
+class PutAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Sent back at the end of each put, and at its begin as where to go on."""
+
+    received_bytes: int
+    checksum: int = 0
