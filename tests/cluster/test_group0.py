@@ -1,5 +1,6 @@
 """Group 0 on real processes: what is acknowledged stays, whoever is killed, stopped or out of disk."""
 
+import errno
 import json
 import os
 import shutil
@@ -182,7 +183,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small-disk"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(folder)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=128m", "none", str(folder)], capture_output=True, text=True, check=False
     )
     if mounted.returncode != 0:
         pytest.skip(f"a full disk needs a file system of its own: {mounted.stderr.strip()}")
@@ -196,8 +197,10 @@ def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(small_disk: Path
     shutil.copytree(nodes.nodes[2].options.folder, small_disk / "node3", dirs_exist_ok=True)
     shutil.rmtree(nodes.nodes[2].options.folder)
     nodes.nodes[2].options.folder.symlink_to(small_disk / "node3")
+    (small_disk / "node3" / "run" / "test-output").symlink_to(small_disk.with_name("node3-output"))
     group.start(0, 1, 2)
     group.wait_formed()
+    nodes.wait_all_up()  # what a node reserves for its logs it has by now
     with Group0Load(group.nodes[:2]) as load:
         load.wait_service_after(time.monotonic(), 10)
         filler = small_disk / "filler"
@@ -211,17 +214,19 @@ def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(small_disk: Path
         assert group.processes[2].poll() is None
         filler.unlink()
         eventually(lambda: _is_level(group, 2), "it catches up without a restart", 40)
+        assert "child.ended" not in nodes.output(2)
     check_nothing_lost(load.record, group)
 
 
 def _fill(path: Path) -> None:
-    with path.open("wb") as file:
+    """To the last byte. Without a buffer: what it could not write it would try again when it is closed, and fail."""
+    with path.open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(b"\0" * (1 << 16))
-                file.flush()
-        except OSError:
-            pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
 
 
 def _is_level(group: Group, number: int) -> bool:
