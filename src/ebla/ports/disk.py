@@ -84,5 +84,6 @@ class Disk(Protocol):
     async def sync_folder(self, path: str) -> None: ...
 
     async def run(self, work: Callable[[], T]) -> T:
-        """A blocking piece of disk work off the loop: a worker thread, or a seeded delay."""
+        """A blocking piece of disk work off the loop: a worker thread, or a seeded delay. A caller that is cancelled
+        waits for work that has begun, so that whatever it held meanwhile is let go only after it."""
         ...

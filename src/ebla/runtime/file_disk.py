@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -225,16 +225,28 @@ class FileDisk:
     async def run(self, work: Callable[[], T]) -> T:
         syncing = self._syncing
         syncing.work_under_way += 1
+        running = self._work_pool.submit(work)
         try:
-            return await asyncio.wrap_future(self._work_pool.submit(work))
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            if not running.cancelled():
+                await _ended(running)
+            raise
         finally:
-            # A caller that was cancelled leaves its work behind, which may make a sync on the loop a long one; once.
             syncing.work_under_way -= 1
 
     def close(self) -> None:
         """Waits for syncs and for the work that is running; work that has not begun is dropped."""
         self._syncing.threads.close()
         self._work_pool.shutdown(wait=True, cancel_futures=True)
+
+
+async def _ended(running: Future[T]) -> None:
+    """A second cancellation leaves it behind, which may make a sync on the loop a long one; once."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    running.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+    await ended.wait()
 
 
 def _read_fully(descriptor: int, offset: int, length: int) -> bytes:

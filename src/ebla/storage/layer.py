@@ -87,6 +87,15 @@ class Layer(Protocol):
         `Overloaded` and `DiskFull` leave the layer as it was. Only on a writable layer."""
         ...
 
+    @property
+    def has_files(self) -> bool:
+        """Whether a put finds them: without, it opens them itself and takes as long as that takes."""
+        ...
+
+    async def make_files(self) -> None:
+        """Opens them off the loop where a put would have to."""
+        ...
+
     def size_bytes(self) -> int:
         """What its files take, and about what is not yet flushed."""
         ...

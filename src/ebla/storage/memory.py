@@ -125,6 +125,14 @@ class MemoryLayer:
     def unflushed_bytes(self) -> int:
         return self._unflushed_bytes
 
+    @property
+    def has_files(self) -> bool:
+        """A put goes to memory."""
+        return True
+
+    async def make_files(self) -> None:
+        """Nothing: a flush makes them."""
+
     async def read_files(self) -> None:
         disk = self._engine.disk
         names = [name for name in disk.list_folder(self._folder) if name.endswith(_SUFFIX)]

@@ -95,7 +95,12 @@ class RocksEngine:
     async def open(self, folder: str, *, writable: bool) -> "RocksLayer":
         layer = RocksLayer(self, folder, writable=writable)
         if self._disk.exists(folder):
-            await self._disk.run(layer.open_files)
+            try:
+                await self._disk.run(layer.open_files)
+            except BaseException:
+                # Whoever asks next must not find it locked by a database that nobody has.
+                layer.forget_files()
+                raise
         elif not writable:
             raise LayerDamaged(folder, "its folder is missing")
         return layer
@@ -169,8 +174,22 @@ class RocksLayer:
     def unflushed_bytes(self) -> int:
         return self._unflushed_bytes
 
+    @property
+    def has_files(self) -> bool:
+        return self._database is not None
+
+    async def make_files(self) -> None:
+        async with self._slow_work:
+            self._check_open()
+            if self._database is None:
+                await self._engine.disk.run(self._make_files)
+
+    def _make_files(self) -> None:
+        """There were none, so there are no facts to be read."""
+        self._database = self._engine.open_database(self._folder, writable=True)
+
     def open_files(self) -> None:
-        """Blocks for some milliseconds."""
+        """Blocks for some milliseconds; where the machine is short of processors, for a good part of a second."""
         self._database = self._engine.open_database(self._folder, writable=self._writable)
         stored = self.get(FACTS_KEY)
         if stored is not None:
@@ -312,6 +331,13 @@ class RocksLayer:
             self.open_files()
         assert self._database is not None
         _telling(self._folder, partial(Checkpoint(self._database).create_checkpoint, folder))
+
+    def forget_files(self) -> None:
+        """Of a layer that was opened for nobody. Blocks for a moment."""
+        self._closed = True
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
 
     async def _let_go(self) -> None:
         self._closed = True

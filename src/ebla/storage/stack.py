@@ -113,9 +113,10 @@ class Stack:
             # The stack may have got other layers while these were opened.
 
     def find_live(self) -> Layer | None:
-        """The live layer if it is open; good until the next await."""
+        """The live layer if it is open and has its files; good until the next await."""
         self.check()
-        return self._layers.find(self._slots[0].place.folder)
+        live = self._layers.find(self._slots[0].place.folder)
+        return live if live is not None and live.has_files else None
 
     async def open_live(self) -> Layer:
         """The live layer alone, which is all that a write needs; good until the next await."""
@@ -125,7 +126,8 @@ class Stack:
                 return live
             self.pins += 1
             try:
-                await self._layers.open_all([self._slots[0].place])
+                async with self._layers.hold(self._slots[0].place) as opened:
+                    await opened.make_files()
             finally:
                 self.pins -= 1
 

@@ -413,3 +413,33 @@ def test_syncs_of_several_files_at_once_all_end(disk: FileDisk, tmp_path: Path) 
             file.close()
 
     in_loop(work)
+
+
+def test_work_that_has_begun_is_waited_for_by_a_caller_that_is_cancelled(disk: FileDisk) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def slow() -> None:
+        begun.set()
+        may_end.wait(10)
+        order.append("work")
+
+    async def call() -> None:
+        try:
+            await disk.run(slow)
+        finally:
+            order.append("caller")
+
+    async def work() -> None:
+        calling = asyncio.get_running_loop().create_task(call())
+        while not begun.is_set():  # noqa: ASYNC110  # a thread tells of it
+            await asyncio.sleep(0)
+        calling.cancel()
+        await asyncio.sleep(0)
+        assert order == []
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+    in_loop(work)
+    assert order == ["work", "caller"]

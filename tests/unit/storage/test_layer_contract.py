@@ -119,6 +119,26 @@ def test_files_appear_with_the_first_put(rig: Rig) -> None:
     rig.run(main())
 
 
+def test_files_may_be_made_before_the_first_put(rig: Rig) -> None:
+    async def main() -> None:
+        layer = await rig.engine.create(rig.path())
+        await layer.make_files()
+        await layer.make_files()
+        assert layer.has_files
+        assert list(layer.scan()) == []
+        await layer.close()
+        with pytest.raises(Stale):
+            layer.put_batch(rows([1]), at(AT_US))
+        layer = await rig.engine.open(rig.path(), writable=True)
+        layer.put_batch(rows([1]), at(AT_US))
+        await layer.close()
+        layer = await rig.engine.open(rig.path(), writable=True)
+        assert list(layer.scan()) == rows([1])
+        await layer.close()
+
+    rig.run(main())
+
+
 def test_a_crash_takes_only_what_was_not_flushed(rig: Rig) -> None:
     async def main() -> None:
         layer = await rig.engine.create(rig.path())

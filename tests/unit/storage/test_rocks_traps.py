@@ -3,20 +3,30 @@
 The first half of a test shows the library alone: should a release mend it, the test fails and the workaround can go.
 """
 
+import asyncio
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rocksdict import Options, Rdict, ReadOptions, WriteOptions
-from tests.unit.storage.rigs import SMALL, Rig, at, key, rows
+from tests.unit.storage.rigs import SMALL as SMALL_LAYERS
+from tests.unit.storage.rigs import Rig, at, key, rows
+from tests.unit.storage.store_rig import limits
 
 from ebla.model.errors import Overloaded, Refused
+from ebla.model.rows import Marker, Row
+from ebla.model.token import WHOLE_RING
+from ebla.ports.disk import Disk
+from ebla.runtime.system_chance import SystemChance
+from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
 from ebla.storage.layer import Item, Layer, LayerDamaged, build_layer
 from ebla.storage.rocks import RocksEngine, RocksLimits
+from ebla.storage.store_recovery import open_store
 
 AT_US = 1_700_000_000_000_000
 ROWS = 20_000
@@ -137,7 +147,7 @@ def test_a_snapshot_sees_later_puts(rig: Rig) -> None:
 
 
 def test_an_opened_database_forgets_the_shared_cache(rig: Rig) -> None:
-    engine = RocksEngine(rig.disk, SMALL)
+    engine = RocksEngine(rig.disk, SMALL_LAYERS)
     rig.run(build_layer(engine, rig.path(), rows(range(ROWS)), at(AT_US, ROWS)))
 
     async def main(reader: Callable[[], object]) -> int:
@@ -189,6 +199,67 @@ def test_a_folder_is_open_for_writing_once(rig: Rig) -> None:
         with pytest.raises(Refused, match="open elsewhere"):
             await rig.engine.open(rig.path(), writable=True)
         await layer.close()
+
+    rig.run(main())
+
+
+class SlowEngine(RocksEngine):
+    """Opens a database when the test lets it, and says where."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk)
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.threads: list[int] = []
+
+    def open_database(self, folder: str, *, writable: bool) -> Rdict:
+        self.threads.append(threading.get_ident())
+        database = super().open_database(folder, writable=writable)
+        self.begun.set()
+        self.may_end.wait(10)
+        return database
+
+
+def test_an_opening_that_nobody_waits_for_any_more_leaves_no_lock(rig: Rig) -> None:
+    engine = SlowEngine(rig.disk)
+
+    async def main() -> None:
+        layer = await rig.engine.create(rig.path())
+        layer.put_batch(rows([1]), at(AT_US))
+        await layer.close()
+        opening = asyncio.get_running_loop().create_task(engine.open(rig.path(), writable=True))
+        while not engine.begun.is_set():  # noqa: ASYNC110  # a thread tells of it
+            await asyncio.sleep(0)
+        opening.cancel()
+        engine.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        again = await engine.open(rig.path(), writable=True)
+        assert again.get(rows([1])[0][0]) is not None
+        await again.close()
+
+    rig.run(main())
+
+
+def test_the_first_write_to_a_stack_opens_no_files_on_the_loop(rig: Rig) -> None:
+    """It takes long enough to make a shard that has many new tablets look dead to its control."""
+    engine = SlowEngine(rig.disk)
+    engine.may_end.set()
+
+    async def main() -> None:
+        store = await open_store(rig.disk, SystemChance(), rig.path("shard"), engine, limits())
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(store.run())
+            await store.set_schema(SMALL)
+            stack = await store.create(SMALL.id, WHOLE_RING)
+            assert await store.read(stack, key_of(1, 1)) is None
+            assert stack.find_live() is None
+            live = await store.open_live(stack)
+            assert stack.find_live() is live
+            store.write_open(stack, live, [(key_of(1, 1), value_of(Row(Marker(AT_US), None, {})))])
+            assert len(engine.threads) == 1
+            assert engine.threads != [threading.get_ident()]
+            await store.close()
+            running.cancel()
 
     rig.run(main())
 
