@@ -57,11 +57,14 @@ class Wanted:
 
     keyspace: str
     replicas: int = 3
+    """In each datacenter."""
     on_tablets: bool = True
+    datacenters: tuple[str, ...] = ("dc1",)
 
 
 def create_table(node: LocalNode, wanted: Wanted) -> TableId:
-    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", wanted.replicas),))
+    factors = tuple((datacenter, wanted.replicas) for datacenter in wanted.datacenters)
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, factors)
     keyspace = Keyspace(wanted.keyspace, replication, wanted.on_tablets, initial_tablets=8 if wanted.on_tablets else 0)
     ask(node, SCHEMA, SchemaRequest(CreateKeyspaceWish(keyspace)), SCHEMA_MS)
     answer: SchemaAnswer = ask(node, SCHEMA, SchemaRequest(CreateTableWish(wanted.keyspace, "t", COLUMNS)), SCHEMA_MS)
@@ -139,12 +142,15 @@ def write_numbers(
     rows: Numbers, at: tuple[LocalNode, int], numbers: dict[int, int], level: ConsistencyLevel = QUORUM
 ) -> None:
     """Until they are acknowledged: the same numbers have the same timestamps, so a write may be repeated."""
+    _patiently(lambda: write_once(rows, at, numbers, level), PATIENCE_S)
 
+
+def write_once(rows: Numbers, at: tuple[LocalNode, int], numbers: dict[int, int], level: ConsistencyLevel) -> None:
     async def run() -> None:
         async with asking_shard(*at) as shard:
             await rows.write(shard, numbers, level)
 
-    _patiently(lambda: asyncio.run(run()), PATIENCE_S)
+    asyncio.run(run())
 
 
 def read_numbers(
