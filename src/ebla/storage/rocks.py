@@ -13,12 +13,10 @@ let go of the interpreter), and its own log is off, since the shard has one for 
 """
 
 import asyncio
-import errno
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakSet
 
 import msgspec
@@ -39,12 +37,12 @@ from rocksdict import (
 )
 
 from ebla.journal.replace import parent_folder
-from ebla.model.errors import DiskFull, InternalError, Overloaded, Refused, Stale
+from ebla.model.errors import Overloaded, Stale
 from ebla.ports.disk import Disk
+from ebla.storage.freed_memory import FreedMemory
 from ebla.storage.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
 from ebla.storage.layer_facts import NO_FACTS, LayerFacts
-
-T = TypeVar("T")
+from ebla.storage.rocks_errors import telling, told
 
 FACTS_KEY = b"\0"
 """Shorter than a token, so before every row."""
@@ -85,6 +83,7 @@ class RocksEngine:
     def __init__(self, disk: Disk, limits: RocksLimits | None = None) -> None:
         self._disk = disk
         self._limits = limits or RocksLimits()
+        self._freed = FreedMemory()
         self._cache = Cache(self._limits.cache_bytes)
         self._options = _options(self._limits, self._cache)
 
@@ -117,6 +116,10 @@ class RocksEngine:
 
     # -- for the layers and builders of this module -----------------------------------------------------------------
 
+    async def closed_one(self) -> None:
+        if self._freed.is_due():
+            await self._disk.run(self._freed.give_back)
+
     @property
     def disk(self) -> Disk:
         return self._disk
@@ -128,11 +131,11 @@ class RocksEngine:
     def open_database(self, folder: str, *, writable: bool) -> Rdict:
         access = AccessType.read_write() if writable else AccessType.read_only(False)
         with_options = {"default": self._options}
-        return _telling(folder, partial(Rdict, folder, self._options, with_options, access))
+        return telling(folder, partial(Rdict, folder, self._options, with_options, access))
 
     def new_file(self, path: str) -> SstFileWriter:
         writer = SstFileWriter(self._options)
-        _telling(path, partial(writer.open, path))
+        telling(path, partial(writer.open, path))
         return writer
 
 
@@ -204,7 +207,7 @@ class RocksLayer:
         try:
             found: bytes | None = self._database.get(key)
         except Exception as failure:
-            raise _told(failure, self._folder) from failure
+            raise told(failure, self._folder) from failure
         return found
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -214,7 +217,7 @@ class RocksLayer:
         try:
             found: Any = self._database.get(list(keys))
         except Exception as failure:
-            raise _told(failure, self._folder) from failure
+            raise told(failure, self._folder) from failure
         return list(found)
 
     def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
@@ -259,7 +262,7 @@ class RocksLayer:
         try:
             self._database.write(batch, self._write_options)
         except Exception as failure:
-            raise _told(failure, self._folder) from failure
+            raise told(failure, self._folder) from failure
         self._stored = stored
         self._facts = self._facts.widened(facts)
         self._unflushed_bytes += size
@@ -310,7 +313,7 @@ class RocksLayer:
         begun_bytes = self._unflushed_bytes
         self._store_exact_facts(database)
         disk = self._engine.disk
-        await disk.run(partial(_telling, self._folder, database.flush))
+        await disk.run(partial(telling, self._folder, database.flush))
         if not self._name_is_durable:
             await disk.sync_folder(parent_folder(self._folder))
             self._name_is_durable = True
@@ -321,7 +324,7 @@ class RocksLayer:
         batch = WriteBatch(raw_mode=True)
         batch[FACTS_KEY] = _encode_facts(self._facts)
         try:
-            _telling(self._folder, partial(database.write, batch, self._write_options))
+            telling(self._folder, partial(database.write, batch, self._write_options))
         except Overloaded:
             return
         self._stored = self._facts
@@ -330,7 +333,7 @@ class RocksLayer:
         if self._database is None:
             self.open_files()
         assert self._database is not None
-        _telling(self._folder, partial(Checkpoint(self._database).create_checkpoint, folder))
+        telling(self._folder, partial(Checkpoint(self._database).create_checkpoint, folder))
 
     def forget_files(self) -> None:
         """Of a layer that was opened for nobody. Blocks for a moment."""
@@ -346,7 +349,9 @@ class RocksLayer:
         for scan in tuple(self._scans):
             scan.end()
         if database is not None:
-            await self._engine.disk.run(partial(_telling, self._folder, database.close))
+            await self._engine.disk.run(partial(telling, self._folder, database.close))
+            del database
+            await self._engine.closed_one()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -390,7 +395,7 @@ class _Scan:
             rows = self._slow_rows() if self._fast is None else self._fast_rows()
         except Exception as failure:
             self._finish()
-            raise _told(failure, self._folder) from failure
+            raise told(failure, self._folder) from failure
         if not rows:
             raise StopIteration
         self._rows_next = min(self._rows_next * 4, self._rows_max)
@@ -486,7 +491,7 @@ class RocksBuilder:
             for key, value in zip(keys, values, strict=True):
                 writer[key] = value
         except Exception as failure:
-            raise _told(failure, self._folder) from failure
+            raise told(failure, self._folder) from failure
         if writer.file_size() >= self._engine.limits.built_file_bytes:
             self._end_file()
 
@@ -512,7 +517,7 @@ class RocksBuilder:
         try:
             taking_over = IngestExternalFileOptions()
             taking_over.set_move_files(True)
-            _telling(self._folder, partial(database.ingest_external_file, self._paths, taking_over))
+            telling(self._folder, partial(database.ingest_external_file, self._paths, taking_over))
         finally:
             database.close()
 
@@ -524,7 +529,7 @@ class RocksBuilder:
     def _end_file(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            _telling(self._folder, writer.finish)
+            telling(self._folder, writer.finish)
 
 
 def _options(limits: RocksLimits, cache: Cache) -> Options:
@@ -575,28 +580,3 @@ def _read_facts(folder: str, data: bytes) -> LayerFacts:
         return _decode_facts(data)
     except msgspec.DecodeError as failure:
         raise LayerDamaged(folder, f"its facts cannot be read ({failure})") from failure
-
-
-def _telling(folder: str, work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except Exception as failure:
-        raise _told(failure, folder) from failure
-
-
-def _told(failure: Exception, folder: str) -> Exception:
-    """The library raises nothing but `Exception`; what happened is in the text."""
-    if isinstance(failure, LayerDamaged):
-        return failure
-    text = str(failure)
-    if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
-        return DiskFull(f"no space left for layer {folder} ({text})", advice="free space on its file system")
-    if "Write stall" in text:
-        return Overloaded(f"layer {folder} is still flushing earlier writes", advice="try again in a moment")
-    if text.startswith("Corruption") or os.strerror(errno.ENOENT) in text:
-        return LayerDamaged(folder, text)
-    if "lock hold" in text or "While lock file" in text:
-        return Refused(f"layer {folder} is open elsewhere ({text})", advice="stop the node that uses this folder")
-    if text.startswith("IO error"):
-        return OSError(errno.EIO, text, folder)
-    return InternalError(f"layer {folder}: {text}")
