@@ -98,10 +98,10 @@ class StubReplica:
         return ALL_ACKNOWLEDGED
 
     async def read(self, _request: ReadRowsRequest, _deadline_ms: int) -> ReadRowsAnswer:
-        raise NotImplementedError
+        raise AssertionError("nothing is read here")
 
     def read_now(self, _request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        raise NotImplementedError
+        raise AssertionError("nothing is read here")
 
     def cpu(self, _request: CpuRequest, _call: IncomingCall) -> CpuAnswer:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -116,7 +116,7 @@ class WriteOnly:
         """Never at once."""
 
     async def read(self, _query: ReadQuery, _level: ConsistencyLevel, _timeout_ms: int) -> ReadPage:
-        raise NotImplementedError
+        raise AssertionError("nothing is read here")
 
 
 def place(net: str, number: int) -> str:
