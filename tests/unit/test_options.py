@@ -60,6 +60,11 @@ def test_flags_win_over_the_file_and_take_texts_without_quotes(tmp_path: Path) -
         ({"limits": {"child_heartbeat_ms": 4000}}, ["`limits.feed_silence_ms`", "twice limits.child_heartbeat_ms"]),
         ({"limits": {"child_silence_ms": 4000}}, ["`limits.feed_silence_ms`", "less than limits.child_silence_ms"]),
         ({"ports": {"control": 7010}}, ["`ports.control`", "outside those of the shards"]),
+        ({"pipeline": {"enabled": "yes"}}, ["`pipeline.enabled` is 'yes'", "allowed is true or false"]),
+        ({"pipeline": {"user_interface": 1}}, ["`pipeline.user_interface` is 1", "allowed is true or false"]),
+        ({"pipeline": {"master": "yarn"}}, ["`pipeline.master` is 'yarn'", '"local[*]"', '"spark://host:7077"']),
+        ({"pipeline": {"java_home": 3}}, ["`pipeline.java_home` is 3", "a text in quotes"]),
+        ({"pipeline": {"enable": True}}, ["`pipeline.enable` is unknown", "`pipeline.enabled`?"]),
     ],
 )
 def test_a_wrong_option_is_named_with_its_file_and_what_is_allowed(table: dict[str, Any], parts: list[str]) -> None:
@@ -117,6 +122,34 @@ def test_every_limit_has_a_unit_or_count_in_its_name_and_a_default_inside_its_ra
     assert options.parse({"data": "d", "limits": msgspec.to_builtins(Limits())}, "x").limits == Limits()
 
 
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "spark://a.b:7077", "spark://a:1,b:2"])
+def test_masters_that_are_allowed_survive_a_file(tmp_path: Path, master: str) -> None:
+    given = options.parse({"data": str(tmp_path), "pipeline": {"master": master, "enabled": False}}, "here")
+    text = options.render(given)
+    assert options.load(written(tmp_path, text)) == given
+    assert "\nenabled = false" in text
+
+
+@pytest.mark.parametrize("master", ["", "local[0]", "spark://", "spark://a", "local[*] "])
+def test_other_masters_are_refused(master: str) -> None:
+    assert "`pipeline.master`" in refused({"pipeline": {"master": master}})
+
+
+def test_folders_of_the_pipeline_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    text = 'data = "."\n[pipeline]\nevent_log = "events"\njava_home = "/opt/java"\n'
+    loaded = options.load(written(tmp_path, text))
+    assert (loaded.pipeline.event_log, loaded.pipeline.java_home) == (str(tmp_path / "events"), "/opt/java")
+    assert options.load(written(tmp_path, 'data = "."\n')).pipeline.event_log == ""
+    elsewhere = options.load(written(tmp_path, text), ["pipeline.event_log=hdfs://a/b"])
+    assert elsewhere.pipeline.event_log == "hdfs://a/b"
+
+
+def test_the_bulk_process_listens_twice() -> None:
+    given = NodeOptions(data="d", address="127.0.0.2")
+    assert given.flight_address == Address("127.0.0.2", 7001)
+    assert given.bulk_address == Address("127.0.0.2", 7002)
+
+
 def test_own_address_is_no_peer() -> None:
     given = NodeOptions(data="d", address="127.0.0.2", peers=("127.0.0.3", "127.0.0.2", "127.0.0.1"))
     assert given.peer_addresses == (Address("127.0.0.1", 7000), Address("127.0.0.3", 7000))
@@ -129,6 +162,10 @@ def test_own_address_is_no_peer() -> None:
         ({"ports": {"cql": 7011}, "shards": 2}, "ports.cql"),
         ({"ports": {"cql": 9042, "cql_shard_aware": 9042}}, "ports.cql"),
         ({"ports": {"cql_shard_aware": 7010}}, "ports.cql_shard_aware"),
+        ({"ports": {"bulk": 7002}}, "ports.bulk"),
+        ({"ports": {"bulk": 7000}}, "ports.bulk"),
+        ({"ports": {"bulk_verbs": 7011}, "shards": 2}, "ports.bulk_verbs"),
+        ({"ports": {"shards_from": 7001}}, "ports.bulk"),
         ({"authenticator": "password"}, "superuser_password_hash"),
         ({"superuser_password_hash": "clay"}, "superuser_password_hash"),
         ({"client_tls": "maybe"}, "client_tls"),

@@ -45,6 +45,13 @@ class DataFolder:
         self.control_lock = self.run / "control.lock"
         self.bulk_socket = self.run / "bulk.sock"
         self.bulk_lock = self.run / "bulk.lock"
+        self.pipeline_socket = self.run / "pipeline.sock"
+        self.pipeline_lock = self.run / "pipeline.lock"
+        # On one file system with the shards' folders: what is sealed and what is checkpointed goes over by hard links.
+        self.staging = path / "staging"
+        self.checkpoints = path / "checkpoints"
+        # Of Spark alone: its local folders and its log. Nothing in it outlives the process.
+        self.pipeline = path / "pipeline"
         self.log = self.run / "node.log"
         self.last_stop = self.run / "last-stop"
 

@@ -59,7 +59,8 @@ def _held_by_child(folder: DataFolder) -> file_lock.LockHeld | None:
 def check_addresses(options: NodeOptions) -> None:
     """Every place the node will listen."""
     shards = [options.shard_address(number) for number in range(options.shards)]
-    for address in (options.control_address, *shards, *options.cql_addresses):
+    single = (options.control_address, options.flight_address, options.bulk_address, *options.cql_addresses)
+    for address in (*single, *shards):
         check_address(address)
 
 
