@@ -10,6 +10,7 @@ import enum
 import msgspec
 
 from ebla.model.identity import Address, AttemptId, CheckpointId, HostId, SessionId, ShardNumber, TableId, TransferId
+from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 
 
@@ -120,6 +121,9 @@ class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move"):
     range: TokenRange
     sources: tuple[Source, ...]
     targets: tuple[RowTarget, ...]
+    schema: TableSchema | None = None
+    """Of the table, by which cells are merged; a single source needs none. Rows written by a newer one are refused, and
+    the move is made again with that."""
 
 
 class RangeToCompare(msgspec.Struct, frozen=True, array_like=True, tag="range_to_compare"):
