@@ -282,3 +282,39 @@ def test_clocks_drift_apart_jump_and_start_anew() -> None:
         assert clock.boot_ms() == 0
 
     on_disk(work)
+
+
+def test_a_file_is_open_while_somebody_alive_has_it_under_any_name() -> None:
+    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
+        theirs = unit.machine.disk.of(unit.life)
+        held = theirs.create("/data/a")
+        held.append(b"x")
+        disk.link("/data/a", "/data/b")
+        disk.create("/data/c").close()
+        assert disk.inode("/data/a") == disk.inode("/data/b") != disk.inode("/data/c")
+        assert [disk.is_open(f"/data/{name}") for name in "abc"] == [True, True, False]
+        held.close()
+        assert not disk.is_open("/data/b")
+        theirs.open("/data/b")
+        assert disk.is_open("/data/a")
+        unit.kill()
+        assert not disk.is_open("/data/a")
+        with pytest.raises(IsADirectoryError):
+            disk.inode("/data")
+
+    on_disk(work)
+
+
+def test_hardware_with_two_addresses_loses_power_as_one() -> None:
+    async def scenario(world: World) -> None:
+        one = world.unit("one", idle)
+        world.machine("two", beside="one")
+        two, other = world.unit("two", idle), world.unit("other", idle)
+        for unit in (one, two, other):
+            unit.start()
+        assert one.machine.disk is two.machine.disk is not other.machine.disk
+        assert one.host != two.host
+        two.crash()
+        assert (one.running, two.running, other.running) == (False, False, True)
+
+    World(1, 60.0).run(scenario)

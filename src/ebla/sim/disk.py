@@ -42,6 +42,13 @@ class _Content:
     unsynced: list[_Written] = field(default_factory=list)
     reserved: int = 0
     written: int = 0
+    inode: int = 0
+    open_files: list["SimFile"] = field(default_factory=list)
+
+    def is_open(self) -> bool:
+        """In some life that goes on. The kernel closes what a process that died had open."""
+        self.open_files = [one for one in self.open_files if one.is_open]
+        return bool(self.open_files)
 
     def note(self, offset: int, data: bytes | None) -> None:
         self.written += 1
@@ -110,6 +117,7 @@ class SimDisk:
         self.root = _Folder()
         self._unsynced_names: list[_Renaming] = []
         self._strains: list[DiskStrain] = []
+        self._inodes = 0
         self.root.cached[DATA_FOLDER] = self.root.durable[DATA_FOLDER] = _Folder()
 
     def of(self, life: Life) -> "LifeDisk":
@@ -181,6 +189,10 @@ class SimDisk:
 
     # -- used by LifeDisk and SimFile -------------------------------------------------------------------------------
 
+    def new_content(self) -> _Content:
+        self._inodes += 1
+        return _Content(inode=self._inodes)
+
     def admit(self, content: _Content, offset: int, data: bytes) -> None:
         """Writes, or writes a part and raises where the device is full."""
         grows = offset + len(data) - max(len(content.cached), content.reserved)
@@ -238,10 +250,15 @@ class SimFile:
         self._path = path
         self._content = content
         self._open = True
+        content.open_files.append(self)
 
     @property
     def path(self) -> str:
         return self._path
+
+    @property
+    def is_open(self) -> bool:
+        return self._open and self._life.alive
 
     def size(self) -> int:
         self._check()
@@ -284,6 +301,7 @@ class SimFile:
     def close(self) -> None:
         self._life.check()
         self._open = False
+        self._content.is_open()
 
     def _check(self) -> None:
         self._life.check()
@@ -298,10 +316,7 @@ class LifeDisk:
         self._life = life
 
     def open(self, path: str) -> SimFile:
-        content = self._find(path)
-        if isinstance(content, _Folder):
-            raise IsADirectoryError(path)
-        return SimFile(self._disk, self._life, path, content)
+        return SimFile(self._disk, self._life, path, self._file(path))
 
     def create(self, path: str) -> SimFile:
         folder, name = self._place(path)
@@ -309,7 +324,7 @@ class LifeDisk:
             raise FileExistsError(path)
         if self.free_bytes(path) <= 0:
             raise DiskFull(f"no room to create {path}")
-        content = _Content()
+        content = self._disk.new_content()
         self._disk.rename((folder, name, content))
         return SimFile(self._disk, self._life, path, content)
 
@@ -360,6 +375,14 @@ class LifeDisk:
             return False
         return True
 
+    def inode(self, path: str) -> int:
+        """The same for every link of a file."""
+        return self._file(path).inode
+
+    def is_open(self, path: str) -> bool:
+        """Whether anybody has the file open, under whichever name. Every open file of this disk may be written to."""
+        return self._file(path).is_open()
+
     def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device for all paths
         self._life.check()
         capacity = self._disk.capacity_bytes
@@ -382,6 +405,12 @@ class LifeDisk:
             node = node.cached.get(name) if isinstance(node, _Folder) else None
         if node is None:
             raise FileNotFoundError(2, "no such file or folder", path)
+        return node
+
+    def _file(self, path: str) -> _Content:
+        node = self._find(path)
+        if isinstance(node, _Folder):
+            raise IsADirectoryError(path)
         return node
 
     def _folder(self, path: str) -> _Folder:

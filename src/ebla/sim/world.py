@@ -72,7 +72,8 @@ class UnitState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What outlives a process: an address, a disk, clocks. Several units may share one."""
+    """What outlives a process: an address, a disk, clocks. Several units may share one; and two of them may be one
+    piece of hardware with two addresses, on the same disk."""
 
     name: str
     host: str
@@ -126,7 +127,8 @@ class Unit:
 
     def crash(self) -> None:
         """Power loss of the unit's machine: every unit on it dies, and what was not synced may be gone."""
-        on_machine = [unit for unit in self._world.units.values() if unit.machine is self.machine]
+        disk = self.machine.disk
+        on_machine = [unit for unit in self._world.units.values() if unit.machine.disk is disk]
         for unit in on_machine:
             if not unit.down:
                 self._world.tell(unit.name, "crashes")
@@ -189,14 +191,17 @@ class World:
 
     # -- building ------------------------------------------------------------------------------------------------
 
-    def machine(self, name: str) -> Machine:
-        """The machine of that name; made at the first call."""
+    def machine(self, name: str, *, beside: str | None = None) -> Machine:
+        """The machine of that name; made at the first call. `beside`: another address of the hardware of that one."""
         found = self._machines.get(name)
         if found is None:
             number = len(self._machines) + 1
             chance = self._root.fork(f"machine {name}")
-            disk = SimDisk(chance.fork("disk"), self.narrative, name)
-            clock = SimClock(self.loop.time, chance.fork("clock").random)
+            if beside is None:
+                disk = SimDisk(chance.fork("disk"), self.narrative, name)
+                clock = SimClock(self.loop.time, chance.fork("clock").random)
+            else:
+                disk, clock = self._machines[beside].disk, self._machines[beside].clock
             found = self._machines[name] = Machine(name, f"10.0.{number // 250}.{number % 250}", disk, clock)
         return found
 
