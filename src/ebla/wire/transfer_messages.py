@@ -154,6 +154,9 @@ class SealRequest(msgspec.Struct, frozen=True, array_like=True):
     transfer: TransferId
     attempt: AttemptId
     files: tuple[StagedFile, ...]
+    layers: tuple[TokenRange, ...] = ()
+    """Of files: the range of each layer of the source's part, in its order. A layer's files may hold more than that,
+    rows that its replica has long given away: only what is in its range is adopted."""
 
 
 class SealAnswer(msgspec.Struct, frozen=True, array_like=True):

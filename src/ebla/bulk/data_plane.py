@@ -1,0 +1,92 @@
+"""What stands between the streams of bytes and the files they come from and go to.
+
+Arrow Flight in reality, and its twin in simulation, use nothing else of this process. Every call is made on its loop;
+threads of Flight come in through `asyncio.run_coroutine_threadsafe`. Nothing that is staged has an effect by itself,
+so within a stream the session is looked up in what the feed has brought so far; only opening a put asks for a read
+barrier.
+
+A task on the same machine may go past it, by the short cut: it links what is in `Source.folder` into a folder of its
+own, `<Target.folder>/<attempt>/<layer>/<file>`. What it does there is judged at the seal, like all the rest.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ebla.model.identity import AttemptId, CheckpointId, SessionId, TableId, TransferId
+from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
+from ebla.model.transfers import CheckpointPart, StagingKind
+from ebla.wire.transfer_messages import FlightPut, PutAnswer
+
+ROWS_NAME = "rows"
+"""The one thing that is put where rows are staged. Its bytes are records of `storage/row_file.py`, one for each batch
+that came; every other name is `<layer>/<file>`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedSource:
+    """A checkpoint that the holder of a ticket reads. One for each stream; `close_source` ends it."""
+
+    session: SessionId
+    checkpoint: CheckpointId
+    table: TableId
+    folder: str
+    """Absolute; the folders of the layers are below it."""
+    parts: tuple[CheckpointPart, ...]
+    schema: TableSchema
+    """Of the table as the checkpoint has it: its rows are read by this."""
+
+
+@dataclass(slots=True, eq=False)
+class PutPlace:
+    """Where one stream writes. A later `open_put` for the same attempt and name takes the place away from it: the
+    sender has come back before the end of its old connection was noticed."""
+
+    session: SessionId
+    transfer: TransferId
+    attempt: AttemptId
+    name: str
+    kind: StagingKind
+    range: TokenRange
+    size_bytes: int
+    """As announced; 0 for rows: not known before they end."""
+    received_bytes: int
+    """Where to go on: the sender is told this first, and sends from there."""
+    checksum: int = 0
+    """CRC-32 of all that was received."""
+
+
+class DataPlane(Protocol):
+    """Errors: `Refused` for a ticket that is forged, expired or for something else; `Stale` where the session is
+    closed or the place was taken over; `Overloaded` where too many streams are open; `DiskFull`, after which nothing
+    of the attempt is left; `Unavailable` where a read barrier finds no quorum. None of them has changed anything that
+    counts."""
+
+    def open_source(self, ticket: bytes) -> OpenedSource: ...
+
+    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+        """Before each batch of so many bytes is sent: looks the session up, keeps to the rate, counts."""
+        ...
+
+    def close_source(self, source: OpenedSource) -> None:
+        """The stream ended, whole or not. Twice is no error."""
+        ...
+
+    async def open_put(self, put: FlightPut) -> PutPlace:
+        """Behind a read barrier. What the attempt has brought of a file before stays: `received_bytes` says where to go
+        on, whatever `put.offset` is, unless that is beyond it (`Refused`). Rows whose `put.offset` is 0 begin anew:
+        how batches became records only this side knows."""
+        ...
+
+    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+        """The bytes that follow. Of rows: whole records, as `row_file.encode_record` makes them."""
+        ...
+
+    async def finish_put(self, place: PutPlace) -> PutAnswer:
+        """It is whole: as many bytes as were announced. The checksum is of what was received, for the sender to
+        compare with the source's."""
+        ...
+
+    def close_put(self, place: PutPlace) -> None:
+        """The stream ended, whole or not. Twice is no error."""
+        ...
