@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ebla.cli.local_cluster import LocalNode
-from ebla.client.group0_pages import ReadPages
 from ebla.group0.commands import Done
 from ebla.model.errors import EblaError, Outcome
 from ebla.model.identity import Address
@@ -20,6 +19,7 @@ from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.wire.calls import Caller, Target
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.group0_messages import ExecuteRequest, Group0Report, MembersRequest, ReadAnswer, ReadRequest
+from ebla.wire.group0_pages import ReadPages
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.report import unreported

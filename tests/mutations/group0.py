@@ -164,7 +164,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="group0-pages-put-together-across-beginnings",
-        module="ebla.client.group0_pages",
+        module="ebla.wire.group0_pages",
         find="            self._at, self._found = answer.revision, []\n",
         replace="            self._at = answer.revision\n",
         check=PytestCheck("tests/unit/client/test_group0_pages.py"),

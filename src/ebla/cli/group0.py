@@ -13,7 +13,6 @@ from rich.table import Table
 from ebla.cli.asking import ask_verb, parse_contact
 from ebla.cli.local_cluster import find_nodes
 from ebla.cli.telling import outcomes_told
-from ebla.client.group0_pages import ReadPages, WatchPages
 from ebla.group0.commands import Answer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.keys import owner_of
 from ebla.group0.members import Role
@@ -33,6 +32,7 @@ from ebla.wire.group0_messages import (
     TransferRequest,
     WatchedChange,
 )
+from ebla.wire.group0_pages import ReadPages, WatchPages
 from ebla.wire.verbs import (
     GROUP0_CHANGE_MEMBER,
     GROUP0_EXECUTE,

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
-from ebla.client.group0_pages import ReadPages
 from ebla.cql.describe import Describer
 from ebla.cql.execute import Executor, ExecutorParts
 from ebla.cql.results import Answer, Parameters, Rows, Session
@@ -20,6 +19,7 @@ from ebla.topology.keys import PREFIX
 from ebla.topology.rebuild import from_group0
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.group0_messages import ReadAnswer, ReadRequest
+from ebla.wire.group0_pages import ReadPages
 from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
 from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest, SchemaWish
 from ebla.wire.topology_view import TopologyView, view_of

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ebla.client.group0_pages import ReadPages, WatchPages
 from ebla.group0.commands import ConditionFailed, Done, LockRevoked
 from ebla.model.errors import EblaError, Outcome
 from ebla.model.identity import Address, HostId
@@ -24,6 +23,7 @@ from ebla.wire.group0_messages import (
     ReadAnswer,
     ReadRequest,
 )
+from ebla.wire.group0_pages import ReadPages, WatchPages
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.report import unreported

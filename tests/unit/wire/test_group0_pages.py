@@ -4,11 +4,11 @@ import uuid
 
 import pytest
 
-from ebla.client.group0_pages import BEGINNINGS_MAX, ReadPages, WatchPages
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
 from ebla.wire.group0_messages import FoundKey, ReadAnswer, ReadRequest, WatchAnswer, WatchedChange
+from ebla.wire.group0_pages import BEGINNINGS_MAX, ReadPages, WatchPages
 
 HISTORY = HistoryId(uuid.UUID(int=7))
 
