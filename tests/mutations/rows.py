@@ -113,7 +113,7 @@ MUTATIONS = (
     # -- sessions
     Mutation(
         name="rows-session-not-held-around-the-effect",
-        module="ebla.replica.guards",
+        module="ebla.wire.session_guards",
         find="        await self._guards.enter(self._guard, self._deadline_ms)\n",
         replace="        await self._guards.enter(self._guard, self._deadline_ms)\n"
         "        self._guards.release(self._guard)\n"
@@ -123,7 +123,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="rows-session-looked-up-without-a-read-barrier",
-        module="ebla.replica.guards",
+        module="ebla.wire.session_guards",
         find="        revision = await self._barriers.read_barrier(deadline_ms)\n",
         replace="        revision = self._view.current.revision\n",
         check=GUARDS,

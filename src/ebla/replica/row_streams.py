@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Stale
 from ebla.model.identity import TableId
-from ebla.replica.guards import Guards
 from ebla.replica.replica_stacks import ReplicaStacks
 from ebla.storage.layer import Item
 from ebla.storage.stack import Stack
 from ebla.storage.store import Store
 from ebla.wire.row_messages import StreamRowsRequest
+from ebla.wire.session_guards import Guards
 from ebla.wire.topology_view import TopologyView
 from ebla.wire.verbs import Done
 

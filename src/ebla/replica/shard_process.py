@@ -14,7 +14,6 @@ from ebla.model.identity import Address, Replica, ShardNumber, TopologyVersion
 from ebla.ports.surroundings import Surroundings
 from ebla.replica.folding import BulkFolds, Folding, terms_by
 from ebla.replica.fronts import FoldPlace, Front, FrontContext, ShardParts
-from ebla.replica.guards import Guards
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_server import ReplicaParts, ReplicaServer
 from ebla.replica.replica_stacks import ReplicaStacks
@@ -33,6 +32,7 @@ from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, told_metri
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.report import Report
 from ebla.wire.server import IncomingCall, Server
+from ebla.wire.session_guards import Guards
 from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
 from ebla.wire.topology_view import TopologyView, View
 from ebla.wire.verbs import CHILD_BEAT, IDENTITY, METRICS, ChildBeatRequest, IdentityAnswer, IdentityRequest
@@ -80,7 +80,7 @@ class _Shard:
         limits = setup.limits
         self.stacks = ReplicaStacks(store, view, own, setup.report)
         self.follower = self._following(process)
-        self.guards = Guards(view, self.follower, around.clock, limits)
+        self.guards = Guards(view, self.follower, around.clock, limits.barrier_ms)
         siblings = Siblings(tasks, context, own.host, setup.local_address_of)
         self.writer = RowWriter(view, store, self.stacks, limits, siblings)
         self.reader = RowReader(view, store, self.stacks, limits)

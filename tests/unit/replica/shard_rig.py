@@ -14,7 +14,6 @@ from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId, Replica, SessionId, TopologyVersion
 from ebla.model.schema import TableSchema, encode_schema
 from ebla.model.transaction import Revision
-from ebla.replica.guards import Guards
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import ReplicaStacks
 from ebla.replica.row_reads import RowReader
@@ -30,6 +29,7 @@ from ebla.topology.snapshot import Keyspace, Session, Snapshot, Table, TopologyS
 from ebla.topology.tablet_map import TabletMap
 from ebla.wire.row_messages import Item, ReadRowsRequest, RowWrite, Span, WriteRowsAnswer, WriteRowsRequest
 from ebla.wire.server import GoOn
+from ebla.wire.session_guards import Guards
 from ebla.wire.topology_view import TopologyView, View, view_of
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class WallClock:
 
 
 class ScriptedBarriers:
-    """`guards.ReadBarriers`: the index of the next barrier is what the test says; None: there is no quorum."""
+    """`session_guards.ReadBarriers`: the index of the next barrier is what the test says; None: there is no quorum."""
 
     def __init__(self) -> None:
         self.index: int | None = 1
@@ -102,7 +102,7 @@ class ShardRig:
         self.stacks = ReplicaStacks(store, self.view, own, lambda event, details: self.told.append((event, details)))
         self.barriers = ScriptedBarriers()
         self.clock = WallClock()
-        self.guards = Guards(self.view, self.barriers, self.clock, bounds)
+        self.guards = Guards(self.view, self.barriers, self.clock, bounds.barrier_ms)
         self.writer = RowWriter(self.view, store, self.stacks, bounds, sibling)
         self.reader = RowReader(self.view, store, self.stacks, bounds)
         self.streams = RowStreams(self.view, store, self.stacks, self.guards)

@@ -1,4 +1,4 @@
-"""Guards of sessions on this shard: the right of an operation to have effects here, held while it has them.
+"""Guards of sessions in a shard or the bulk process: the right of an operation to have effects there, held meanwhile.
 
 A guard is entered only after a read barrier: the list of sessions that this process has may be behind, and a session
 that was closed meanwhile must not be entered. It is released when the effect is over; until then every barrier that
@@ -11,7 +11,6 @@ from ebla.model.errors import Refused, Stale, Unavailable
 from ebla.model.identity import SessionId
 from ebla.model.transaction import Revision
 from ebla.ports.clock import Clock
-from ebla.replica.replica_limits import ReplicaLimits
 from ebla.topology.sessions import BarrierProof, FrozenGuard, GuardRefusal, SessionBook
 from ebla.wire.topology_view import TopologyView, View
 
@@ -25,11 +24,11 @@ class ReadBarriers(Protocol):
 
 
 class Guards:
-    def __init__(self, view: TopologyView, barriers: ReadBarriers, clock: Clock, limits: ReplicaLimits) -> None:
+    def __init__(self, view: TopologyView, barriers: ReadBarriers, clock: Clock, barrier_ms: int) -> None:
         self._view = view
         self._barriers = barriers
         self._clock = clock
-        self._limits = limits
+        self._barrier_ms = barrier_ms
         self._book: SessionBook | None = None
 
     def installed(self, view: View) -> None:
@@ -46,6 +45,10 @@ class Guards:
     def held(self) -> int:
         return 0 if self._book is None else sum(self._book.guards.values())
 
+    def is_listed(self, session: SessionId) -> bool:
+        """By what the feed has brought so far, which may be behind."""
+        return self._book is not None and session in self._book.listed
+
     def materialised(self, session: SessionId, deadline_ms: int) -> "GuardHold":
         """For `async with`: held inside. Entering raises `Stale` where the session is closed, `Unavailable` where that
         cannot be found out."""
@@ -60,6 +63,22 @@ class Guards:
             raise _refused(guard.session, refusal)
         self._book = self._book.entered(guard, proof)
 
+    def enter_listed(self, guard: FrozenGuard) -> None:
+        """Without a barrier, for work whose effect comes to count only by a later step that has one. It is counted as
+        any other, so a barrier that knows of the end waits for it."""
+        if self._book is None:
+            raise _refused(guard.session, GuardRefusal.NO_BARRIER)
+        proof = BarrierProof(self._book.applied, self._clock.wall_us() // 1000)
+        refusal = self._book.refusal(guard, proof)
+        if refusal is not None:
+            raise _refused(guard.session, refusal)
+        self._book = self._book.entered(guard, proof)
+
+    async def catch_up(self, deadline_ms: int) -> None:
+        """What `is_listed` says of a session that was closed before the call is right afterwards. Raises
+        `Unavailable`."""
+        await self._proof(deadline_ms)
+
     def release(self, guard: FrozenGuard) -> None:
         assert self._book is not None
         self._book = self._book.released(guard)
@@ -67,7 +86,7 @@ class Guards:
             self._barriers.changed()
 
     async def _proof(self, deadline_ms: int) -> BarrierProof:
-        deadline_ms = min(deadline_ms, self._limits.barrier_ms)
+        deadline_ms = min(deadline_ms, self._barrier_ms)
         revision = await self._barriers.read_barrier(deadline_ms)
         if not await self._view.wait_revision(revision, deadline_ms / 1000):
             raise Unavailable(
