@@ -167,7 +167,7 @@ MUTATIONS = (
         module="ebla.wire.group0_pages",
         find="            self._at, self._found = answer.revision, []\n",
         replace="            self._at = answer.revision\n",
-        check=PytestCheck("tests/unit/client/test_group0_pages.py"),
+        check=PytestCheck("tests/unit/wire/test_group0_pages.py"),
         why="a read that moved to another node mixes two moments",
     ),
 )
