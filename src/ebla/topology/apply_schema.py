@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import assert_never
 
-from ebla.model.identity import Replica
+from ebla.model.identity import Replica, TopologyVersion
 from ebla.topology import keys
 from ebla.topology.apply_streams import drop_stream_sets, with_new_set
 from ebla.topology.commands import (
@@ -21,7 +21,7 @@ from ebla.topology.commands import (
 )
 from ebla.topology.draft import Draft
 from ebla.topology.keys import Row, chunk_row, map_row
-from ebla.topology.snapshot import Keyspace, Replication
+from ebla.topology.snapshot import Keyspace, Replication, Snapshot
 from ebla.topology.states import NodeState, SessionKind, Strategy
 from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, tablet_map
 
@@ -189,15 +189,27 @@ def _open_bulk_session(draft: Draft, command: OpenBulkSession) -> None:
     assert session.table is not None
     count = sum(each.kind is SessionKind.BULK_JOB for each in draft.base.sessions.values())
     draft.require(count < BULK_SESSIONS_MAX, f"{count} bulk jobs are open; wait for some to end")
+    draft.require(not is_late(draft.base, command.asked_at), "sessions were closed since, and it may be one of them")
     draft.open_session(session)
+    # INV-XFER-1. On the state, since this is how a session stays closed: of two attempts to open one, the second is
+    # still under way; the first opens it, its job ends, it is closed; now the second is committed. It was decided
+    # before the close, which was a step.
+    draft.require_unchanged(keys.STATE)
     draft.require_unchanged(keys.session_key(session.id))
     draft.require_unchanged(keys.table_key(session.table))
 
 
+def is_late(snapshot: Snapshot, asked_at: TopologyVersion | None) -> bool:
+    """Whether a session that was asked for at this version may have been opened and closed since."""
+    return asked_at is not None and asked_at < snapshot.state.bulk_closed
+
+
 def _close_sessions(draft: Draft, command: CloseSessions) -> None:
-    for session_id in command.sessions:
-        session = draft.base.sessions.get(session_id)
-        if session is None:
-            continue
+    """A step: whoever waits until nobody works under them any more waits for a version (INV-XFER-1). What is closed
+    already needs none, so closing again changes nothing."""
+    listed = [draft.base.sessions[each] for each in command.sessions if each in draft.base.sessions]
+    for session in listed:
         draft.require(session.kind is SessionKind.BULK_JOB, f"the session of a {session.kind} ends with it")
-        draft.close_session(session_id)
+        draft.close_session(session.id)
+    if listed:
+        draft.step(bulk_closed=draft.next_version)

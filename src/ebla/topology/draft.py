@@ -6,9 +6,10 @@ skew, and no condition to forget. The price is that two steps never commit side 
 one coordinator and from operators.
 
 Three kinds of change stand outside, because they come often or from many nodes and no step decides by what they write:
-bulk job sessions (opened under their table's revision; one whose table is gone is closed later), parts of a CDC
-generation nobody has committed (only ever added, so "complete" stays true), and the mark that one was published (set
-once). They are conditional on their own keys alone.
+bulk job sessions that open (a step that drops their table meanwhile leaves them for the leader to close), parts of a
+CDC generation nobody has committed (only ever added, so "complete" stays true), and the mark that one was published
+(set once). They are conditional on their own keys, and a session that opens on the state too, which it does not write:
+it never makes a step fail, and a step may make it fail. Closing bulk sessions is a step, for nodes must learn of it.
 """
 
 from collections.abc import Mapping

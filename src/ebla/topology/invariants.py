@@ -97,6 +97,8 @@ def _fence(snapshot: Snapshot) -> Iterator[Violation]:
         yield Violation("INV-NODE-5", f"the fence {snapshot.fence} is ahead of the version {snapshot.version}")
     if snapshot.state.transition_since > snapshot.version:
         yield Violation("INV-NODE-5", "a transition state began in the future")
+    if snapshot.state.bulk_closed > snapshot.version:
+        yield Violation("INV-NODE-5", "sessions of bulk jobs were closed in the future")
 
 
 def _sessions(snapshot: Snapshot) -> Iterator[Violation]:

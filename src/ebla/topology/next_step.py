@@ -25,13 +25,12 @@ from ebla.topology.requests import (
     draining_hosts,
     pending_requests,
 )
-from ebla.topology.sessions import overdue_jobs
+from ebla.topology.sessions import jobs_to_end
 from ebla.topology.snapshot import GenerationId, GlobalRequest, Node, NodeRequest, Snapshot
 from ebla.topology.states import (
     GlobalRequestKind,
     NodeState,
     RequestOutcome,
-    SessionKind,
     TransitionState,
     UpgradeState,
 )
@@ -303,8 +302,7 @@ SideStep = CloseBulkSessions | PublishGeneration | DropAbandoned
 
 def side_steps(snapshot: Snapshot, liveness: Liveness) -> Iterator[SideStep]:
     """What the leader does beside the topology's own steps; it neither waits for them nor holds them up."""
-    overdue = overdue_jobs(snapshot, liveness.now_ms)
-    over = tuple(each for each in sorted(snapshot.sessions) if each in overdue or _lost_its_table(snapshot, each))
+    over = jobs_to_end(snapshot, liveness.now_ms)
     if over:
         yield CloseBulkSessions(over, "their time is up, or their table is gone")
     committed = [each for each in snapshot.cdc_generations.values() if each.timestamp_ms is not None]
@@ -328,8 +326,3 @@ def _abandoned(snapshot: Snapshot) -> tuple[GenerationId, ...]:
         for generation in sorted(snapshot.cdc_generations)
         if snapshot.cdc_generations[generation].timestamp_ms is None and generation != snapshot.state.new_cdc_generation
     )
-
-
-def _lost_its_table(snapshot: Snapshot, session: SessionId) -> bool:
-    row = snapshot.sessions[session]
-    return row.kind is SessionKind.BULK_JOB and row.table not in snapshot.tables

@@ -187,6 +187,18 @@ def _reached(applied: Revision, wanted: Revision) -> bool:
     return applied.history == wanted.history and applied.index >= wanted.index
 
 
+def jobs_to_end(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
+    """Bulk jobs whose session the leader must close now: their time is up, or their table was dropped by a step that
+    was decided before they opened and committed after it."""
+    overdue = overdue_jobs(snapshot, now_ms)
+    return tuple(each for each in sorted(snapshot.sessions) if each in overdue or _lost_its_table(snapshot, each))
+
+
+def _lost_its_table(snapshot: Snapshot, session: SessionId) -> bool:
+    row = snapshot.sessions[session]
+    return row.kind is SessionKind.BULK_JOB and row.table not in snapshot.tables
+
+
 def overdue_jobs(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
     """Bulk jobs whose session the leader must close now, by id."""
     sessions = (snapshot.sessions[each] for each in sorted(snapshot.sessions))

@@ -190,6 +190,9 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     """Open ones, oldest first; the head is the one that runs."""
     balancing_enabled: bool = True
     upgrade: UpgradeState = UpgradeState.NOT_UPGRADED
+    bulk_closed: TopologyVersion = TopologyVersion(0)
+    """The version that last closed sessions of bulk jobs. What was asked for before it may be a late repetition of the
+    opening of one of them, and none is opened a second time."""
 
 
 @dataclass(frozen=True, slots=True)

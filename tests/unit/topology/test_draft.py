@@ -68,19 +68,52 @@ def test_a_table_made_meanwhile_stops_a_node_from_leaving_with_its_tablets() -> 
     assert world.group0.commit(step.transaction) is None
 
 
-def test_a_bulk_job_and_a_step_do_not_meet() -> None:
+def test_a_bulk_job_that_opens_does_not_hold_up_a_step() -> None:
     world, _ = cluster(2)
     table = world.create_table(2, 1)
-    opening = applied(world, OpenBulkSession(bulk_session(table)))
     step = applied(world, SetBalancing(False))
-    assert keys.STATE not in [condition.key for condition in opening.transaction.conditions]
+    opening = applied(world, OpenBulkSession(bulk_session(table)))
+    assert keys.STATE not in [change.key for change in opening.transaction.changes]
     world.commit(opening)
-    world.commit(applied(world, SetBalancing(False)))
-    assert step.transaction.conditions[0].key == keys.STATE
-    closing = applied(world, CloseSessions((bulk_session(table).id,)))
-    assert closing.transaction.conditions == ()
+    assert world.group0.commit(step.transaction) is not None
+
+
+def test_the_end_of_a_bulk_job_is_a_step() -> None:
+    world, _ = cluster(2)
+    table = world.create_table(2, 1)
+    session = bulk_session(table)
+    world.commit(applied(world, OpenBulkSession(session)))
+    before = world.snapshot.version
+    closing = applied(world, CloseSessions((session.id,)))
+    assert closing.transaction.conditions == (Unchanged(keys.STATE, world.snapshot.revisions[keys.STATE]),)
     world.commit(closing)
     assert not world.snapshot.sessions
+    assert world.snapshot.version == before + 1
+    again = applied(world, CloseSessions((session.id,)))
+    assert again.transaction.changes == ()
+    assert again.snapshot.version == before + 1
+
+
+def test_a_bulk_job_is_not_opened_again_by_an_attempt_that_was_under_way_when_it_closed() -> None:
+    """INV-XFER-1: two attempts at one opening, and the second is committed after all is over."""
+    world, _ = cluster(2)
+    session = bulk_session(world.create_table(2, 1))
+    first, second = (applied(world, OpenBulkSession(session)) for _ in range(2))
+    world.commit(first)
+    world.commit(applied(world, CloseSessions((session.id,))))
+    assert world.group0.commit(second.transaction) is None
+
+
+def test_a_bulk_job_asked_for_before_others_were_closed_is_refused() -> None:
+    """INV-XFER-1: it may be one of them. An id that was drawn since then is fine."""
+    world, _ = cluster(2)
+    session = bulk_session(world.create_table(2, 1))
+    asked_at = world.snapshot.version
+    world.do(OpenBulkSession(session, asked_at))
+    world.do(CloseSessions((session.id,)))
+    assert "closed since" in world.refused(OpenBulkSession(session, asked_at))
+    other = Session(SessionId(uuid.UUID(int=6)), SessionKind.BULK_JOB, table=session.table, deadline_ms=9_000_000)
+    world.do(OpenBulkSession(other, world.snapshot.version))
 
 
 def test_a_bulk_job_is_not_opened_on_a_table_dropped_meanwhile() -> None:

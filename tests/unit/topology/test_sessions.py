@@ -1,10 +1,15 @@
 import uuid
 
+import msgspec
 import pytest
 from tests.unit.topology.small_cluster import TABLE, request_id, session
+from tests.unit.topology.world import cluster
 
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
+from ebla.topology.apply import apply
+from ebla.topology.commands import DropTable, OpenBulkSession
+from ebla.topology.draft import Applied
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.sessions import (
     PHASES,
@@ -15,6 +20,7 @@ from ebla.topology.sessions import (
     SessionBook,
     SessionEvent,
     SessionPhase,
+    jobs_to_end,
     overdue_jobs,
 )
 from ebla.topology.snapshot import Session, Snapshot
@@ -132,3 +138,16 @@ def test_the_leader_closes_jobs_that_ran_out_of_time() -> None:
     snapshot = listing(STAGE, JOB)
     assert overdue_jobs(snapshot, 999) == ()
     assert overdue_jobs(snapshot, 1000) == (JOB.id,)
+
+
+def test_the_leader_ends_jobs_whose_table_is_gone_too() -> None:
+    world, _ = cluster(1, checking=False)
+    table = world.create_table(1, 1)
+    job = msgspec.structs.replace(JOB, table=table)
+    dropping = apply(world.snapshot, DropTable(table))
+    assert isinstance(dropping, Applied)
+    world.do(OpenBulkSession(job))
+    assert jobs_to_end(world.snapshot, 999) == ()
+    assert jobs_to_end(world.snapshot, 1000) == (job.id,)
+    world.commit(dropping)
+    assert jobs_to_end(world.snapshot, 999) == (job.id,)
