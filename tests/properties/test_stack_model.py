@@ -350,7 +350,7 @@ class Driver:
         if self.staged is None:
             return
         staged, self.staged = self.staged, None
-        await self.store.adopt(self.stack, Adoption(staged.folder, WHOLE_RING, staged.folder))
+        await self.store.adopt_all(self.stack, [Adoption(staged.folder, WHOLE_RING, staged.folder)])
         self.store.release_gc(self.stack, "staging")
         covered = {write[0] for write, is_covered in zip(staged.writes, staged.covered) if is_covered}
         await self.compare(staged.writes, covered)

@@ -22,6 +22,8 @@ from ebla.ports.disk import Disk
 from ebla.storage.layer_facts import NO_FACTS, LayerFacts
 
 MANIFEST_FORMAT = 1
+ADOPTED_MAX = 1024
+"""Origins that a stack remembers."""
 
 Incarnation = NewType("Incarnation", int)
 """One life of a tablet replica on a shard. A tablet that leaves and comes back has another."""
@@ -36,7 +38,7 @@ class LayerEntry(msgspec.Struct, frozen=True, array_like=True):
     """Of a base. Those of the live layer are in its own files."""
     size_bytes: int = 0
     origin: str = ""
-    """What was adopted, by whoever brought it: the same is not adopted twice."""
+    """Of a layer that was adopted: what brought it."""
     damage: str = ""
     """Why it was set aside; empty: it is well."""
 
@@ -51,6 +53,9 @@ class StackEntry(msgspec.Struct, frozen=True, array_like=True):
     replay_from: int = 0
     """The commit log's records before this are in the bases. They must not be replayed: a fold may since have dropped
     the tombstone that covers one of them."""
+    adopted: tuple[str, ...] = ()
+    """What was adopted, by its origin, as long as it may be asked for again. Layers alone do not tell: a fold may have
+    taken them since."""
 
     @property
     def layers(self) -> tuple[LayerEntry, ...]:

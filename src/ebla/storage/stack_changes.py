@@ -5,6 +5,8 @@ removed. A crash before the manifest leaves a folder that is swept at the next s
 that is swept as well. All of them may be asked for again after a failure.
 """
 
+import asyncio
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,7 +14,7 @@ import msgspec
 
 from ebla.journal.recovery import make_durable_folder
 from ebla.journal.replace import parent_folder
-from ebla.model.errors import DiskFull
+from ebla.model.errors import DiskFull, EblaError, Overloaded
 from ebla.model.rows import NEVER_US
 from ebla.model.token import TokenRange
 from ebla.ports.chance import Chance
@@ -31,9 +33,11 @@ from ebla.storage.fold_plan import (
 from ebla.storage.layer import LayerDamaged, LayerEngine
 from ebla.storage.layer_facts import NO_FACTS
 from ebla.storage.manifest import (
+    ADOPTED_MAX,
     LayerEntry,
     LayerId,
     Manifest,
+    ManifestFailed,
     ManifestWriter,
     StackEntry,
     layer_folder,
@@ -71,7 +75,7 @@ class Adoption:
     """Of a finished layer on the same file system. It stays its owner's, to be removed."""
     range: TokenRange
     origin: str
-    """Names what is brought: the same is not adopted twice."""
+    """Names what brings it: the same is not adopted twice. Layers that belong together have one."""
 
 
 def scratch_folder(folder: str) -> str:
@@ -137,27 +141,50 @@ async def _finish_seal(parts: StoreParts, stack: Stack) -> None:
     await _commit(parts, stack, entry)
 
 
-async def adopt(parts: StoreParts, stack: Stack, adoption: Adoption) -> None:
-    """A layer that others built becomes a base."""
+async def adopt_all(parts: StoreParts, stack: Stack, adoptions: Sequence[Adoption], forget: Collection[str]) -> int:
+    """Layers that others built become bases, all of them by one write of the manifest. INV-XFER-3: nobody sees some of
+    them, since a row may be in one and its tombstone in another; and none comes twice. Says how many there were."""
     async with stack.changing:
         stack.check()
-        if any(base.origin == adoption.origin for base in stack.entry.bases):
-            return
+        fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]
+        if not fresh:
+            return 0
+        origins = dict.fromkeys(one for one in stack.entry.adopted if one not in forget)
+        origins |= dict.fromkeys(one.origin for one in fresh)
+        if len(origins) > ADOPTED_MAX:
+            raise Overloaded(
+                f"replica {stack.incarnation:016x} has adopted {ADOPTED_MAX} things that may be asked for again",
+                advice="end the jobs that brought them first",
+            )
         await _settle_seal(parts, stack)
-        layer_id = parts.draw_layer()
-        folder = layer_folder(parts.folder, stack.incarnation, layer_id)
-        source = await parts.engine.open(adoption.folder, writable=False)
-        try:
-            await source.checkpoint(folder)
-            entry = LayerEntry(layer_id, adoption.range, source.facts, source.size_bytes(), adoption.origin)
-        finally:
-            await source.discard()
-        bases = (*stack.entry.bases, entry)
-        try:
-            await _commit(parts, stack, msgspec.structs.replace(stack.entry, bases=bases))
-        except DiskFull:
-            await parts.engine.drop(folder)
-            raise
+        await _adopt_fresh(parts, stack, fresh, tuple(origins))
+        return len(fresh)
+
+
+async def _adopt_fresh(parts: StoreParts, stack: Stack, fresh: Sequence[Adoption], origins: tuple[str, ...]) -> None:
+    before = stack.entry
+    ids = [parts.draw_layer() for _ in fresh]
+    try:
+        bases = [await _link_base(parts, stack, one, layer_id) for one, layer_id in zip(fresh, ids)]
+        entry = msgspec.structs.replace(before, bases=(*before.bases, *bases), adopted=origins)
+        await _commit(parts, stack, entry)
+    except ManifestFailed:
+        raise  # which one is there is found out by the next start, and what it does not name is swept there
+    except (EblaError, OSError, asyncio.CancelledError):
+        if stack.entry is before:
+            for layer_id in ids:
+                await parts.engine.drop(layer_folder(parts.folder, stack.incarnation, layer_id))
+        raise
+
+
+async def _link_base(parts: StoreParts, stack: Stack, adoption: Adoption, layer_id: LayerId) -> LayerEntry:
+    """Facts and size are the layer's own: what whoever brought it says of it decides nothing."""
+    source = await parts.engine.open(adoption.folder, writable=False)
+    try:
+        await source.checkpoint(layer_folder(parts.folder, stack.incarnation, layer_id))
+        return LayerEntry(layer_id, adoption.range, source.facts, source.size_bytes(), adoption.origin)
+    finally:
+        await source.discard()
 
 
 async def drop(parts: StoreParts, stack: Stack) -> None:

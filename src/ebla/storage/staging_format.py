@@ -106,8 +106,7 @@ async def read_target(disk: Disk, folder: str) -> TargetFile | None:
 
 async def write_sealed(disk: Disk, folder: str, sealed: SealedFile) -> None:
     """The moment from which the attempt counts (INV-XFER-2). Everything that it names is durable before."""
-    assert len(sealed.layers) <= SEALED_LAYERS_MAX
-    assert all(_is_below(name) for name in _names(sealed))
+    assert _is_possible(sealed)
     await replace_file(disk, sealed_path(folder), msgspec.msgpack.encode(sealed))
 
 
@@ -115,9 +114,8 @@ async def read_sealed(disk: Disk, folder: str) -> SealedFile | None:
     """None where nothing is sealed. Raises `Corruption`, or `Refused` for a newer format."""
     path = sealed_path(folder)
     sealed = await _read(disk, path, SealedFile)
-    if sealed is not None:
-        if len(sealed.layers) > SEALED_LAYERS_MAX or not all(_is_below(name) for name in _names(sealed)):
-            raise _no_content(path, "it names what cannot be part of it")
+    if sealed is not None and not _is_possible(sealed):
+        raise _no_content(path, "it names what cannot be part of it")
     return sealed
 
 
@@ -143,8 +141,9 @@ async def _read(disk: Disk, path: str, kind: type[T]) -> T | None:
     return stored
 
 
-def _names(sealed: SealedFile) -> list[str]:
-    return [one.folder for one in sealed.layers] + ([sealed.rows_file] if sealed.rows_file else [])
+def _is_possible(sealed: SealedFile) -> bool:
+    names = [one.folder for one in sealed.layers] + ([sealed.rows_file] if sealed.rows_file else [])
+    return len(sealed.layers) <= SEALED_LAYERS_MAX and all(_is_below(name) for name in names)
 
 
 def _is_below(name: str) -> bool:

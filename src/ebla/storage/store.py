@@ -8,7 +8,7 @@ again once there is space.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,6 +84,11 @@ class Store:
     def takes_writes(self) -> bool:
         """Whether there is space for them."""
         return self._shortage is None and not self._parts.log.is_full
+
+    @property
+    def free_bytes(self) -> int:
+        """What the disk has beyond what is kept for flushes, manifests and folds."""
+        return max(0, self._parts.disk.free_bytes(self._parts.folder) - self._limits.free_bytes_min)
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -249,8 +254,10 @@ class Store:
     async def seal(self, stack: Stack) -> None:
         await stack_changes.seal(self._parts, stack)
 
-    async def adopt(self, stack: Stack, adoption: Adoption) -> None:
-        await stack_changes.adopt(self._parts, stack, adoption)
+    async def adopt_all(self, stack: Stack, adoptions: Sequence[Adoption], forget: Collection[str] = ()) -> int:
+        """All of them at once, or none; those that were adopted before are left out. How many became bases. Origins
+        in `forget` are never asked for again, so that they need not be remembered."""
+        return await stack_changes.adopt_all(self._parts, stack, adoptions, forget)
 
     async def checkpoint(self, stack: Stack, folder: str) -> Manifest:
         return await stack_changes.checkpoint(self._parts, stack, folder)
@@ -262,6 +269,11 @@ class Store:
         swap under way, so that what is staged cannot be older than a tombstone it is about to drop."""
         async with stack.changing:
             stack.gc_holds.add(reason)
+
+    def keep_gc_held(self, stack: Stack, reason: str) -> None:
+        """The same at once, for one that is held by something else already: no swap that drops can be under way."""
+        assert stack.gc_holds
+        stack.gc_holds.add(reason)
 
     def release_gc(self, stack: Stack, reason: str = GC_HOLD_AT_START) -> None:
         """After a start every stack is held until the shard has been told of its transitions and stagings."""

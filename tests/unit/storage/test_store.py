@@ -126,7 +126,7 @@ def test_rows_outside_a_layers_range_are_not_part_of_the_stack() -> None:
         items = sorted(plain(one, 1, 5) for one in partitions)
         engine = _engine(store)
         await build_layer(engine, "/data/staged", items, facts_of([value for _, value in items], SMALL))
-        await store.adopt(stack, Adoption("/data/staged", TokenRange(TOKEN_MIN, Token(middle)), "job"))
+        await store.adopt_all(stack, [Adoption("/data/staged", TokenRange(TOKEN_MIN, Token(middle)), "job")])
         read = [one for one in partitions if await store.read(stack, key_of(one, 1)) is not None]
         assert [key for key, _ in await store.scan(stack, b"", None, 99)] == [key_of(one, 1) for one in read]
         return [partitions.index(one) for one in read]
@@ -182,7 +182,7 @@ def test_adopting_twice_is_adopting_once() -> None:
         item = plain(1, 1, 5)
         await build_layer(_engine(store), "/data/staged", [item], facts_of([item[1]], SMALL))
         for _ in range(2):
-            await store.adopt(stack, Adoption("/data/staged", WHOLE_RING, "job"))
+            await store.adopt_all(stack, [Adoption("/data/staged", WHOLE_RING, "job")])
         assert await store.read(stack, key_of(1, 1)) == item[1]
         return len(stack.entry.bases)
 

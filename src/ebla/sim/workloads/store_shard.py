@@ -224,7 +224,7 @@ class _Shard:
 
     async def _take_over(self, stack: Stack, folder: str, staged: list[tuple[Cell, Tried]]) -> None:
         try:
-            await self._store.adopt(stack, Adoption(folder, stack.entry.range, folder))
+            await self._store.adopt_all(stack, [Adoption(folder, stack.entry.range, folder)])
         except EblaError as failure:
             if failure.outcome is Outcome.NOT_APPLIED:
                 self._withdraw(staged)
