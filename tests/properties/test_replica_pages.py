@@ -14,7 +14,6 @@ from ebla.model.cql_types import parse_type
 from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, RangeDeletion, Row
 from ebla.model.schema import Column, ColumnKind, TableSchema, with_column, without_column
 from ebla.replica.replica_limits import ReplicaLimits
-from ebla.replica.row_digest import digest_of
 from ebla.sim.workloads.store_rows import CELLS, MAP, SMALL, STATIC, clustering_of, head_of, key_of, prefix_of
 from ebla.storage.commit_log import SyncMode
 from ebla.storage.key_codec import after_prefix, split_key
@@ -22,6 +21,7 @@ from ebla.storage.layer import Item
 from ebla.storage.live_rows import is_head, is_live_row
 from ebla.storage.merge import merge_values
 from ebla.storage.row_codec import decode_row, encode_head, encode_row
+from ebla.storage.row_digest import digest_of
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, Span
 

@@ -12,12 +12,12 @@ from ebla.model.errors import Stale
 from ebla.model.rows import EMPTY_HEAD
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import TableStacks
-from ebla.replica.row_digest import digest_of
 from ebla.storage.key_codec import after_prefix, encode_token, head_key, row_key
 from ebla.storage.layer import Item
 from ebla.storage.live_rows import is_head, is_live_row
 from ebla.storage.merge import uncovered
 from ebla.storage.row_codec import Flag, decode_head
+from ebla.storage.row_digest import digest_of
 from ebla.storage.stack import OpenStack, Stack
 from ebla.topology.tablet_map import TOKEN_BIAS, TOKEN_BITS
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, Span

@@ -18,7 +18,6 @@ from ebla.model.rows import EMPTY_HEAD, Head
 from ebla.model.schema import TableSchema, encode_schema
 from ebla.model.transaction import Revision
 from ebla.observe.metrics import Metrics
-from ebla.replica.row_digest import digest_of
 from ebla.request.parts import ReadPage, ReadQuery, RouterLimits, RouterParts
 from ebla.request.reads import ReadLimits, RoutedReads
 from ebla.sim.chance import SimChance
@@ -28,6 +27,7 @@ from ebla.storage.layer import Item
 from ebla.storage.live_rows import is_head, is_live_row
 from ebla.storage.merge import merge_values, uncovered
 from ebla.storage.row_codec import decode_head
+from ebla.storage.row_digest import digest_of
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Snapshot, Table
 from ebla.topology.tablet_map import TabletMap, tablet_map
