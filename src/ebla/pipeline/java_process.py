@@ -1,0 +1,122 @@
+"""The Java process of Spark's driver: its start, its end, and that it never outlives us.
+
+It is started by Spark's own script, which ends in an `exec`, so the process that we start is the one that stays. It
+reads its standard input, a pipe whose other end only we hold, and exits at the end of it: however we die, it does. Its
+Python workers are children of a daemon that does the same with a pipe from it.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import struct
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebla.pipeline.process_tree import ProcessMark, descendants, is_running, kill
+from ebla.ports.transfers import PipelineUnavailable
+
+POLL_S = 0.02
+STOP_TIMEOUT_S = 10.0
+WORKERS_STOP_TIMEOUT_S = 3.0
+LOG_TOLD_BYTES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class JavaStart:
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    """Where it runs and writes what it says."""
+    timeout_s: float
+
+
+class JavaProcess:
+    def __init__(self, start: JavaStart) -> None:
+        self._start = start
+        self._log = start.folder / "spark.log"
+        self._greeting = start.folder / f"gateway-{secrets.token_hex(8)}"
+        environment = {**start.environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._greeting)}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603  # Spark's own script, from the installed package
+                start.command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=start.folder, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        self._stopping = threading.Event()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def wait_for_gateway(self) -> tuple[int, str]:
+        """The port and the secret by which it is talked to. Raises `PipelineUnavailable`."""
+        for _ in range(int(self._start.timeout_s / POLL_S)):
+            if self._greeting.exists():
+                return self._read_greeting()
+            if self.exit_code is not None:
+                raise PipelineUnavailable(f"Spark's Java process did not start: {self.last_words()}")
+            if self._stopping.wait(POLL_S):
+                raise PipelineUnavailable("Spark is being stopped")
+        raise PipelineUnavailable(f"Spark's Java process was not ready after {self._start.timeout_s:.0f} s")
+
+    def _read_greeting(self) -> tuple[int, str]:
+        told = self._greeting.read_bytes()
+        self._greeting.unlink()
+        port, size = struct.unpack(">ii", told[:8])
+        secret = told[8:].decode()
+        assert len(secret) == size
+        return port, secret
+
+    def last_words(self) -> str:
+        """The end of what it has said, on one line."""
+        try:
+            said = self._log.read_bytes()[-LOG_TOLD_BYTES:].decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+        return " / ".join(lines[-3:])
+
+    def stop(self) -> None:
+        """Returns when it and all below it are gone."""
+        self._stopping.set()
+        workers = descendants(self.pid)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            workers = (*workers, *descendants(self.pid))
+            self._process.kill()
+            self._process.wait()
+        self._end_workers(workers)
+
+    def kill(self) -> None:
+        """The same at once."""
+        workers = descendants(self.pid)
+        if self._process.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+        self._end_workers(workers)
+        self.stop()
+
+    def _end_workers(self, workers: Sequence[ProcessMark]) -> None:
+        waiting = threading.Event()
+        for _ in range(int(WORKERS_STOP_TIMEOUT_S / POLL_S)):
+            if not any(is_running(worker) for worker in workers):
+                return
+            waiting.wait(POLL_S)
+        for worker in workers:
+            kill(worker)
+
+
+def emptied(folder: Path) -> Path:
+    """This folder, with nothing in it and for nobody else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
+    return folder

@@ -1,0 +1,128 @@
+"""One warm Spark session, and the Java process that it lives in."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+from py4j.java_gateway import JavaGateway
+from pyspark import SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from ebla.pipeline.java import Java, find_java, make_java_home
+from ebla.pipeline.java_process import JavaProcess, JavaStart, emptied
+from ebla.pipeline.spark_settings import (
+    SOCKET_FOLDER_LENGTH_MAX,
+    SparkOptions,
+    SparkPlaces,
+    spark_environment,
+    spark_settings,
+)
+from ebla.ports.transfers import PipelineUnavailable
+
+SPARK_HOME = Path(pyspark.__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class WarmSession:
+    spark: SparkSession
+    java: Java
+    process: JavaProcess
+    places: SparkPlaces
+
+    def stop(self) -> None:
+        """Returns when no process of it is left."""
+        try:
+            if self.process.exit_code is None:
+                self.spark.stop()
+        finally:
+            self.process.stop()
+            forget_spark()
+            _remove_places(self.places)
+
+
+def start_session(options: SparkOptions) -> WarmSession:
+    """Takes seconds. Raises `PipelineUnavailable`."""
+    java = find_java(options.java_home, os.environ)
+    places = _make_places(options, java)
+    settings = spark_settings(options, places)
+    command = [str(SPARK_HOME / "bin" / "spark-submit")]
+    for name, value in sorted(settings.items()):
+        command += ["--conf", f"{name}={value}"]
+    environment = spark_environment(options, places, os.environ)
+    start = JavaStart([*command, "pyspark-shell"], environment, places.work, options.start_timeout_s)
+    process = JavaProcess(start)
+    try:
+        spark = _connect(process, options)
+    except BaseException as error:
+        process.kill()
+        words = process.last_words()
+        forget_spark()
+        _remove_places(places)
+        if isinstance(error, PipelineUnavailable) or not isinstance(error, Exception):
+            raise
+        raise PipelineUnavailable(f"Spark did not start: {error}; it said: {words}") from error
+    return WarmSession(spark, java, process, places)
+
+
+def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:
+    port, secret = process.wait_for_gateway()
+    with _told_gateway(port, secret):
+        gateway = launch_gateway()
+    assert isinstance(gateway, JavaGateway)
+    # All settings were told to the Java process, because those of its own start cannot be changed afterwards.
+    context = SparkContext(gateway=gateway)
+    context.pythonExec = options.python
+    spark = SparkSession(context)
+    spark.conf.set("spark.sql.shuffle.partitions", str(context.defaultParallelism))
+    return spark
+
+
+@contextmanager
+def _told_gateway(port: int, secret: str) -> Iterator[None]:
+    """PySpark connects to a running Java process if the environment names one."""
+    told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name in told:
+            del os.environ[name]
+
+
+def forget_spark() -> None:
+    """PySpark keeps one context and one connection for the life of a Python process. When the Java process is gone it
+    has no way of its own to start another."""
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway  # noqa: SLF001  # see above
+    if context is not None:
+        context._jsc = None  # noqa: SLF001  # it would be asked to stop, and is not there
+        context.stop()
+    if gateway is not None:
+        gateway.close(keep_callback_server=True, close_callback_server_connections=True)
+        gateway.shutdown_callback_server()
+    SparkContext._gateway = None  # noqa: SLF001  # see above
+    SparkContext._jvm = None  # noqa: SLF001  # see above
+    SparkSession._instantiatedSession = None  # noqa: SLF001  # see above
+
+
+def _make_places(options: SparkOptions, java: Java) -> SparkPlaces:
+    options.folder.mkdir(parents=True, exist_ok=True)
+    sockets = options.folder / "sockets"
+    if len(str(sockets)) > SOCKET_FOLDER_LENGTH_MAX:
+        sockets = Path(tempfile.mkdtemp(prefix="ebla-spark-"))
+    return SparkPlaces(
+        java_home=make_java_home(java, options.folder),
+        spark_home=SPARK_HOME,
+        sockets=emptied(sockets),
+        work=emptied(options.folder / "work"),
+    )
+
+
+def _remove_places(places: SparkPlaces) -> None:
+    for folder in (places.sockets, places.work):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,118 @@
+"""What Spark is told at its start. Pure: options in, settings and environment out.
+
+The embedded Spark is for control work: its Python tasks move the bytes, and the Java process only hands out work. So
+it gets a small heap and the quick compiler, which would be wrong for jobs whose rows go through Java.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+APPLICATION = "ebla pipeline"
+SOCKET_FOLDER_LENGTH_MAX = 60
+"""A Unix socket's path has at most 107 characters, of which Spark's own names take 42."""
+
+_LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)\])?")
+
+_FOREIGN = (
+    "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS",
+    "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_DIRS", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE", "SPARK_TESTING",
+)  # fmt: skip
+"""Of whatever started us: each would lead Spark somewhere else than the settings say."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    folder: Path
+    """For everything that Spark writes on this machine. One engine at a time."""
+    master: str = "local[*]"
+    java_home: str = ""
+    python: str = sys.executable
+    """What tasks run on; on a cluster a path of its machines."""
+    driver_memory_mb: int = 512
+    user_interface: bool = False
+    event_log: str = ""
+    task_tries: int = 4
+    task_bytes: int = 100_000_000
+    driver_host: str = LOOPBACK
+    """Where executors of a cluster reach us."""
+    start_timeout_s: float = 180.0
+    archive_folder: Path | None = None
+    """Where archives of Java classes are kept, which halve the time of a start. None: none is made or used."""
+
+    @property
+    def is_embedded(self) -> bool:
+        return _LOCAL.fullmatch(self.master) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlaces:
+    """What stands ready for a start."""
+
+    java_home: Path
+    spark_home: Path
+    sockets: Path
+    work: Path
+    """Emptied at each start."""
+    archive: Path | None = None
+
+
+def master_with_tries(options: SparkOptions) -> str:
+    """An embedded Spark tries a task once, unless its master's name says otherwise."""
+    local = _LOCAL.fullmatch(options.master)
+    return f"local[{local['slots'] or 1},{options.task_tries}]" if local else options.master
+
+
+def java_flags(options: SparkOptions, places: SparkPlaces) -> tuple[str, ...]:
+    flags = ["-XX:+UseSerialGC", "-XX:-UsePerfData", f"-Djava.io.tmpdir={places.work}"]
+    if options.is_embedded:
+        flags.append("-XX:TieredStopAtLevel=1")
+    if places.archive is not None:
+        flags += [f"-XX:SharedArchiveFile={places.archive}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    return tuple(flags)
+
+
+def spark_settings(options: SparkOptions, places: SparkPlaces) -> dict[str, str]:
+    settings = {
+        "spark.app.name": APPLICATION,
+        "spark.master": master_with_tries(options),
+        "spark.driver.bindAddress": options.driver_host,
+        "spark.driver.extraJavaOptions": " ".join(java_flags(options, places)),
+        "spark.driver.host": options.driver_host,
+        "spark.driver.memory": f"{options.driver_memory_mb}m",
+        "spark.local.dir": str(places.work),
+        "spark.log.level": "ERROR",
+        "spark.python.task.killTimeout": "100ms",
+        "spark.python.worker.reuse": "true",
+        "spark.speculation": "false",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.warehouse.dir": str(places.work / "warehouse"),
+        "spark.task.maxFailures": str(options.task_tries),
+        "spark.ui.enabled": str(options.user_interface).lower(),
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if options.is_embedded:
+        # A socket of the loopback waits 40 ms for each task's first bytes. The path must be there on every executor,
+        # so a cluster keeps to TCP.
+        settings["spark.python.unix.domain.socket.enabled"] = "true"
+        settings["spark.python.unix.domain.socket.dir"] = str(places.sockets)
+    if options.event_log:
+        settings["spark.eventLog.enabled"] = "true"
+        settings["spark.eventLog.dir"] = options.event_log
+    return settings
+
+
+def spark_environment(options: SparkOptions, places: SparkPlaces, around: Mapping[str, str]) -> dict[str, str]:
+    environment = {name: value for name, value in around.items() if name not in _FOREIGN}
+    return environment | {
+        "JAVA_HOME": str(places.java_home),
+        "PYSPARK_PYTHON": options.python,
+        "SPARK_CONNECT_MODE": "0",
+        "SPARK_HOME": str(places.spark_home),
+        "SPARK_LAUNCHER_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
+        "SPARK_LOCAL_IP": options.driver_host,
+    }
