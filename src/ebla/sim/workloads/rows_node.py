@@ -3,8 +3,10 @@ dies alone or with its machine. The same code as in production; the engine keeps
 made in one go."""
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Protocol
 
 from ebla.bulk.bulk_process import BulkProcess, BulkSetup
 from ebla.bulk.fold_desk import DeskLimits
@@ -40,6 +42,7 @@ from ebla.wire.verbs import ProcessStatus
 
 CONTROL_PORT, SHARD_PORT = 7000, 7010
 SHARDS = (ShardNumber(0), ShardNumber(1))
+DATA = "/data"
 CONTROL_SOCKET = Address("/data/run/control.sock")
 BULK_SOCKET = Address("/data/run/bulk.sock")
 CHILD_NAMES = ("bulk", "shard-0", "shard-1")
@@ -78,6 +81,7 @@ class RowsNode:
     control: Unit
     shards: list[Shard]
     bulk: Unit
+    folder: str = DATA
     control_process: ControlProcess | None = None
     bulk_process: BulkProcess | None = None
 
@@ -160,8 +164,12 @@ class _Watching:
         pass
 
 
-def add_node(cluster: RowsCluster, number: int) -> None:
-    """One that is not yet started."""
+class BulkMain(Protocol):
+    def __call__(self, around: Surroundings, cluster: RowsCluster, number: int) -> Coroutine[Any, Any, None]: ...
+
+
+def add_node(cluster: RowsCluster, number: int, folder: str = DATA, bulk_main: BulkMain | None = None) -> RowsNode:
+    """One that is not yet started, on the machine of its name."""
     world, name = cluster.world, f"n{number + 1}"
     host = HostId(world.chance.uuid())
     control = world.unit(name, partial(_control, cluster=cluster, number=number), host_id=host)
@@ -170,11 +178,13 @@ def add_node(cluster: RowsCluster, number: int) -> None:
         main = partial(_shard, cluster=cluster, number=number, shard=shard)
         unit = world.unit(f"{name}-s{shard}", main, machine=name, host_id=host)
         shards.append(Shard(unit, Replica(host, shard)))
-    bulk = world.unit(f"{name}-bulk", partial(_bulk, cluster=cluster, number=number), machine=name, host_id=host)
-    node = RowsNode(host, control, shards, bulk)
+    main_of_bulk = partial(bulk_main or _bulk, cluster=cluster, number=number)
+    bulk = world.unit(f"{name}-bulk", main_of_bulk, machine=name, host_id=host)
+    node = RowsNode(host, control, shards, bulk, folder)
     for unit in node.units():
         unit.may_end = (DiskFull, OSError, Refused, LogFailed, ManifestFailed)
     cluster.nodes.append(node)
+    return node
 
 
 async def _control(around: Surroundings, cluster: RowsCluster, number: int) -> None:
@@ -186,7 +196,7 @@ async def _control(around: Surroundings, cluster: RowsCluster, number: int) -> N
         cluster.id,
         introduction.cluster_name,
         tuple(each.control.address(CONTROL_PORT) for each in cluster.nodes),
-        "/data/group0",
+        f"{node.folder}/group0",
         snapshot_entries_max=60,
         kept_entries=20,
         formation=FormationLimits(ask_again_ms=300),
@@ -221,7 +231,7 @@ async def _shard(around: Surroundings, cluster: RowsCluster, number: int, shard:
     setup = ShardSetup(
         cluster.introduction(node.host, f"shard-{shard}"),
         shard,
-        f"/data/shard-{shard}",
+        f"{node.folder}/shard-{shard}",
         seat.unit.address(SHARD_PORT + shard),
         socket_of,
         CONTROL_SOCKET,

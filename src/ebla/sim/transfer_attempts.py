@@ -1,0 +1,403 @@
+"""Attempts at a piece of work, as tasks of the simulated engine make them: over Flight, or past it by the short cut.
+
+An attempt has a fate, drawn before it begins: it may hang for longer than its session lives and then go on, not mind
+that it was cancelled, die without a word, change a byte on the way and not notice, or keep a file open that it has
+handed over, and write to it later. No session is looked at here: whatever keeps all this from doing harm must be on
+the other side.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
+from ebla.model.errors import Corruption, EblaError, Unavailable, Unreachable
+from ebla.model.identity import AttemptId, HostId
+from ebla.model.transfers import (
+    FileMove,
+    Moved,
+    RangeToCompare,
+    Result,
+    RowMove,
+    RowTarget,
+    Source,
+    StagedFile,
+    Target,
+    Work,
+)
+from ebla.ports.disk import Disk, File
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.chance import SimChance
+from ebla.sim.flight_twin import BulkSeat, FlightTwin, Stream, connect
+from ebla.sim.transfer_scans import Scanned, compared, lacking, merged, read_hashes, read_rows
+from ebla.sim.world import Unit, World
+from ebla.storage.layer import Item
+from ebla.storage.row_file import encode_rows, rows_batch
+from ebla.wire.transfer_messages import FlightPut, PutAnswer
+
+T = TypeVar("T")
+
+PIECE_BYTES = 900
+ROWS_OF_A_RECORD = 6
+TRIES_MAX = 3
+"""Of one file within an attempt, each going on where the one before broke."""
+HANGS_MEAN_S = 9.0
+WRITES_LATER_S = 3.0
+WRITES_LATER_MAX = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often an attempt does each of these, by itself."""
+
+    hangs: float = 0.15
+    deaf: float = 0.4
+    """To being cancelled."""
+    dies: float = 0.06
+    corrupts: float = 0.05
+    short_cut: float = 0.6
+    """Where it can."""
+    keeps_open: float = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    hangs_at: int | None
+    """Before which of its steps; the others likewise."""
+    hangs_s: float
+    dies_at: int | None
+    corrupts_at: int | None
+    deaf: bool
+    short_cut: bool
+    keeps_open: bool
+
+
+def draw_fate(chance: SimChance, habits: Habits) -> Fate:
+    def draw_step(share: float) -> int | None:
+        return int(chance.exponential(6.0)) if chance.happens(share) else None
+
+    return Fate(
+        draw_step(habits.hangs),
+        chance.exponential(HANGS_MEAN_S),
+        draw_step(habits.dies),
+        draw_step(habits.corrupts),
+        chance.happens(habits.deaf),
+        chance.happens(habits.short_cut),
+        chance.happens(habits.keeps_open),
+    )
+
+
+class AttemptLost(EblaError):
+    """It ended without a word: its driver must never hear of this."""
+
+
+class AttemptCancelled(EblaError):
+    """It minded that its job was cancelled."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """As driver and executor share it."""
+
+    id: AttemptId
+    work: Work
+    chance: SimChance
+    fate: Fate
+    cancelled: bool = False
+    ended: bool = False
+    """As its driver knows."""
+
+
+Ended = Callable[["Sequence[Result] | EblaError"], None]
+Launched = tuple[Attempt, Ended]
+
+
+@dataclass(slots=True)
+class Executor:
+    """A process that runs attempts, and dies like any. `machine` says where it is, as nodes do of themselves."""
+
+    world: World
+    unit: Unit
+    machine: str
+    seats: Callable[[HostId], BulkSeat]
+    around: Surroundings | None = None
+    inbox: "asyncio.Queue[Launched]" = field(default_factory=asyncio.Queue)
+    short_cuts: int = 0
+
+    async def run(self, around: Surroundings) -> None:
+        """One life."""
+        self.around, self.inbox = around, asyncio.Queue()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                attempt, ended = await self.inbox.get()
+                tasks.create_task(self._run(TaskRun(self, around, attempt, tasks), ended))
+
+    async def _run(self, task: "TaskRun", ended: Ended) -> None:
+        end: Sequence[Result] | EblaError
+        try:
+            end = await task.run()
+        except EblaError as error:
+            end = error
+        except OSError as error:
+            end = Unavailable(f"a file could not be used: {error}")
+        ended(end)
+
+
+class TaskRun:
+    """One attempt under way."""
+
+    def __init__(self, executor: Executor, around: Surroundings, attempt: Attempt, tasks: asyncio.TaskGroup) -> None:
+        self._executor = executor
+        self._disk: Disk = around.disk
+        self._attempt = attempt
+        self._chance = attempt.chance
+        self._fate = attempt.fate
+        self._tasks = tasks
+        self._steps = 0
+        self._pieces = 0
+        self._streams: dict[HostId, Stream] = {}
+
+    async def run(self) -> Sequence[Result]:
+        results: Sequence[Result]
+        match self._attempt.work:
+            case FileMove() as move:
+                results = (await self._move_files(move),)
+            case RowMove() as move:
+                results = await self._move_rows(move)
+            case RangeToCompare() as asked:
+                results = await self._compare(asked)
+        for stream in self._streams.values():
+            stream.closed = True
+        return results
+
+    # -- what may happen at any step ---------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        number, self._steps = self._steps, self._steps + 1
+        if number == self._fate.dies_at:
+            raise AttemptLost("killed")
+        if number == self._fate.hangs_at:
+            await asyncio.sleep(self._fate.hangs_s)
+        if self._attempt.cancelled and not self._fate.deaf:
+            raise AttemptCancelled("its job was cancelled")
+
+    def _on_the_way(self, data: bytes) -> bytes:
+        number, self._pieces = self._pieces, self._pieces + 1
+        if number != self._fate.corrupts_at or not data:
+            return data
+        at = self._chance.randrange(0, len(data))
+        return data[:at] + bytes([data[at] ^ 1 << self._chance.randrange(0, 8)]) + data[at + 1 :]
+
+    def _stream(self, host: HostId, *, anew: bool = False) -> Stream:
+        found = self._streams.get(host)
+        if found is not None and not anew:
+            return found
+        if found is not None:
+            found.closed = True
+        seat = self._executor.seats(host)
+        stream = self._streams[host] = connect(self._executor.world, self._chance, self._executor.unit, seat)
+        return stream
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    async def _move_files(self, move: FileMove) -> Moved:
+        layers = move.source.parts[move.part].layers
+        named = [
+            (f"{place}/{file.name}", f"{layer.folder}/{file.name}", file)
+            for place, layer in enumerate(layers)
+            for file in layer.files
+        ]
+        at_hand = self._fate.short_cut and self._is_here(move.target.machine, move.target.folder)
+        staged = []
+        for name, path, file in named:
+            if at_hand:
+                staged.append(await self._link_or_copy(move, name, path, file.inode))
+            else:
+                data = await self._fetch(move.source, path)
+                pieces = [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
+                staged.append(await self._put(move.target, name, pieces))
+        self._executor.short_cuts += at_hand
+        size = sum(one.size_bytes for one in staged)
+        return Moved(move.target.transfer, self._attempt.id, tuple(staged), size_bytes=size, short_cut=at_hand)
+
+    async def _fetch(self, source: Source, path: str) -> bytes:
+        for _ in range(TRIES_MAX):
+            try:
+                return await self._fetch_once(source, path)
+            except Unreachable:
+                self._stream(source.host, anew=True)
+        raise Unreachable(f"{path} could not be read")
+
+    async def _fetch_once(self, source: Source, path: str) -> bytes:
+        stream = self._stream(source.host)
+        opened = await stream.ask(lambda door: _open_source(door, stream, source.ticket))
+        read = b""
+        while True:
+            await self._step()
+            piece = await stream.ask(partial(_read_piece, source=opened, path=path, offset=len(read)))
+            if not piece:
+                return read
+            read += piece
+
+    async def _put(self, target: Target, name: str, pieces: Sequence[bytes]) -> StagedFile:
+        """With the checksum of what was read at the source, whatever has arrived."""
+        data = b"".join(pieces)
+        checksum = zlib.crc32(data)
+        for _ in range(TRIES_MAX):
+            try:
+                answer = await self._put_once(target, name, pieces)
+            except Unreachable:
+                self._stream(target.host, anew=True)
+                continue
+            if answer.checksum != checksum and self._fate.corrupts_at is None:
+                raise Corruption(f"{name} has arrived with another checksum")
+            return StagedFile(name, len(data), checksum)
+        raise Unreachable(f"{name} could not be put")
+
+    async def _put_once(self, target: Target, name: str, pieces: Sequence[bytes]) -> PutAnswer:
+        stream = self._stream(target.host)
+        size = 0 if name == ROWS_NAME else sum(len(piece) for piece in pieces)
+        put = FlightPut(target.ticket, self._attempt.id, name, size)
+        place = await stream.ask(lambda door: _open_put(door, stream, put))
+        passed, known = 0, place.received_bytes
+        for piece in pieces:
+            begin = max(0, known - passed)
+            passed += len(piece)
+            if begin < len(piece):
+                await self._step()
+                sent = self._on_the_way(piece[begin:])
+                await stream.ask(partial(_append, place=place, data=sent))
+        await self._step()
+        return await stream.ask(lambda door: door.plane.finish_put(place))
+
+    # -- the short cut -----------------------------------------------------------------------------------------------
+
+    def _is_here(self, machine: str, folder: str) -> bool:
+        """By a file in the folder whose name only that machine's process knows."""
+        return bool(machine) and bool(folder) and self._disk.exists(f"{folder}/{machine}")
+
+    async def _link_or_copy(self, move: FileMove, name: str, path: str, inode: int) -> StagedFile:
+        await self._step()
+        folder = f"{move.target.folder}/{self._attempt.id}"
+        if self._steps == 1:
+            self._make_folder(move.target.folder, folder)
+        place = f"{folder}/{name}"
+        self._disk.make_folder(place.rpartition("/")[0])
+        if self._is_here(move.source.machine, move.source.folder) and inode:
+            existing = f"{move.source.folder}/{path}"
+            size = _size(self._disk, existing)
+            self._disk.link(existing, place)
+            return StagedFile(name, size, inode=inode)
+        data = await self._fetch(move.source, path)
+        return await self._write_here(place, name, data)
+
+    def _make_folder(self, staging: str, folder: str) -> None:
+        """Sometimes with its parents, which may have been swept: a late task must not fill the disk for ever."""
+        if not self._disk.exists(staging) and not self._fate.deaf:
+            raise Unavailable(f"{staging} is gone")
+        self._disk.make_folder(folder)
+
+    async def _write_here(self, place: str, name: str, data: bytes) -> StagedFile:
+        file = self._disk.create(place)
+        offset = 0
+        while offset < len(data):
+            await self._step()
+            piece = self._on_the_way(data[offset : offset + PIECE_BYTES])
+            file.append(piece)
+            offset += len(piece)
+        if self._fate.keeps_open:
+            self._tasks.create_task(self._write_later(file))
+        else:
+            file.close()
+        return StagedFile(name, len(data), zlib.crc32(data))
+
+    async def _write_later(self, file: File) -> None:
+        """What nobody expects of a task that has said it is done."""
+        for _ in range(WRITES_LATER_MAX):
+            await asyncio.sleep(self._chance.exponential(WRITES_LATER_S))
+            size = file.size()
+            if size:
+                file.write(self._chance.randrange(0, size), self._chance.bytes(1))
+        file.close()
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    async def _move_rows(self, move: RowMove) -> list[Moved]:
+        replicas = []
+        for source in move.sources:
+            await self._step()
+            replicas.append(await self._scan(source, lambda opened: read_rows(opened, move.range)))
+        rows = merged([items for items, _ in replicas], move.schema or replicas[0][1])
+        return [await self._put_lacking(to, rows, [items for items, _ in replicas]) for to in move.targets]
+
+    async def _put_lacking(self, to: RowTarget, rows: Sequence[Item], replicas: Sequence[Sequence[Item]]) -> Moved:
+        wanted = lacking(rows, () if to.own is None else replicas[to.own], to.target.range)
+        records = [
+            encode_rows(rows_batch(wanted[start : start + ROWS_OF_A_RECORD]))
+            for start in range(0, len(wanted), ROWS_OF_A_RECORD)
+        ]
+        staged = (await self._put(to.target, ROWS_NAME, records),) if records else ()
+        size = sum(one.size_bytes for one in staged)
+        return Moved(to.target.transfer, self._attempt.id, staged, rows=len(wanted), size_bytes=size)
+
+    async def _scan(self, source: Source, scan: "Callable[[Scanned], Awaitable[T]]") -> T:
+        for _ in range(TRIES_MAX):
+            stream = self._stream(source.host)
+            try:
+                opened = await stream.ask(partial(_open_source, stream=stream, ticket=source.ticket))
+                return await stream.ask(partial(_scan, source=opened, scan=scan))
+            except Unreachable:
+                self._stream(source.host, anew=True)
+        raise Unreachable(f"the rows of {source.host} could not be read")
+
+    async def _compare(self, asked: RangeToCompare) -> Sequence[Result]:
+        hashes = []
+        for source in asked.sources:
+            await self._step()
+            hashes.append(await self._scan(source, lambda opened: read_hashes(opened, asked)))
+        return compared(asked, hashes)
+
+
+# ---- in the bulk process's life
+
+
+async def _open_source(door: FlightTwin, stream: Stream, ticket: bytes) -> OpenedSource:
+    source = door.plane.open_source(ticket)
+    stream.sources.append(source)
+    return source
+
+
+async def _read_piece(door: FlightTwin, source: OpenedSource, path: str, offset: int) -> bytes:
+    file = door.around.disk.open(f"{source.folder}/{path}")
+    try:
+        piece = file.read(offset, PIECE_BYTES)
+    finally:
+        file.close()
+    await door.plane.admit_sending(source, len(piece))
+    return piece
+
+
+async def _open_put(door: FlightTwin, stream: Stream, put: FlightPut) -> PutPlace:
+    place = await door.plane.open_put(put)
+    stream.places.append(place)
+    return place
+
+
+async def _append(door: FlightTwin, place: PutPlace, data: bytes) -> None:
+    await door.plane.append(place, data)
+
+
+async def _scan(door: FlightTwin, source: OpenedSource, scan: Callable[[Scanned], Awaitable[T]]) -> T:
+    await door.plane.admit_sending(source, 1)
+    return await scan(Scanned(source, door.around.disk))
+
+
+def _size(disk: Disk, path: str) -> int:
+    file = disk.open(path)
+    try:
+        return file.size()
+    finally:
+        file.close()

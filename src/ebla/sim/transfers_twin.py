@@ -1,0 +1,217 @@
+"""`ports.transfers.Transfers` in simulation: an engine that does everything a bad day of Spark does.
+
+Its driver lives and dies with the pipeline process; its executors are units of the world, on the nodes' machines and on
+others, which crash, freeze and lose their paths like any. By seeded chance it runs a piece of work twice, at once or
+while the first hangs; lets an attempt go on long after it was cancelled; kills one without a word; loses itself whole;
+tells of attempts that were overtaken, and of everything twice. What the attempts themselves do: `transfer_attempts.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ebla.model.errors import EblaError
+from ebla.model.identity import AttemptId, HostId, JobId
+from ebla.model.transfers import Result, Work
+from ebla.ports.surroundings import Surroundings
+from ebla.ports.transfers import EngineState, EngineStatus, PipelineUnavailable, TaskCounts, WorkFailed
+from ebla.sim.chance import SimChance
+from ebla.sim.flight_twin import BulkSeat
+from ebla.sim.transfer_attempts import Attempt, AttemptLost, Executor, Habits, draw_fate
+from ebla.sim.world import World
+
+ATTEMPTS_MAX = 3
+HANGS_S = 6.0
+"""An attempt that has said nothing for so long gets a second one beside it."""
+GIVEN_UP_S = 30.0
+LOOK_S = 0.2
+AWAY_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mischief:
+    """How often the engine misbehaves, each of it by itself."""
+
+    twice_at_once: float = 0.2
+    tells_overtaken: float = 0.3
+    tells_twice: float = 0.2
+    loses_itself: float = 0.02
+    habits: Habits = field(default_factory=Habits)
+
+
+NO_MISCHIEF = Mischief(0.0, 0.0, 0.0, 0.0, Habits(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+
+
+@dataclass(slots=True)
+class Engine:
+    """What outlives every driver: the executors, and whether any of it can be used. `seats` finds the bulk process of a
+    node."""
+
+    world: World
+    seats: Callable[[HostId], BulkSeat]
+    executors: list[Executor] = field(default_factory=list)
+    mischief: Mischief = field(default_factory=Mischief)
+    generation: int = 0
+    """Grows when it is lost: nothing that was begun before counts."""
+    back_at: float = 0.0
+    attempts: int = 0
+    zombies: int = 0
+    """Attempts that went on though their job was over."""
+    short_cuts: int = 0
+
+    @property
+    def is_away(self) -> bool:
+        return self.world.now() < self.back_at
+
+    def lose(self, seconds: float) -> None:
+        """Whatever runs goes on, and nobody hears of it."""
+        self.world.tell("engine", f"is lost for {seconds:.1f} s")
+        self.generation += 1
+        self.back_at = self.world.now() + seconds
+
+    def running(self) -> list[Executor]:
+        return [one for one in self.executors if not one.unit.down and one.around is not None]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One piece of work, as its driver sees it."""
+
+    work: Work
+    job: "_Job"
+    attempts: list[Attempt] = field(default_factory=list)
+    results: list[Sequence[Result]] = field(default_factory=list)
+    """What each attempt that came in has done, in that order."""
+    failures: list[str] = field(default_factory=list)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def is_running(self) -> bool:
+        return any(not one.ended for one in self.attempts)
+
+
+@dataclass(slots=True)
+class _Job:
+    generation: int
+    pieces: list[_Piece] = field(default_factory=list)
+    over: bool = False
+
+
+class TransfersTwin:
+    """`ports.transfers.Transfers`, in one life of a pipeline process."""
+
+    def __init__(self, around: Surroundings, engine: Engine) -> None:
+        self._chance = SimChance(f"transfers {around.chance.uuid()}")
+        self._engine = engine
+        self._jobs: dict[JobId, _Job] = {}
+
+    def status(self) -> EngineStatus:
+        if self._engine.is_away:
+            return EngineStatus(EngineState.UNAVAILABLE, "the simulated engine is away", "sim", "0")
+        return EngineStatus(EngineState.READY, "", "sim", "0")
+
+    def tasks(self, job: JobId) -> TaskCounts:
+        found = self._jobs.get(job)
+        if found is None:
+            return TaskCounts()
+        done = sum(bool(piece.results) for piece in found.pieces)
+        running = sum(piece.is_running() for piece in found.pieces)
+        return TaskCounts(done, running, len(found.pieces))
+
+    async def run(self, job: JobId, work: Sequence[Work]) -> Sequence[Result]:
+        engine, mischief = self._engine, self._engine.mischief
+        self._check(engine.generation)
+        if self._chance.happens(mischief.loses_itself):
+            engine.lose(self._chance.exponential(AWAY_S))
+        running = self._jobs[job] = _Job(engine.generation)
+        running.pieces = [_Piece(one, running) for one in work]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                ends = [tasks.create_task(self._carry_out(piece)) for piece in running.pieces]
+            for end in ends:
+                failure = end.result()
+                if failure is not None:
+                    raise failure
+        finally:
+            # Also where the caller was cancelled. Whoever minds it stops at its next step, and some never look.
+            running.over = True
+            for attempt in (one for piece in running.pieces for one in piece.attempts):
+                attempt.cancelled = True
+        results = [result for piece in running.pieces for result in self._told(piece)]
+        self._chance.shuffle(results)
+        return results
+
+    # -- one piece ---------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, piece: _Piece) -> EblaError | None:
+        """Why it is not done; None: it is."""
+        began = self._engine.world.now()
+        twice = self._chance.happens(self._engine.mischief.twice_at_once)
+        self._launch(piece)
+        if twice:
+            self._launch(piece)
+        quiet_since = began
+        while not piece.results:
+            if self._is_lost(piece.job.generation):
+                return PipelineUnavailable("the simulated engine was lost", advice="it comes back by itself")
+            now = self._engine.world.now()
+            hangs = now - quiet_since > HANGS_S
+            if hangs or not piece.is_running():
+                if len(piece.attempts) >= ATTEMPTS_MAX and (not piece.is_running() or now - began > GIVEN_UP_S):
+                    return WorkFailed(f"every attempt failed: {'; '.join(piece.failures) or 'no answer'}")
+                if len(piece.attempts) < ATTEMPTS_MAX:
+                    self._launch(piece)
+                quiet_since = now
+            piece.heard.clear()
+            await self._wait(piece)
+        if self._chance.happens(self._engine.mischief.tells_overtaken):
+            await asyncio.sleep(self._chance.exponential(0.3))  # the others may come in, too
+        return None
+
+    async def _wait(self, piece: _Piece) -> None:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await piece.heard.wait()
+        except TimeoutError:
+            pass
+
+    def _launch(self, piece: _Piece) -> None:
+        engine = self._engine
+        executors = engine.running()
+        if not executors:
+            piece.failures.append("there is no executor")
+            return
+        executor = self._chance.choice(executors)
+        engine.attempts += 1
+        chance = self._chance.fork(f"attempt {engine.attempts}")
+        habits = engine.mischief.habits
+        attempt = Attempt(AttemptId(self._chance.uuid()), piece.work, chance, draw_fate(chance, habits))
+        piece.attempts.append(attempt)
+        executor.inbox.put_nowait((attempt, lambda end: self._ended(piece, attempt, end)))
+
+    def _ended(self, piece: _Piece, attempt: Attempt, end: "Sequence[Result] | EblaError") -> None:
+        """Called in the executor's life: only notes are taken here."""
+        attempt.ended = True
+        if piece.job.over:
+            self._engine.zombies += 1
+        if isinstance(end, AttemptLost):
+            attempt.ended = False  # nobody is told; it looks as if it hung
+        elif isinstance(end, EblaError):
+            piece.failures.append(f"{type(end).__name__}: {end}")
+        else:
+            piece.results.append(end)
+        piece.heard.set()
+
+    def _told(self, piece: _Piece) -> list[Result]:
+        """One attempt, not always the first to come in; or all that came in; or all of it twice."""
+        mischief, told = self._engine.mischief, list(piece.results)
+        if not self._chance.happens(mischief.tells_overtaken):
+            told = [self._chance.choice(told)]
+        results = [result for results in told for result in results]
+        return results + results if self._chance.happens(mischief.tells_twice) else results
+
+    def _check(self, generation: int) -> None:
+        if self._is_lost(generation):
+            raise PipelineUnavailable("the simulated engine is away", advice="it comes back by itself")
+
+    def _is_lost(self, generation: int) -> bool:
+        return self._engine.is_away or self._engine.generation != generation
