@@ -21,6 +21,14 @@ class ReplicaLimits:
     """Reads that take more than one turn."""
     sibling_ms: int = 2_000
     """For a write passed on to another shard of the node."""
+    fence_wait_ms: int = 5_000
+    """How long an adoption waits for the fence it needs."""
+    adoptions_max: int = 64
+    """Under way at once; more are refused."""
+    adopt_items_max: int = 256
+    """Staged rows merged before others get their turn on the loop."""
+    adopt_bytes_max: int = 1 << 20
+    """The same by their size; one row may be larger."""
     drain_ms: int = 500
     """For what runs when the shard stops."""
     stop_ms: int = 2_000

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Unavailable
+from ebla.replica.adoption import Adoptions
+from ebla.replica.checkpointing import Checkpoints
 from ebla.replica.row_reads import RowReader
 from ebla.replica.row_streams import RowStreams
 from ebla.replica.row_writes import RowWriter
@@ -22,7 +24,15 @@ from ebla.wire.row_messages import (
     WriteRowsRequest,
 )
 from ebla.wire.server import GoOn, IncomingCall, Server
-from ebla.wire.verbs import READ_ROWS, STREAM_ROWS, WRITE_ROWS, A, Done
+from ebla.wire.transfer_messages import (
+    AdoptAnswer,
+    AdoptRequest,
+    CheckpointAnswer,
+    CheckpointRequest,
+    FindTargetAnswer,
+    FindTargetRequest,
+)
+from ebla.wire.verbs import ADOPT, CHECKPOINT, FIND_TARGET, READ_ROWS, STREAM_ROWS, WRITE_ROWS, A, Done
 
 
 class LostRight(Unavailable):
@@ -36,6 +46,8 @@ class ReplicaParts:
     writer: RowWriter
     reader: RowReader
     streams: RowStreams
+    checkpoints: Checkpoints
+    adoptions: Adoptions
     metrics: ShardMetrics
     serves: Callable[[], bool]
 
@@ -47,6 +59,8 @@ class ReplicaServer:
         self._writer = parts.writer
         self._reader = parts.reader
         self._streams = parts.streams
+        self._checkpoints = parts.checkpoints
+        self._adoptions = parts.adoptions
         self._metrics = parts.metrics
         self._serves = parts.serves
         self._now = asyncio.get_running_loop().time
@@ -55,6 +69,12 @@ class ReplicaServer:
         server.serve(WRITE_ROWS, self.write_rows)
         server.serve(READ_ROWS, self.read_rows)
         server.serve(STREAM_ROWS, self.stream_rows)
+        server.serve(ADOPT, self.adopt)
+
+    def attach_local(self, server: Server) -> None:
+        """What only the bulk process of this node may ask for: it names folders."""
+        server.serve(CHECKPOINT, self.checkpoint)
+        server.serve(FIND_TARGET, self.find_target)
 
     # -- over the wire -----------------------------------------------------------------------------------------------
 
@@ -70,6 +90,30 @@ class ReplicaServer:
         self._check_right_after()
         self._metrics.streamed.add(len(request.items))
         return done
+
+    async def checkpoint(self, request: CheckpointRequest, call: IncomingCall) -> CheckpointAnswer:
+        self._check_right()
+        answer = await self._checkpoints.take(request, call.work_ms())
+        self._check_right()
+        self._metrics.checkpoints.add(len(answer.stacks))
+        return answer
+
+    async def find_target(self, request: FindTargetRequest, call: IncomingCall) -> FindTargetAnswer:
+        self._check_right()
+        answer = await self._adoptions.find_target(request, call.work_ms())
+        self._check_right()
+        return answer
+
+    async def adopt(self, request: AdoptRequest, call: IncomingCall) -> AdoptAnswer:
+        self._check_right()
+        try:
+            answer = await self._adoptions.adopt(request, call.work_ms())
+            self._check_right_after()
+        except EblaError as error:
+            self._metrics.adoption_failed(error)
+            raise
+        self._metrics.adopted(answer)
+        return answer
 
     # -- from within -------------------------------------------------------------------------------------------------
 

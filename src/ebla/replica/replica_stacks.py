@@ -17,13 +17,17 @@ from dataclasses import dataclass, replace
 from ebla.model.errors import DiskFull, Stale
 from ebla.model.identity import Replica, TableId, TopologyVersion
 from ebla.model.schema import TableSchema
+from ebla.model.token import TOKEN_MIN, TokenRange
 from ebla.replica.stack_plan import Hop, ShardPlan, StackPlace, TablePlan, check_no_resize, places_of, plan_shard
 from ebla.storage.stack import Stack
 from ebla.storage.store import GC_HOLD_AT_START, Store
+from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import SessionKind
 from ebla.wire.report import Report
 from ebla.wire.topology_view import TopologyView, View
 
 IN_TRANSITION = "in transition"
+BULK_SESSION = "a bulk session of its table is open"
 SETTLE_S = 0.1
 """How often it is looked whether doomed stacks may go, while there are any."""
 
@@ -86,6 +90,22 @@ class ReplicaStacks:
         found = self.layout.get(table)
         return None if found is None else found.stacks.get(int.from_bytes(key[:8]) >> found.shift)
 
+    def covering(self, table: TableId, token_range: TokenRange) -> Stack | None:
+        """The stack, of a replica that is or is getting here, that has all of these tokens. Good until the next
+        await."""
+        found = self.layout.get(table)
+        stack = None if found is None else found.stacks.get((token_range.end - TOKEN_MIN) >> found.shift)
+        return stack if stack is not None and stack.entry.range.covers(token_range) else None
+
+    def overlapping(self, table: TableId, token_range: TokenRange) -> list[Stack]:
+        found = self.layout.get(table)
+        stacks = () if found is None else found.stacks.values()
+        return [stack for stack in stacks if stack.entry.range.overlaps(token_range)]
+
+    def is_collecting_held(self, stack: Stack) -> bool:
+        """Whether the topology says that nothing is to be collected there."""
+        return IN_TRANSITION in stack.gc_holds or BULK_SESSION in stack.gc_holds
+
     @property
     def count(self) -> int:
         return len(self._known)
@@ -126,8 +146,9 @@ class ReplicaStacks:
             for place, stack in zip(missing, await self._store.create_all(missing)):
                 self._known[place] = stack
         layout = {table: self._table_stacks(table, one) for table, one in plan.items()}
-        await self._hold_gc(layout)
-        self._prepared = _Prepared(view, plan, layout)
+        prepared = _Prepared(view, plan, layout)
+        await self._hold_gc(prepared)
+        self._prepared = prepared
 
     def installed(self, view: View) -> None:
         """The view was installed, in this same step: the prepared one, or the one before at a later revision."""
@@ -257,19 +278,44 @@ class ReplicaStacks:
         table, token_range = doomed.place
         self._report("replica.dropped", {"table": str(table), "after": token_range.start, "last": token_range.end})
 
-    async def _hold_gc(self, layout: Layout) -> None:
-        for table in layout.values():
-            for number in table.plan.moving:
-                stack = table.stacks[number]
-                if IN_TRANSITION not in stack.gc_holds:
-                    await self._store.hold_gc(stack, IN_TRANSITION)
+    async def _hold_gc(self, prepared: _Prepared) -> None:
+        """Until all are held at once: whoever confirms the view before, in the middle of this, releases by that one."""
+        wanted = list(_holds_of(prepared))
+        while missing := [(stack, reason) for stack, reason in wanted if reason not in stack.gc_holds]:
+            for stack, reason in missing:
+                await self._store.hold_gc(stack, reason)
 
     def _release_gc(self) -> None:
+        """INV-LAYER-GC: what neither the installed view nor the one about to be needs held."""
         if not self._confirmed:
             return
-        for table in self.layout.values():
-            moving = set(table.plan.moving)
-            for number, stack in table.stacks.items():
-                if stack.gc_holds and number not in moving:
-                    self._store.release_gc(stack, IN_TRANSITION)
-                    self._store.release_gc(stack, GC_HOLD_AT_START)
+        wanted = {
+            (stack.incarnation, reason)
+            for one in (self._installed, self._prepared)
+            if one is not None
+            for stack, reason in _holds_of(one)
+        }
+        for stack in self.served():
+            if stack.gc_holds:
+                for reason in (IN_TRANSITION, BULK_SESSION):
+                    if (stack.incarnation, reason) not in wanted:
+                        self._store.release_gc(stack, reason)
+                self._store.release_gc(stack, GC_HOLD_AT_START)
+
+
+def _holds_of(prepared: _Prepared) -> Iterator[tuple[Stack, str]]:
+    """Stacks in which nothing may be collected, each with the reason. A bulk session may have something staged for any
+    of its table's: who has is known to the bulk processes alone, and a shard that starts again must not collect before
+    it has asked them."""
+    staged = _tables_of_bulk_sessions(prepared.view.snapshot)
+    for table_id, table in prepared.layout.items():
+        for number in table.plan.moving:
+            yield table.stacks[number], IN_TRANSITION
+        if table_id in staged:
+            for stack in table.stacks.values():
+                yield stack, BULK_SESSION
+
+
+def _tables_of_bulk_sessions(snapshot: Snapshot) -> set[TableId]:
+    sessions = snapshot.sessions.values()
+    return {one.table for one in sessions if one.kind is SessionKind.BULK_JOB and one.table is not None}

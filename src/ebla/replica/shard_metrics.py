@@ -1,12 +1,21 @@
 """What a shard counts. Series are kept at hand: a request finds no metric by its name."""
 
+import enum
 from collections.abc import Sequence
 
-from ebla.model.errors import EblaError, Stale
+from ebla.model.errors import EblaError, InvalidRequest, Refused, Stale
 from ebla.observe.metrics import Metrics
 from ebla.wire.row_messages import WriteFailure
+from ebla.wire.transfer_messages import AdoptAnswer
 
 _STALE = "stale"
+
+
+class AdoptionEnd(enum.StrEnum):
+    ADOPTED = "adopted"
+    NOTHING_NEW = "nothing_new"
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
 class ShardMetrics:
@@ -23,6 +32,12 @@ class ShardMetrics:
         self._failed_writes = failed.series("write")
         self._failed_reads = failed.series("read")
         self.streamed = metrics.counter("replica_streamed_items_total", "Items merged for operations").series()
+        self.checkpoints = metrics.counter("replica_checkpoints_total", "Checkpoints taken of stacks").series()
+        self._adoptions = metrics.counter(
+            "replica_adoptions_total", "Sealed stagings that were to be adopted, by how it ended", labels=("end",)
+        )
+        self._adopted_layers = metrics.counter("replica_adopted_layers_total", "Layers adopted").series()
+        self._adopted_rows = metrics.counter("replica_adopted_rows_total", "Staged rows merged").series()
         took = metrics.histogram(
             "replica_seconds", "How long a batch of writes, or a read, took here", labels=("kind",)
         )
@@ -51,6 +66,15 @@ class ShardMetrics:
     def read(self, seconds: float) -> None:
         self._reads.value += 1
         self._read_seconds.observe(seconds)
+
+    def adopted(self, answer: AdoptAnswer) -> None:
+        self._adoptions.series(AdoptionEnd.ADOPTED if answer.layers or answer.rows else AdoptionEnd.NOTHING_NEW).add()
+        self._adopted_layers.add(answer.layers)
+        self._adopted_rows.add(answer.rows)
+
+    def adoption_failed(self, error: EblaError) -> None:
+        is_refused = isinstance(error, Refused | InvalidRequest)
+        self._adoptions.series(AdoptionEnd.REFUSED if is_refused else AdoptionEnd.FAILED).add()
 
     def read_failed(self, error: EblaError) -> None:
         (self._stale_reads if isinstance(error, Stale) else self._failed_reads).add()

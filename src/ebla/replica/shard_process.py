@@ -9,9 +9,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ebla.journal.replace import parent_folder
 from ebla.model.errors import EblaError, Unavailable
 from ebla.model.identity import Address, Replica, ShardNumber, TopologyVersion
 from ebla.ports.surroundings import Surroundings
+from ebla.replica.adoption import Adoptions
+from ebla.replica.checkpointing import Checkpoints, TransferParts
 from ebla.replica.folding import BulkFolds, Folding, terms_by
 from ebla.replica.fronts import FoldPlace, Front, FrontContext, ShardParts
 from ebla.replica.replica_limits import ReplicaLimits
@@ -51,7 +54,7 @@ class ShardSetup:
     """Its process name is the one its control knows it by."""
     number: ShardNumber
     folder: str
-    """Of its store."""
+    """Of its store. Beside it are the staging and the checkpoints of the node."""
     address: Address
     """For other nodes."""
     local_address_of: Callable[[ShardNumber], Address]
@@ -86,7 +89,27 @@ class _Shard:
         self.reader = RowReader(view, store, self.stacks, limits)
         self.metrics = ShardMetrics(process.parts.metrics)
         streams = RowStreams(view, store, self.stacks, self.guards)
-        self.replica = ReplicaServer(ReplicaParts(self.writer, self.reader, streams, self.metrics, process.serves))
+        transfers = TransferParts(
+            around.disk,
+            parent_folder(setup.folder),
+            setup.number,
+            view,
+            store,
+            self.stacks,
+            self.guards,
+            limits,
+        )
+        self.replica = ReplicaServer(
+            ReplicaParts(
+                self.writer,
+                self.reader,
+                streams,
+                Checkpoints(transfers),
+                Adoptions(transfers),
+                self.metrics,
+                process.serves,
+            )
+        )
         self._fronts = process.parts.fronts(
             FrontContext(
                 around,
@@ -248,6 +271,7 @@ class ShardProcess:
             await self._begin_confirming(tasks, shard)
             self._begin_folding(tasks, shard, context)
             servers = [self._server(tasks, shard), self._server(tasks, shard)]
+            shard.replica.attach_local(servers[1])
             await self._listen(servers, shard)
         finally:
             self._listens = False

@@ -90,6 +90,9 @@ class TopologyView:
         """Whether this version, or a later one, is installed by then."""
         return await self._wait(lambda view: view.version >= version, timeout_s)
 
+    async def wait_fence(self, fence: TopologyVersion, timeout_s: float) -> bool:
+        return await self._wait(lambda view: view.fence >= fence, timeout_s)
+
     async def wait_revision(self, revision: Revision, timeout_s: float) -> bool:
         """Whether the feed has come to this revision by then."""
         return await self._wait(

@@ -14,6 +14,9 @@ from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId, Replica, SessionId, TopologyVersion
 from ebla.model.schema import TableSchema, encode_schema
 from ebla.model.transaction import Revision
+from ebla.ports.disk import Disk
+from ebla.replica.adoption import Adoptions
+from ebla.replica.checkpointing import Checkpoints, TransferParts
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import ReplicaStacks
 from ebla.replica.row_reads import RowReader
@@ -35,6 +38,7 @@ from ebla.wire.topology_view import TopologyView, View, view_of
 T = TypeVar("T")
 HISTORY = HistoryId(uuid.UUID(int=99))
 OWN = replica(1)
+DATA = "/data"
 NOW_S = 1_000
 
 
@@ -95,7 +99,7 @@ class ScriptedBarriers:
 class ShardRig:
     """What a shard is made of, without its process."""
 
-    def __init__(self, store: Store, bounds: ReplicaLimits, own: Replica, sibling: Sibling | None) -> None:
+    def __init__(self, disk: Disk, store: Store, bounds: ReplicaLimits, own: Replica, sibling: Sibling | None) -> None:
         self.store = store
         self.view = TopologyView()
         self.told: list[tuple[str, object]] = []
@@ -106,6 +110,9 @@ class ShardRig:
         self.writer = RowWriter(self.view, store, self.stacks, bounds, sibling)
         self.reader = RowReader(self.view, store, self.stacks, bounds)
         self.streams = RowStreams(self.view, store, self.stacks, self.guards)
+        transfers = TransferParts(disk, DATA, own.shard, self.view, store, self.stacks, self.guards, bounds)
+        self.checkpoints = Checkpoints(transfers)
+        self.adoptions = Adoptions(transfers)
         self._index = 0
 
     async def follow(self, snapshot: Snapshot) -> View:
@@ -169,7 +176,7 @@ async def open_shard(
     sibling: Sibling | None = None,
 ) -> AsyncIterator[ShardRig]:
     async with rig.store(disk) as store, asyncio.TaskGroup() as tasks:
-        shard = ShardRig(store, bounds or ReplicaLimits(version_wait_ms=200), own, sibling)
+        shard = ShardRig(disk, store, bounds or ReplicaLimits(version_wait_ms=200), own, sibling)
         settling = tasks.create_task(shard.stacks.run())
         yield shard
         settling.cancel()

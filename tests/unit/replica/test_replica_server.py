@@ -33,7 +33,15 @@ class Served:
     def __init__(self, shard: ShardRig) -> None:
         self.serves = True
         self.metrics = Metrics()
-        parts = ReplicaParts(shard.writer, shard.reader, shard.streams, ShardMetrics(self.metrics), lambda: self.serves)
+        parts = ReplicaParts(
+            shard.writer,
+            shard.reader,
+            shard.streams,
+            shard.checkpoints,
+            shard.adoptions,
+            ShardMetrics(self.metrics),
+            lambda: self.serves,
+        )
         self.replica = ReplicaServer(parts)
 
     def counted(self, name: str) -> float:
