@@ -40,7 +40,7 @@ def test_a_first_look_at_tables_and_rows(make_nodes: Make) -> None:
     assert (host["shards"], host["tablets"]) == (2, 4)
     address = nodes.nodes[0].options.control_address.host
     places = [one["replicas"] for one in told(nodes, "tablets", "shop.orders")]
-    assert sorted(places) == [f"{address}/0", f"{address}/0", f"{address}/1", f"{address}/1"]
+    assert sorted(places) == [[f"{address}/0"], [f"{address}/0"], [f"{address}/1"], [f"{address}/1"]]
     _check_metrics(nodes)
     told(nodes, "table", "drop", "shop.orders")
     assert told(nodes, "table", "list") == []

@@ -45,11 +45,14 @@ def tablets(
     """The tablets of a table: their ranges, who has them, and which of them are on the move."""
     with errors_told(), outcomes_told(as_json=as_json, is_change=False):
         snapshot = with_tables(data, node, _snapshot)
-        rows = _tablets(snapshot, table)
-        cut = not (everything or as_json) and len(rows) > TABLETS_SHOWN_MAX
-        _show(("tablet", "from", "to", "replicas", "stage"), rows[:TABLETS_SHOWN_MAX] if cut else rows, as_json=as_json)
-        if cut:
-            typer.echo(f"{len(rows) - TABLETS_SHOWN_MAX} more; --all shows them")
+        names, rows = ("tablet", "from", "to", "replicas", "stage"), _tablets(snapshot, table)
+        if as_json:
+            print_json([dict(zip(names, row)) for row in rows])
+            return
+        shown = rows if everything else rows[:TABLETS_SHOWN_MAX]
+        print_table(names, [[*place, " ".join(replicas), stage] for *place, replicas, stage in shown])
+        if len(shown) < len(rows):
+            typer.echo(f"{len(rows) - len(shown)} more; --all shows them")
 
 
 async def _snapshot(client: TableClient) -> Snapshot:
@@ -95,19 +98,21 @@ def _ranges(snapshot: Snapshot, table: str) -> tuple[tuple[str, ...], Rows]:
     return ("after", "up_to", "address", "host"), rows
 
 
-def _tablets(snapshot: Snapshot, table: str) -> Rows:
+def _tablets(snapshot: Snapshot, table: str) -> list[tuple[int, int, int, list[str], str | None]]:
     schema = table_schema(snapshot, table)
     found = snapshot.tablets.get(schema.id)
     if found is None:
         raise InvalidRequest(f"{table} is on vnodes and has no tablets", advice=f"see `ebla ring {table}`")
-    rows: Rows = []
+    rows = []
     for number in range(found.tablet_count):
         transition = found.transition(number)
-        words = _places(snapshot, found.replicas(number))
-        stage = None if transition is None else f"{transition.stage} to {_places(snapshot, transition.new_replicas)}"
-        rows.append([number, int(found.after_token(number)), int(found.last_token(number)), words, stage])
+        stage = None
+        if transition is not None:
+            stage = f"{transition.stage} to {' '.join(_places(snapshot, transition.new_replicas))}"
+        places = _places(snapshot, found.replicas(number))
+        rows.append((number, int(found.after_token(number)), int(found.last_token(number)), places, stage))
     return rows
 
 
-def _places(snapshot: Snapshot, replicas: ReplicaSet) -> str:
-    return " ".join(f"{snapshot.node(replica.host).address}/{replica.shard}" for replica in replicas)
+def _places(snapshot: Snapshot, replicas: ReplicaSet) -> list[str]:
+    return [f"{snapshot.node(replica.host).address}/{replica.shard}" for replica in replicas]

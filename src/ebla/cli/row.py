@@ -10,10 +10,13 @@ from ebla.cli.table_access import with_tables
 from ebla.cli.telling import errors_told, outcomes_told
 from ebla.client.tables import TableClient
 from ebla.cql.create_text import quoted
+from ebla.cql.lexer import Kind
+from ebla.cql.parse_terms import term
 from ebla.cql.results import Rows
+from ebla.cql.token_reader import NotThere, Reader
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import Scalar, ScalarType
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import BadSyntax, InvalidRequest
 from ebla.model.schema import Column, TableSchema
 
 HELP = """
@@ -158,7 +161,21 @@ def _given(schema: TableSchema, values: list[str]) -> list[tuple[Column, str]]:
 def _literal(column: Column, text: str) -> str:
     if isinstance(column.type, ScalarType) and column.type.scalar in _QUOTED and text.lower() != "null":
         return "'" + text.replace("'", "''") + "'"
+    if not _is_one_value(text):
+        raise InvalidRequest(f"{text!r} is no value of column {column.name!r} of type {column.type}")
     return text
+
+
+def _is_one_value(text: str) -> bool:
+    """As it will stand in a statement, with something behind it: a comment must not hide that. In the statement itself
+    the error would name a place that nobody wrote, and two values or the end of a list would pass for part of it."""
+    try:
+        reader = Reader(f"{text} )")
+        term(reader)
+        reader.expect_sign(")")
+    except (BadSyntax, NotThere):
+        return False
+    return reader.token.kind is Kind.END and not reader.markers
 
 
 def _level(text: str) -> ConsistencyLevel:

@@ -41,8 +41,10 @@ def test_tablets_in_token_order_with_their_replicas(shell: Shell) -> None:
     assert [one["tablet"] for one in tablets] == list(range(8))
     assert [one["from"] for one in tablets[1:]] == [one["to"] for one in tablets[:-1]]
     assert tablets[-1]["to"] == TOKEN_MAX
-    assert all(len(one["replicas"].split()) == 2 for one in tablets)
+    assert all(isinstance(one["replicas"], list) and len(one["replicas"]) == 2 for one in tablets)
     assert {one["stage"] for one in tablets} == {None}
+    told = shell.lines("tablets", "shop.orders")
+    assert [line.split()[3:5] for line in told[1:]] == [one["replicas"] for one in tablets]
 
 
 def test_many_tablets_are_cut_for_people_alone(shell: Shell) -> None:

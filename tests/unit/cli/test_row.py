@@ -81,6 +81,20 @@ def test_what_is_wrong_is_said_before_anything_is_sent(shell: Shell, command: tu
     assert shell.cluster.levels == []
 
 
+@pytest.mark.parametrize("text", ["", "abc", "1)", "1, 2", "1; 2", "1 --", "(1", "'1", "?", ":x", "cast(1 as text)"])
+def test_what_is_no_value_is_named_with_its_column_and_type(shell: Shell, text: str) -> None:
+    shell.cluster.levels.clear()
+    wrong = f"{text!r} is no value of column 'total' of type int\n"
+    assert shell.refused("row", "put", "shop.orders", "id=1", f"total={text}") == f"ebla: not applied: {wrong}"
+    assert shell.refused("row", "get", "shop.orders", f"total={text}") == f"ebla: {wrong}"
+    assert shell.cluster.levels == []
+
+
+def test_a_value_may_be_calculated(shell: Shell) -> None:
+    shell.ok("row", "put", "shop.orders", "id=1", "total=-(2 + 3)")
+    assert shell.json("row", "get", "shop.orders", "id=1")["total"] == -5
+
+
 def test_a_write_that_failed_says_what_became_of_it(shell: Shell) -> None:
     shell.cluster.failing = TooFewReplicas("QUORUM needs 2 replicas and 1 of them are up", required=2, alive=1)
     told = shell.refused("row", "put", "shop.orders", "id=1", "total=1")
