@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ebla.control.barrier_calls import BarrierCalls
+from ebla.control.bulk_sessions import BulkSessions, SessionParts
 from ebla.control.child_feed import ChildFeed, FeedSetup
 from ebla.control.down_hosts import down_hosts
 from ebla.control.failure_detector import Opinion, Standing
@@ -77,6 +78,7 @@ class ControlSetup:
     """Children that barriers wait for besides those that `Children` names: where somebody else starts them."""
     shard_count: int = 1
     num_tokens: int = 16
+    bulk_job_life_ms: int = 6 * 3_600_000
 
 
 class ControlProcess:
@@ -124,11 +126,18 @@ class ControlProcess:
             self._liveness.on_change = self._feed.look_again
             barriers = BarrierCalls(setup.introduction.host, self._own_barrier, peers, self._down)
             schema = SchemaChanges(SchemaParts(self._group0, self.topology, barriers, self._down, surroundings.chance))
+            sessions = BulkSessions(
+                SessionParts(
+                    self._group0, self.topology, barriers, surroundings.chance, surroundings.clock, setup.report
+                ),
+                setup.bulk_job_life_ms,
+            )
             self._first_nodes = self._new_first_nodes(self._group0, barriers)
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
                 schema.serve_on(server)
+                sessions.serve_on(server)
             for_own.serve(STOP, self._stop_asked)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
@@ -138,6 +147,7 @@ class ControlProcess:
             self.ready.set()
             tasks.create_task(self._liveness.run())
             tasks.create_task(self._feed.run())
+            tasks.create_task(sessions.enforce())
             tasks.create_task(self._follow_topology(self._group0, self._first_nodes))
             try:
                 await self._run_group0(self._group0)

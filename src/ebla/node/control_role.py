@@ -149,6 +149,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
                 pid=os.getpid(),
                 release=release(),
                 shard_count=options.shards,
+                bulk_job_life_ms=options.limits.bulk_job_life_ms,
             ),
             supervisor,
             stop,

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import assert_never
 
-from ebla.model.identity import Replica, TopologyVersion
+from ebla.model.identity import Replica, SessionId, TopologyVersion
 from ebla.topology import keys
 from ebla.topology.apply_streams import drop_stream_sets, with_new_set
 from ebla.topology.commands import (
@@ -27,6 +27,7 @@ from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, tablet_map
 
 NAME = re.compile(r"\w{1,48}", re.ASCII)
 BULK_SESSIONS_MAX = 1024
+BULK_CLOSED_KEPT = 16
 
 
 def apply_schema(draft: Draft, command: SchemaCommand) -> None:
@@ -189,7 +190,7 @@ def _open_bulk_session(draft: Draft, command: OpenBulkSession) -> None:
     assert session.table is not None
     count = sum(each.kind is SessionKind.BULK_JOB for each in draft.base.sessions.values())
     draft.require(count < BULK_SESSIONS_MAX, f"{count} bulk jobs are open; wait for some to end")
-    draft.require(not is_late(draft.base, command.asked_at), "sessions were closed since, and it may be one of them")
+    draft.require(not may_be_closed(draft.base, session.id, command.asked_at), f"session {session.id} was closed")
     draft.open_session(session)
     # INV-XFER-1. On the state, since this is how a session stays closed: of two attempts to open one, the second is
     # still under way; the first opens it, its job ends, it is closed; now the second is committed. It was decided
@@ -199,9 +200,10 @@ def _open_bulk_session(draft: Draft, command: OpenBulkSession) -> None:
     draft.require_unchanged(keys.table_key(session.table))
 
 
-def is_late(snapshot: Snapshot, asked_at: TopologyVersion | None) -> bool:
-    """Whether a session that was asked for at this version may have been opened and closed since."""
-    return asked_at is not None and asked_at < snapshot.state.bulk_closed
+def may_be_closed(snapshot: Snapshot, session: SessionId, asked_at: TopologyVersion | None) -> bool:
+    """Whether a bulk session that is not listed, and was asked for at this version, may have been opened and closed."""
+    forgotten = asked_at is not None and asked_at < snapshot.state.bulk_forgotten
+    return session in snapshot.state.bulk_closed or forgotten
 
 
 def _close_sessions(draft: Draft, command: CloseSessions) -> None:
@@ -212,4 +214,6 @@ def _close_sessions(draft: Draft, command: CloseSessions) -> None:
         draft.require(session.kind is SessionKind.BULK_JOB, f"the session of a {session.kind} ends with it")
         draft.close_session(session.id)
     if listed:
-        draft.step(bulk_closed=draft.next_version)
+        closed = (*draft.base.state.bulk_closed, *(session.id for session in listed))
+        forgotten = draft.next_version if len(closed) > BULK_CLOSED_KEPT else draft.base.state.bulk_forgotten
+        draft.step(bulk_closed=closed[-BULK_CLOSED_KEPT:], bulk_forgotten=forgotten)

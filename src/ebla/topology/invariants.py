@@ -97,12 +97,15 @@ def _fence(snapshot: Snapshot) -> Iterator[Violation]:
         yield Violation("INV-NODE-5", f"the fence {snapshot.fence} is ahead of the version {snapshot.version}")
     if snapshot.state.transition_since > snapshot.version:
         yield Violation("INV-NODE-5", "a transition state began in the future")
-    if snapshot.state.bulk_closed > snapshot.version:
-        yield Violation("INV-NODE-5", "sessions of bulk jobs were closed in the future")
+    if snapshot.state.bulk_forgotten > snapshot.version:
+        yield Violation("INV-NODE-5", "a closed session was forgotten in the future")
 
 
 def _sessions(snapshot: Snapshot) -> Iterator[Violation]:
     """Of node operations; those of stages are the tablets' (INV-TABL-2), those of bulk jobs stand by themselves."""
+    reopened = [session for session in snapshot.state.bulk_closed if session in snapshot.sessions]
+    if reopened:
+        yield Violation("INV-XFER-1", f"session {reopened[0]} was closed and is open again")
     expected = () if snapshot.state.session is None else (snapshot.state.session,)
     listed = tuple(session.id for session in snapshot.sessions.values() if session.kind is SessionKind.REQUEST)
     if listed != expected:
@@ -195,6 +198,9 @@ def _between(before: Snapshot, after: Snapshot) -> Iterator[Violation]:
     same = before.version == after.version
     if same and (before.nodes != after.nodes or before.tablets != after.tablets) and _routes_differ(before, after):
         yield Violation("INV-NODE-5", "replica sets changed within one version")
+    closed = [session for session in sorted(before.sessions) if session not in after.sessions]
+    if same and closed:
+        yield Violation("INV-XFER-1", f"session {closed[0]} was closed without a version that one could wait for")
 
 
 def _routes_differ(before: Snapshot, after: Snapshot) -> bool:

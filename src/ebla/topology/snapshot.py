@@ -190,9 +190,10 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     """Open ones, oldest first; the head is the one that runs."""
     balancing_enabled: bool = True
     upgrade: UpgradeState = UpgradeState.NOT_UPGRADED
-    bulk_closed: TopologyVersion = TopologyVersion(0)
-    """The version that last closed sessions of bulk jobs. What was asked for before it may be a late repetition of the
-    opening of one of them, and none is opened a second time."""
+    bulk_closed: tuple[SessionId, ...] = ()
+    """Sessions of bulk jobs that were closed, the latest last: a late repetition of their opening is refused."""
+    bulk_forgotten: TopologyVersion = TopologyVersion(0)
+    """The version that last made one of these fall off. What was asked for before it may be one of the forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ class OpenSessionRequest(msgspec.Struct, frozen=True, array_like=True):
     job: JobId
     life_ms: int
     """After so long the leader closes it, whatever its owner does."""
+    asked_at: TopologyVersion | None = None
+    """A version that the asker knew of when it drew the id. By it a request that arrives after the session was closed,
+    however late, is told from a new one; without it, only if few others were closed since then."""
 
 
 class OpenSessionAnswer(msgspec.Struct, frozen=True, array_like=True):

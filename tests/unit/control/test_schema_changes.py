@@ -2,112 +2,35 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
-from tests.unit.topology.world import HISTORY, cluster, host
+from tests.unit.control.commit_rig import CommitRig
+from tests.unit.topology.world import host
 
 from ebla.control import schema_wishes
-from ebla.control.barrier_calls import ASK_MS, BarrierCalls
-from ebla.control.group0_server import Group0Server
 from ebla.control.schema_changes import SchemaChanges, SchemaParts
-from ebla.group0.commands import Answer, ConditionFailed, Done, Forgotten
+from ebla.group0.commands import Answer
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, Outcome, Refused, Unavailable
-from ebla.model.identity import HostId
 from ebla.model.schema import Column, ColumnKind
-from ebla.model.transaction import Revision, Transaction
+from ebla.model.transaction import Transaction
 from ebla.sim.chance import SimChance
 from ebla.sim.world import World as SimWorld
-from ebla.topology import keys
-from ebla.topology.commands import SetBalancing
-from ebla.topology.rebuild import advance
-from ebla.topology.snapshot import Keyspace, Replication, Snapshot
+from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.feed_messages import NodeBarrierRequest
-from ebla.wire.peers import Peers
 from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, DropKeyspaceWish, DropTableWish
 
 KEYSPACE = Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True)
 COLUMNS = (Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),)
 TABLE = CreateTableWish("ks", "t", COLUMNS)
 
-Commit = Callable[[Transaction], Awaitable[Answer]]
 
-
-class Rig:
-    """A schema server on rows in memory. `script` has what becomes of the next commits; after it all is well."""
-
+class Rig(CommitRig):
     def __init__(self) -> None:
-        self.world, _ = cluster(3)
-        self.script: list[Commit] = []
-        self.commits = 0
-        self.quorum = True
-        self.down: tuple[HostId, ...] = ()
-        self.told: dict[HostId, int] = {}
-        self.silent: tuple[HostId, ...] = ()
-        self.lagging: Snapshot | None = None
-        """What this node shows until it has done a read barrier."""
-        running = SimpleNamespace(calls=self)
-        barriers = BarrierCalls(host(1), self._on_own, cast("Peers", self), lambda: self.down)
-        chance = SimChance("schema")
-        group0 = cast("Group0Server", SimpleNamespace(running=running))
-        self.schema = SchemaChanges(SchemaParts(group0, self, barriers, lambda: self.down, chance))
-
-    @property
-    def snapshot(self) -> Snapshot:
-        return self.lagging or self.world.snapshot
-
-    # ---- as group 0
-
-    async def read_barrier(self, _deadline_ms: int) -> Revision:
-        if not self.quorum:
-            raise Unavailable("no quorum")
-        self.lagging = None
-        return Revision(HISTORY, self.world.group0.index)
-
-    async def transact(self, transaction: Transaction, _deadline_ms: int) -> Answer:
-        self.commits += 1
-        return await (self.script.pop(0) if self.script else self.commit)(transaction)
-
-    async def commit(self, transaction: Transaction) -> Answer:
-        entries = self.world.group0.commit(transaction)
-        if entries is None:
-            return ConditionFailed(keys.STATE, None)
-        self.world.snapshot = advance(self.world.snapshot, entries)
-        return Done(Revision(HISTORY, self.world.group0.index))
-
-    async def commit_unanswered(self, transaction: Transaction) -> Answer:
-        await self.commit(transaction)
-        raise DeadlineExceeded("no answer")
-
-    async def commit_forgotten(self, transaction: Transaction) -> Answer:
-        await self.commit(transaction)
-        return Forgotten("long ago")
-
-    async def lose(self, _transaction: Transaction) -> Answer:
-        raise DeadlineExceeded("no answer")
-
-    async def refuse(self, _transaction: Transaction) -> Answer:
-        raise Unavailable("took nothing up")
-
-    async def overtaken(self, transaction: Transaction) -> Answer:
-        self.world.do(SetBalancing(not self.snapshot.state.balancing_enabled))
-        return await self.commit(transaction)
-
-    # ---- as the nodes
-
-    async def _on_own(self, request: NodeBarrierRequest, deadline_ms: int) -> None:
-        await self.call(host(1), None, request, deadline_ms)
-
-    async def call(self, to: HostId, _verb: Any, request: NodeBarrierRequest, deadline_ms: int) -> None:
-        assert 0 < deadline_ms <= ASK_MS
-        assert not request.drain
-        if to in self.silent:
-            await asyncio.sleep(deadline_ms / 1000)
-            raise DeadlineExceeded("shard-0 has not reported")
-        self.told[to] = request.version
+        super().__init__()
+        self.schema = SchemaChanges(
+            SchemaParts(self.group0, self, self.barriers, lambda: self.down, SimChance("schema"))
+        )
 
 
 def story(tell: Callable[[Rig], Awaitable[None]]) -> None:
@@ -145,6 +68,7 @@ def test_what_is_so_already_is_told_to_every_node_too() -> None:
         again = await rig.schema.change(CreateTableWish("ks", "t", COLUMNS, if_not_exists=True), 1_000)
         assert (again.changed, again.table) == (False, first.table)
         assert len(rig.told) == 3
+        assert rig.drains == {False}
 
     with_keyspace(tell)
 

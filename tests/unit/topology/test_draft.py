@@ -8,6 +8,7 @@ from ebla.model.identity import Replica, SessionId, ShardNumber, TableId
 from ebla.model.transaction import Delete, Missing, Put, Unchanged
 from ebla.topology import keys
 from ebla.topology.apply import apply
+from ebla.topology.apply_schema import BULK_CLOSED_KEPT
 from ebla.topology.commands import (
     AdvanceTablets,
     CloseSessions,
@@ -104,16 +105,25 @@ def test_a_bulk_job_is_not_opened_again_by_an_attempt_that_was_under_way_when_it
     assert world.group0.commit(second.transaction) is None
 
 
-def test_a_bulk_job_asked_for_before_others_were_closed_is_refused() -> None:
-    """INV-XFER-1: it may be one of them. An id that was drawn since then is fine."""
+def test_a_bulk_job_that_was_closed_is_not_opened_again_even_when_it_is_forgotten() -> None:
+    """INV-XFER-1: the last ones are known by their ids, of older ones it is known when they were asked for."""
     world, _ = cluster(2)
-    session = bulk_session(world.create_table(2, 1))
+    first = bulk_session(world.create_table(2, 1))
     asked_at = world.snapshot.version
-    world.do(OpenBulkSession(session, asked_at))
-    world.do(CloseSessions((session.id,)))
-    assert "closed since" in world.refused(OpenBulkSession(session, asked_at))
-    other = Session(SessionId(uuid.UUID(int=6)), SessionKind.BULK_JOB, table=session.table, deadline_ms=9_000_000)
-    world.do(OpenBulkSession(other, world.snapshot.version))
+    world.do(OpenBulkSession(first, asked_at))
+    world.do(CloseSessions((first.id,)))
+    for number in range(BULK_CLOSED_KEPT):
+        assert "was closed" in world.refused(OpenBulkSession(first))
+        other = Session(
+            SessionId(uuid.UUID(int=100 + number)), SessionKind.BULK_JOB, first.table, deadline_ms=9_000_000
+        )
+        world.do(OpenBulkSession(other, asked_at))
+        world.do(CloseSessions((other.id,)))
+    assert len(world.snapshot.state.bulk_closed) == BULK_CLOSED_KEPT
+    assert "was closed" in world.refused(OpenBulkSession(first, asked_at))
+    fresh = Session(SessionId(uuid.UUID(int=6)), SessionKind.BULK_JOB, first.table, deadline_ms=9_000_000)
+    assert "was closed" in world.refused(OpenBulkSession(fresh, asked_at)), "nobody can tell"
+    world.do(OpenBulkSession(fresh, world.snapshot.version))
 
 
 def test_a_bulk_job_is_not_opened_on_a_table_dropped_meanwhile() -> None:

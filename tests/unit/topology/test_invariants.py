@@ -127,6 +127,16 @@ def test_sessions_belong_to_what_goes_on(world: World) -> None:
     assert labels(with_state(world.snapshot, session=session)) == ["INV-NODE-9"]
 
 
+def test_a_bulk_session_closes_with_a_version_and_for_good(world: World) -> None:
+    session = SessionId(uuid.UUID(int=9))
+    listed = replace(world.snapshot, sessions=FrozenMap({session: Session(session, SessionKind.BULK_JOB)}))
+    assert labels(listed) == []
+    assert [each.label for each in violations_between(listed, world.snapshot)] == ["INV-XFER-1"]
+    assert labels(with_state(listed, bulk_closed=(session,))) == ["INV-XFER-1"]
+    ahead = TopologyVersion(world.snapshot.version + 1)
+    assert labels(with_state(world.snapshot, bulk_forgotten=ahead)) == ["INV-NODE-5"]
+
+
 def test_a_generation_to_commit_and_its_state_go_together(world: World) -> None:
     assert labels(with_state(world.snapshot, new_cdc_generation=uuid.UUID(int=4))) == ["INV-NODE-12"]
 

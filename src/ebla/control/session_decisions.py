@@ -1,0 +1,58 @@
+"""What opening and closing the session of a bulk job mean for the topology, from what it says now. Pure."""
+
+from dataclasses import dataclass
+
+from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
+from ebla.model.identity import RequestId, SessionId, TopologyVersion
+from ebla.topology.apply_schema import may_be_closed
+from ebla.topology.commands import CloseSessions, OpenBulkSession
+from ebla.topology.snapshot import Session, Snapshot
+from ebla.topology.states import SessionKind
+from ebla.wire.transfer_messages import OpenSessionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One wish, through all attempts at it."""
+
+    session: Session
+    asked_at: TopologyVersion
+    """As in `OpenBulkSession`: what was closed later may be this one."""
+
+
+def opening_of(request: OpenSessionRequest, snapshot: Snapshot, deadline_ms: int) -> Opening:
+    """The wish as it stands when it is first looked at; `snapshot` is what a quorum knew after it came."""
+    session = Session(
+        request.session,
+        SessionKind.BULK_JOB,
+        table=request.table,
+        request=RequestId(request.job),
+        deadline_ms=deadline_ms,
+    )
+    return Opening(session, snapshot.version if request.asked_at is None else request.asked_at)
+
+
+def to_open(opening: Opening, snapshot: Snapshot) -> OpenBulkSession | None:
+    """None: it is open. INV-XFER-1: raises `Stale` where it may have been closed already; nothing opens it again."""
+    session = opening.session
+    listed = snapshot.sessions.get(session.id)
+    if listed is not None:
+        same = (listed.kind, listed.table, listed.request) == (session.kind, session.table, session.request)
+        if not same:
+            raise InvalidRequest(f"session {session.id} is open for something else", advice="draw another id")
+        return None
+    if may_be_closed(snapshot, session.id, opening.asked_at):
+        raise Stale(f"session {session.id} is closed, or may be", advice="draw another id and ask again")
+    if session.table not in snapshot.tables:
+        raise NotFound(f"there is no table {session.table}")
+    return OpenBulkSession(session, opening.asked_at)
+
+
+def to_close(session: SessionId, snapshot: Snapshot) -> CloseSessions | None:
+    """None: it is not listed, and nobody begins anything under it any more."""
+    listed = snapshot.sessions.get(session)
+    if listed is None:
+        return None
+    if listed.kind is not SessionKind.BULK_JOB:
+        raise Refused(f"session {session} is that of a {listed.kind}, and ends with it")
+    return CloseSessions((session,))

@@ -1,0 +1,110 @@
+"""Group 0 and the nodes around whoever commits to the topology: rows in memory, commits that go as a script says."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.unit.topology.world import HISTORY, cluster, host
+
+from ebla.control.barrier_calls import ASK_MS, BarrierCalls
+from ebla.control.group0_server import Group0Server
+from ebla.group0.commands import Answer, ConditionFailed, Done, Forgotten
+from ebla.model.errors import DeadlineExceeded, Unavailable
+from ebla.model.identity import HostId
+from ebla.model.transaction import Revision, Transaction
+from ebla.topology import keys
+from ebla.topology.apply import apply
+from ebla.topology.commands import Command, SetBalancing
+from ebla.topology.draft import Applied
+from ebla.topology.rebuild import advance
+from ebla.topology.snapshot import Snapshot
+from ebla.wire.feed_messages import NodeBarrierRequest
+from ebla.wire.peers import Peers
+
+Commit = Callable[[Transaction], Awaitable[Answer]]
+
+
+class CommitRig:
+    """`script` has what becomes of the next commits; after it all is well."""
+
+    def __init__(self) -> None:
+        self.world, _ = cluster(3)
+        self.script: list[Commit] = []
+        self.commits = 0
+        self.quorum = True
+        self.leads = True
+        self.down: tuple[HostId, ...] = ()
+        self.told: dict[HostId, int] = {}
+        self.drains: set[bool] = set()
+        self.silent: tuple[HostId, ...] = ()
+        self.lagging: Snapshot | None = None
+        """What this node shows until it has done a read barrier."""
+        self.group0 = cast(
+            "Group0Server", SimpleNamespace(running=SimpleNamespace(calls=self, raft=self), is_running=True)
+        )
+        self.barriers = BarrierCalls(host(1), self._on_own, cast("Peers", self), lambda: self.down)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.lagging or self.world.snapshot
+
+    def planned(self, command: Command) -> Transaction:
+        applied = apply(self.snapshot, command)
+        assert isinstance(applied, Applied), applied
+        return applied.transaction
+
+    # ---- as group 0
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leads
+
+    async def read_barrier(self, _deadline_ms: int) -> Revision:
+        if not self.quorum:
+            raise Unavailable("no quorum")
+        self.lagging = None
+        return Revision(HISTORY, self.world.group0.index)
+
+    async def transact(self, transaction: Transaction, _deadline_ms: int) -> Answer:
+        self.commits += 1
+        return await (self.script.pop(0) if self.script else self.commit)(transaction)
+
+    async def commit(self, transaction: Transaction) -> Answer:
+        entries = self.world.group0.commit(transaction)
+        if entries is None:
+            return ConditionFailed(keys.STATE, None)
+        self.world.snapshot = advance(self.world.snapshot, entries)
+        return Done(Revision(HISTORY, self.world.group0.index))
+
+    async def commit_unanswered(self, transaction: Transaction) -> Answer:
+        await self.commit(transaction)
+        raise DeadlineExceeded("no answer")
+
+    async def commit_forgotten(self, transaction: Transaction) -> Answer:
+        await self.commit(transaction)
+        return Forgotten("long ago")
+
+    async def lose(self, _transaction: Transaction) -> Answer:
+        await asyncio.sleep(0.1)
+        raise DeadlineExceeded("no answer")
+
+    async def refuse(self, _transaction: Transaction) -> Answer:
+        raise Unavailable("took nothing up")
+
+    async def overtaken(self, transaction: Transaction) -> Answer:
+        self.world.do(SetBalancing(not self.snapshot.state.balancing_enabled))
+        return await self.commit(transaction)
+
+    # ---- as the nodes
+
+    async def _on_own(self, request: NodeBarrierRequest, deadline_ms: int) -> None:
+        await self.call(host(1), None, request, deadline_ms)
+
+    async def call(self, to: HostId, _verb: Any, request: NodeBarrierRequest, deadline_ms: int) -> None:
+        assert 0 < deadline_ms <= ASK_MS
+        self.drains.add(request.drain)
+        if to in self.silent:
+            await asyncio.sleep(deadline_ms / 1000)
+            raise DeadlineExceeded("shard-0 has not reported")
+        self.told[to] = request.version

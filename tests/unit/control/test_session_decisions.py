@@ -1,0 +1,80 @@
+"""What opening and closing a session mean, from what the topology says."""
+
+import uuid
+
+import msgspec
+import pytest
+from tests.unit.topology.world import World, cluster
+
+from ebla.control.session_decisions import opening_of, to_close, to_open
+from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
+from ebla.model.identity import JobId, SessionId, TableId
+from ebla.topology.commands import CloseSessions, OpenBulkSession
+from ebla.topology.states import NodeRequestKind
+from ebla.wire.transfer_messages import OpenSessionRequest
+
+SESSION, JOB = SessionId(uuid.UUID(int=5)), JobId(uuid.UUID(int=6))
+
+
+def asking(world: World) -> OpenSessionRequest:
+    return OpenSessionRequest(SESSION, world.create_table(2, 1), JOB, 1_000)
+
+
+def test_a_session_opens_once_and_is_found_by_its_id() -> None:
+    world, _ = cluster(2)
+    opening = opening_of(asking(world), world.snapshot, 9_000)
+    command = to_open(opening, world.snapshot)
+    assert isinstance(command, OpenBulkSession)
+    assert (command.session.deadline_ms, command.asked_at) == (9_000, world.snapshot.version)
+    world.do(command)
+    assert to_open(opening, world.snapshot) is None
+
+
+def test_an_id_that_is_used_for_something_else_is_wrong() -> None:
+    world, _ = cluster(2)
+    request = asking(world)
+    command = to_open(opening_of(request, world.snapshot, 9_000), world.snapshot)
+    assert command is not None
+    world.do(command)
+    other = msgspec.structs.replace(request, job=JobId(uuid.UUID(int=7)))
+    with pytest.raises(InvalidRequest, match="something else"):
+        to_open(opening_of(other, world.snapshot, 9_000), world.snapshot)
+
+
+def test_what_was_closed_is_told_from_what_is_new() -> None:
+    """INV-XFER-1."""
+    world, _ = cluster(2)
+    request = asking(world)
+    opening = opening_of(request, world.snapshot, 9_000)
+    command = to_open(opening, world.snapshot)
+    assert command is not None
+    world.do(command)
+    world.do(CloseSessions((SESSION,)))
+    with pytest.raises(Stale, match="closed"):
+        to_open(opening, world.snapshot)
+    late = opening_of(request, world.snapshot, 9_000)
+    with pytest.raises(Stale, match="closed"):
+        to_open(late, world.snapshot)
+
+
+def test_the_version_that_the_asker_names_counts() -> None:
+    world, _ = cluster(2)
+    request = msgspec.structs.replace(asking(world), asked_at=3)
+    assert opening_of(request, world.snapshot, 9_000).asked_at == 3
+
+
+def test_a_table_that_is_not_there() -> None:
+    world, _ = cluster(2)
+    request = OpenSessionRequest(SESSION, TableId(uuid.UUID(int=1)), JOB, 1_000)
+    with pytest.raises(NotFound):
+        to_open(opening_of(request, world.snapshot, 9_000), world.snapshot)
+
+
+def test_only_bulk_jobs_are_closed_here_and_only_once() -> None:
+    world, coordinator = cluster(2)
+    assert to_close(SESSION, world.snapshot) is None
+    world.ask(NodeRequestKind.REBUILD, 2)
+    coordinator.step()
+    (running,) = world.snapshot.sessions
+    with pytest.raises(Refused, match="ends with it"):
+        to_close(running, world.snapshot)
