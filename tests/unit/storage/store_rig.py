@@ -11,6 +11,7 @@ from ebla.journal.recovery import LogLimits
 from ebla.model.rows import Cell, Marker, Row
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING
+from ebla.ports.disk import Disk
 from ebla.sim.disk import LifeDisk
 from ebla.sim.workloads.store_rows import CELLS, SMALL, key_of, value_of
 from ebla.storage.commit_log import CommitLogLimits, SyncMode
@@ -51,7 +52,7 @@ class Rig:
         return self.machine.run(main)
 
     @asynccontextmanager
-    async def store(self, disk: LifeDisk) -> AsyncIterator[Store]:
+    async def store(self, disk: Disk) -> AsyncIterator[Store]:
         self.engine = MemoryEngine(disk, MemoryLimits(unflushed_bytes_max=self.unflushed_bytes_max))
         store = await open_store(disk, self.machine.chance, FOLDER, self.engine, self.bounds)
         async with asyncio.TaskGroup() as tasks:
