@@ -379,6 +379,11 @@ class LifeDisk:
         """The same for every link of a file."""
         return self._file(path).inode
 
+    def watch(self, path: str) -> Callable[[], bytes]:
+        """The bytes of the file as it is now called so, at any later time, whatever becomes of its names."""
+        content = self._file(path)
+        return lambda: bytes(content.cached)
+
     def is_open(self, path: str) -> bool:
         """Whether anybody has the file open, under whichever name. Every open file of this disk may be written to."""
         return self._file(path).is_open()

@@ -30,6 +30,7 @@ from ebla.wire.row_messages import (
 )
 from ebla.wire.server import Server
 from ebla.wire.topology_view import View
+from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
 from ebla.wire.verbs import Done
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Inside:
         self.store = streams._store  # noqa: SLF001  # see above
         self.stacks = streams._stacks  # noqa: SLF001  # see above
         self.guards = streams._guards  # noqa: SLF001  # see above
+        self.adoptions = replica._adoptions  # noqa: SLF001  # see above
 
 
 class ShardTaps:
@@ -178,6 +180,16 @@ class ShardTaps:
                 self._ledger.streamed(self._own, _SESSION.get(), len(items))
             return write_open(stack, live, items)
 
+        adopt = inside.adoptions.adopt
+
+        async def watched_adopt(request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
+            token = _SESSION.set(request.session)
+            try:
+                return await adopt(request, deadline_ms)
+            finally:
+                _SESSION.reset(token)
+
+        inside.adoptions.adopt = watched_adopt  # type: ignore[method-assign]  # notes, and does the same
         streams.stream = watched_stream  # type: ignore[method-assign]  # notes, and does the same
         store.write_open = watched_open  # type: ignore[method-assign]  # notes, and does the same
 

@@ -24,6 +24,7 @@ from ebla.node.router_front import RouterFront, RouterSetup
 from ebla.observe.metrics import Metrics
 from ebla.ports.surroundings import Surroundings
 from ebla.replica.fronts import Front, FrontContext, ShardParts
+from ebla.replica.replica_server import ReplicaServer
 from ebla.replica.shard_process import ShardProcess, ShardSetup
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.rows_taps import ShardTaps, watched_doors
@@ -124,6 +125,9 @@ class RowsCluster:
         views = [shard.process.view for shard in self.shards() if shard.process is not None]
         known = [view.current.schemas.get(table) for view in views if view.is_known]
         return max((one for one in known if one is not None), key=lambda one: one.version)
+
+    def watch_shard(self, seat: Shard, replica: ReplicaServer, around: Surroundings) -> None:
+        """For scenarios that look at more than rows: a life of a shard is about to serve."""
 
     def introduction(self, host: HostId, process: str) -> Introduction:
         return Introduction(host, self.id, "sim", process)
@@ -255,6 +259,7 @@ async def _shard(around: Surroundings, cluster: RowsCluster, number: int, shard:
 
     def fronts(context: FrontContext) -> tuple[Front, ...]:
         taps.watch(context.replica)
+        cluster.watch_shard(seat, context.replica, around)
         seat.front, seat.taps = RouterFront(context, router), taps
         return seat.front, _Watching(taps)
 

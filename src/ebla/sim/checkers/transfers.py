@@ -1,0 +1,162 @@
+"""What transfers may do to replicas, held against what they did, in the step in which it happened.
+
+INV-XFER-1  nothing becomes part of a stack under a session whose close was answered, nor is a guard of it held
+INV-XFER-2  what becomes part of a stack is what the source's checkpoint held, whole: every layer, every file, every row
+INV-XFER-3  layers of one transfer become part of a stack all in one step, and once
+INV-XFER-4  files that became part of a stack never change
+INV-XFER-5  nothing is left of a closed session: no staging, no checkpoint
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ebla.model.identity import HostId, Replica, SessionId, TransferId
+from ebla.model.transfers import FileMove
+from ebla.sim.disk import LifeDisk
+from ebla.storage.layer import Item
+from ebla.storage.manifest import Incarnation, LayerEntry, LayerId
+from ebla.storage.staging_format import checkpoints_folder, staging_folder
+
+Files = Mapping[str, int]
+"""A layer's files: the checksum of each by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    at: float
+    down: tuple[HostId, ...]
+    """They were not waited for: what had begun there may end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """Bases of one origin that a shard's stack has from this step on."""
+
+    own: Replica
+    incarnation: Incarnation
+    session: SessionId
+    transfer: TransferId
+    layers: Sequence[tuple[LayerEntry, str]]
+    """Each with its folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A file that is part of a stack, by whichever name."""
+
+    path: str
+    content: Callable[[], bytes]
+    checksum: int
+
+
+@dataclass(slots=True)
+class TransfersLedger:
+    fail: Callable[[str], None]
+    now: Callable[[], float]
+    closes: int = 0
+    adoptions: int = 0
+    merged_rows: int = 0
+    copied_files: int = 0
+    _closed: dict[SessionId, Closed] = field(default_factory=dict)
+    _layers: dict[TransferId, Sequence[Files]] = field(default_factory=dict)
+    _rows: dict[TransferId, dict[bytes, bytes]] = field(default_factory=dict)
+    _known: dict[tuple[Incarnation, TransferId], tuple[LayerId, ...]] = field(default_factory=dict)
+    _kept: dict[tuple[HostId, int], _Kept] = field(default_factory=dict)
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    def closed(self, session: SessionId, down: Sequence[HostId]) -> None:
+        """A close was answered. The first answer is the promise; a later one may name fewer as down."""
+        self.closes += 1
+        known = self._closed.get(session)
+        if known is None or set(known.down) > set(down):
+            self._closed[session] = Closed(self.now(), tuple(down))
+
+    def is_closed(self, host: HostId, session: SessionId) -> bool:
+        closed = self._closed.get(session)
+        return closed is not None and host not in closed.down
+
+    def held(self, host: HostId, who: str, sessions: Sequence[SessionId]) -> None:
+        """Guards of sessions no longer listed."""
+        for session in sessions:
+            if self.is_closed(host, session):
+                self.fail(f"INV-XFER-1: {who} holds a guard of session {session}, whose close was answered")
+
+    def effect(self, own: Replica, session: SessionId, began: float) -> None:
+        """Something becomes part of a stack, asked for at this time."""
+        closed = self._closed.get(session)
+        if closed is not None and (own.host not in closed.down or began > closed.at):
+            self.fail(f"INV-XFER-1: {own} takes something of session {session}, whose close was answered")
+
+    # -- what is on its way ------------------------------------------------------------------------------------------
+
+    def sends_files(self, move: FileMove, disk: LifeDisk) -> None:
+        """Before any attempt at it. What is not there cannot be brought by any."""
+        folder, part = move.source.folder, move.source.parts[move.part]
+        paths = [[(file.name, f"{folder}/{layer.folder}/{file.name}") for file in layer.files] for layer in part.layers]
+        if all(disk.exists(path) for layer in paths for _, path in layer):
+            found = [{name: _checksum(disk, path) for name, path in layer} for layer in paths]
+            self._layers.setdefault(move.target.transfer, found)
+
+    def sends_rows(self, transfer: TransferId, items: Sequence[Item]) -> None:
+        """By an attempt, each of which must come to the same: checkpoints do not change."""
+        known = self._rows.setdefault(transfer, dict(items))
+        if known != dict(items):
+            self.fail(f"INV-XFER-2: two attempts at transfer {transfer} read different rows")
+
+    # -- what has arrived --------------------------------------------------------------------------------------------
+
+    def appeared(self, found: Appeared, disk: LifeDisk) -> None:
+        what = f"transfer {found.transfer} on {found.own}"
+        ids = tuple(entry.id for entry, _ in found.layers)
+        key = (found.incarnation, found.transfer)
+        known = self._known.setdefault(key, ids)
+        if known != ids:
+            self.fail(f"INV-XFER-3: {what} becomes layers {ids}, after {known}")
+            return
+        expected = self._layers.get(found.transfer)
+        folders = [folder for _, folder in found.layers]
+        arrived = [{name: _checksum(disk, f"{one}/{name}") for name in disk.list_folder(one)} for one in folders]
+        if expected is not None and arrived != expected:
+            self.fail(f"INV-XFER-2: {what} was {expected} at its source and is {arrived}")
+        elif expected is None and found.transfer not in self._rows:
+            self.fail(f"INV-XFER-2: {what} becomes layers that nobody sent")
+        self.adoptions += 1
+        for folder in folders:
+            for name in disk.list_folder(folder):
+                self._keep(found.own.host, disk, f"{folder}/{name}")
+
+    def merged(self, own: Replica, transfer: TransferId, items: Sequence[Item]) -> None:
+        """All rows of it, by one adoption."""
+        expected = self._rows.get(transfer, {})
+        self.merged_rows += len(items)
+        if dict(items) != expected:
+            lacking = [key.hex() for key in expected if key not in dict(items)]
+            self.fail(
+                f"INV-XFER-2: transfer {transfer} on {own} brings {len(items)} rows, and {len(expected)} were read; "
+                f"lacking: {lacking[:3]}"
+            )
+
+    def _keep(self, host: HostId, disk: LifeDisk, path: str) -> None:
+        content = disk.watch(path)
+        self._kept.setdefault((host, disk.inode(path)), _Kept(path, content, zlib.crc32(content())))
+
+    def check_files(self) -> None:
+        """INV-XFER-4."""
+        for kept in self._kept.values():
+            if zlib.crc32(kept.content()) != kept.checksum:
+                self.fail(f"INV-XFER-4: {kept.path} has changed since it became part of a stack")
+
+
+def left_over(disk: LifeDisk, folder: str) -> str | None:
+    """INV-XFER-5, of a node's folder, once every session is closed."""
+    for path in (staging_folder(folder), checkpoints_folder(folder)):
+        names = disk.list_folder(path) if disk.exists(path) else []
+        if names:
+            return f"INV-XFER-5: {path} still has {', '.join(names)}"
+    return None
+
+
+def _checksum(disk: LifeDisk, path: str) -> int:
+    return zlib.crc32(disk.watch(path)())

@@ -1,0 +1,129 @@
+"""Taps on shards and controls for transfers: what becomes part of a stack, and when a close is answered.
+
+They reach inside on purpose, as those of rows do: a part that forgot to hold a guard would also forget to tell of it.
+"""
+
+import contextvars
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ebla.model.identity import Replica, SessionId, TransferId
+from ebla.replica.replica_server import ReplicaServer
+from ebla.sim.checkers.transfers import Appeared, TransfersLedger
+from ebla.sim.disk import LifeDisk
+from ebla.storage.layer import Item
+from ebla.storage.manifest import Edit, Incarnation, LayerEntry, StackEntry
+from ebla.storage.memory import MemoryEngine
+from ebla.storage.store import Store
+from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
+
+if TYPE_CHECKING:
+    from ebla.storage.layer import Layer
+    from ebla.storage.stack import Stack
+
+
+@dataclass(slots=True)
+class _Adopting:
+    """One call, and what it has merged so far."""
+
+    request: AdoptRequest
+    began: float
+    items: list[Item] = field(default_factory=list)
+
+
+_ADOPTING: contextvars.ContextVar[_Adopting | None] = contextvars.ContextVar("adopting", default=None)
+
+
+class TransferTaps:
+    """Of one life of a shard."""
+
+    def __init__(self, ledger: TransfersLedger, own: Replica, disk: LifeDisk) -> None:
+        self._ledger = ledger
+        self._own = own
+        self._disk = disk
+        self._entries: dict[Incarnation, StackEntry] = {}
+
+    def watch(self, replica: ReplicaServer) -> None:
+        adoptions = replica._adoptions  # noqa: SLF001  # see above
+        store = adoptions._parts.store  # noqa: SLF001  # see above
+        self._look(store, began=None)
+        self._watch_manifest(store)
+        self._watch_rows(store)
+        adopt = adoptions.adopt
+
+        async def watched(request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
+            call = _Adopting(request, self._ledger.now())
+            token = _ADOPTING.set(call)
+            try:
+                answer = await adopt(request, deadline_ms)
+            finally:
+                _ADOPTING.reset(token)
+            if answer.rows:
+                self._ledger.merged(self._own, request.transfer, call.items)
+            return answer
+
+        adoptions.adopt = watched  # type: ignore[method-assign]  # notes, and does the same
+
+    def _watch_manifest(self, store: Store) -> None:
+        manifest = store._parts.manifest  # noqa: SLF001  # see above
+        change = manifest.change
+
+        async def watched(edit: Edit, then: Callable[[], None] = lambda: None) -> None:
+            call = _ADOPTING.get()
+
+            def noted() -> None:
+                then()
+                self._look(store, None if call is None else call.began)
+
+            await change(edit, noted)
+
+        manifest.change = watched  # type: ignore[method-assign]  # notes, and does the same
+
+    def _watch_rows(self, store: Store) -> None:
+        write_open = store.write_open
+
+        def watched(stack: "Stack", live: "Layer", items: Sequence[Item]) -> int:
+            sequence = write_open(stack, live, items)
+            call = _ADOPTING.get()
+            if call is not None:
+                self._ledger.effect(self._own, call.request.session, call.began)
+                call.items.extend(items)
+            return sequence
+
+        store.write_open = watched  # type: ignore[method-assign]  # notes, and does the same
+
+    def _look(self, store: Store, began: float | None) -> None:
+        """At a start, `began` is None and nothing is an effect: what is there was adopted by an earlier life."""
+        at_start = not self._entries
+        for stack in store.stacks.values():
+            before = self._entries.get(stack.incarnation)
+            if before is stack.entry:
+                continue
+            self._entries[stack.incarnation] = stack.entry
+            known = () if before is None else tuple(one.id for one in before.bases)
+            fresh: dict[str, list[LayerEntry]] = {}
+            for entry in stack.entry.bases:
+                if entry.origin and entry.id not in known:
+                    fresh.setdefault(entry.origin, []).append(entry)
+            for origin, layers in fresh.items():
+                session, transfer = _named(origin)
+                if began is not None and not at_start:
+                    self._ledger.effect(self._own, session, began)
+                placed = [(one, stack.folder_of(one)) for one in layers]
+                self._ledger.appeared(Appeared(self._own, stack.incarnation, session, transfer, placed), self._disk)
+
+
+def _named(origin: str) -> tuple[SessionId, TransferId]:
+    session, _, transfer = origin.partition("/")
+    return SessionId(uuid.UUID(session)), TransferId(uuid.UUID(transfer))
+
+
+async def rows_of(disk: LifeDisk, folder: str) -> list[Item]:
+    """Of a layer that was built of staged rows."""
+    layer = await MemoryEngine(disk).open(folder, writable=False)
+    try:
+        return list(layer.scan())
+    finally:
+        await layer.discard()

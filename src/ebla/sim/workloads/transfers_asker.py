@@ -1,0 +1,176 @@
+"""Asks for transfers of every kind, cancels some, opens sessions that nobody closes, and repeats what is long over."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ebla.group0.commands import Done
+from ebla.model.errors import EblaError
+from ebla.model.identity import HostId, JobId, SessionId, TableId
+from ebla.model.stored import Stored, decode_stored, encode_stored
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transaction import Missing, Put, Transaction, Unchanged
+from ebla.pipeline.plan_jobs import Piece, pieces_of
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.workloads.rows_client import RowsLoad
+from ebla.sim.workloads.rows_driver import ON_TABLETS, ON_VNODES
+from ebla.sim.workloads.rows_node import CONTROL_SOCKET, WIRE, RowsNode
+from ebla.topology.replica_sets import ReplicaSets
+from ebla.topology.snapshot import Snapshot
+from ebla.wire.group0_messages import ExecuteRequest, ReadRequest
+from ebla.wire.group0_pages import ReadPages
+from ebla.wire.jobs import ENDED, JOBS_PREFIX, Compare, CopyTablet, Job, StreamRange, Wish, job_key
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.transfer_messages import CloseSessionRequest, OpenSessionRequest
+from ebla.wire.verbs import CLOSE_SESSION, GROUP0_EXECUTE, GROUP0_READ, OPEN_SESSION
+
+CALL_MS = 2_000
+CLOSE_MS = 6_000
+THINK_S = 1.2
+UNDER_WAY_MAX = 5
+LIFE_MS = 40_000
+SHORT_LIFE_MS = 4_000
+"""So short that some do not live to their end."""
+ORPHAN_LIFE_MS = 3_000
+
+
+@dataclass(slots=True)
+class Asked:
+    """What askers share, outside every life."""
+
+    jobs: dict[JobId, Wish] = field(default_factory=dict)
+    orphans: dict[SessionId, None] = field(default_factory=dict)
+    """Sessions that nobody closes: only their deadline can."""
+    cancelled: int = 0
+
+
+class TransfersAsker:
+    def __init__(
+        self, around: Surroundings, load: RowsLoad, home: RowsNode, asked: Asked, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._around = around
+        self._chance = around.chance
+        self._load = load
+        self._home = home
+        self._asked = asked
+        name = f"asker-{home.control.name}"
+        introduction = load.cluster.introduction(home.host, name)
+        context = PeersContext(around.transport, around.chance, introduction, WIRE, load.cluster.report(name))
+        self._own = Peers(tasks, context)
+        self._own.set_address(home.host, CONTROL_SOCKET)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._chance.random() * THINK_S)
+            if self._load.stopping or len(self._load.tables) < 2:
+                continue
+            try:
+                await self._act()
+            except EblaError:
+                pass  # whether it was taken shows in group 0
+
+    async def _act(self) -> None:
+        snapshot = self._home.snapshot
+        if snapshot is None:
+            return
+        jobs = await self.jobs()
+        under_way = [job for job in jobs.values() if job.state not in ENDED]
+        kind = self._chance.randrange(0, 100)
+        if kind < 12 and under_way:
+            await self._cancel(self._chance.choice(under_way))
+        elif kind < 20:
+            await self._orphan()
+        elif len(under_way) < UNDER_WAY_MAX:
+            wish = self._draw(snapshot)
+            if wish is not None:
+                life_ms = SHORT_LIFE_MS if self._chance.random() < 0.1 else LIFE_MS
+                await self.ask(wish, life_ms)
+
+    # -- wishes ------------------------------------------------------------------------------------------------------
+
+    def _draw(self, snapshot: Snapshot) -> Wish | None:
+        kind = self._chance.randrange(0, 100)
+        if kind < 45:
+            return self._draw_copy(snapshot)
+        table = self._load.tables[self._chance.choice((ON_TABLETS, ON_VNODES))].id
+        if kind < 75:
+            return self._draw_stream(snapshot, table)
+        heal = self._chance.random() < 0.7
+        part = self._chance.choice(WHOLE_RING.split(4)) if self._chance.random() < 0.3 else None
+        return Compare(table, part, heal)
+
+    def _draw_copy(self, snapshot: Snapshot) -> Wish | None:
+        """Also of a table that may be dropped meanwhile, and to a replica that is about to be one."""
+        passing = self._load.passing.get(ON_TABLETS)
+        steady = self._load.tables[ON_TABLETS]
+        table = passing.id if passing is not None and self._chance.random() < 0.1 else steady.id
+        tablets = snapshot.tablets.get(table)
+        if tablets is None:
+            return None
+        number = self._chance.randrange(0, tablets.tablet_count)
+        source = self._chance.choice(tablets.replicas(number)).host
+        targets = sorted({one.host for one in tablets.all_replicas(number)} - {source})
+        if not targets:
+            return None
+        short_cut = self._chance.random() < 0.8
+        return CopyTablet(table, number, source, self._chance.choice(targets), short_cut)
+
+    def _draw_stream(self, snapshot: Snapshot, table: TableId) -> Wish | None:
+        pieces = list(pieces_of(ReplicaSets(snapshot), table, WHOLE_RING))
+        piece: Piece = self._chance.choice(pieces)
+        hosts: list[HostId] = sorted({one.host for one in (*piece.replicas, *piece.pending)})
+        target = self._chance.choice(hosts)
+        sources = sorted({one.host for one in piece.replicas} - {target})
+        if not sources:
+            return None
+        self._chance.shuffle(sources)
+        count = self._chance.randrange(1, len(sources) + 1)
+        part: TokenRange = piece.range
+        if self._chance.random() < 0.3:
+            part = self._chance.choice(part.split(2))
+        return StreamRange(table, part, tuple(sources[:count]), target)
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    async def ask(self, wish: Wish, life_ms: int) -> JobId:
+        job = JobId(self._chance.uuid())
+        now_ms = self._around.clock.wall_us() // 1000
+        record = Job(job, wish, f"a {type(wish).__name__} of the simulation", now_ms, life_ms)
+        put = Put(job_key(job), encode_stored(Stored(record)))
+        self._asked.jobs[job] = wish
+        await self._execute(Transaction((Missing(put.key),), (put,)))
+        return job
+
+    async def jobs(self) -> dict[JobId, Job]:
+        pages = ReadPages(ReadRequest(prefixes=(JOBS_PREFIX,)))
+        while (
+            whole := pages.take(await self._own.call(self._home.host, GROUP0_READ, pages.request(), CALL_MS))
+        ) is None:
+            pass
+        return {job.id: job for job in (decode_stored(Job, found.value).value for found in whole.found)}
+
+    async def _cancel(self, job: Job) -> None:
+        key = job_key(job.id)
+        answer = await self._own.call(self._home.host, GROUP0_READ, ReadRequest((key,)), CALL_MS)
+        for found in answer.found:
+            stored = decode_stored(Job, found.value)
+            wanted = stored.with_value(msgspec.structs.replace(stored.value, cancel_asked=True))
+            await self._execute(Transaction((Unchanged(key, found.revision),), (Put(key, encode_stored(wanted)),)))
+            self._asked.cancelled += 1
+
+    async def _execute(self, transaction: Transaction) -> bool:
+        answer = await self._own.call(self._home.host, GROUP0_EXECUTE, ExecuteRequest(transaction), CALL_MS)
+        return isinstance(answer.answer, Done)
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    async def _orphan(self) -> None:
+        """Opened, and sometimes closed by somebody else; its owner never comes back."""
+        session = SessionId(self._chance.uuid())
+        table = self._load.tables[self._chance.choice((ON_TABLETS, ON_VNODES))].id
+        self._asked.orphans[session] = None
+        request = OpenSessionRequest(session, table, JobId(self._chance.uuid()), ORPHAN_LIFE_MS)
+        await self._own.call(self._home.host, OPEN_SESSION, request, CALL_MS)
+        if self._chance.random() < 0.3:
+            await self._own.call(self._home.host, CLOSE_SESSION, CloseSessionRequest(session), CLOSE_MS)
