@@ -6,6 +6,7 @@ new session; the one before is closed first.
 """
 
 import enum
+from uuid import UUID
 
 import msgspec
 
@@ -110,6 +111,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     cause: str = ""
     progress: Progress = Progress()
     result: JobResult | None = None
+    keeper: UUID | None = None
+    """Drawn anew by each pipeline that takes jobs up: the one that attends to this run, or to its end."""
 
 
 class PipelineState(msgspec.Struct, frozen=True, array_like=True):

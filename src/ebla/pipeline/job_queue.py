@@ -1,0 +1,308 @@
+"""Takes jobs up as they come into group 0, runs them, and says there how they go.
+
+What to do is decided in `job_book`; here it is done. A record goes first: it names the session of a run before that is
+opened, and says that the run has ended only after it was closed. So wherever this process dies, the next one knows what
+to close, and nothing of a job that has ended can still happen.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, assert_never
+
+import msgspec
+
+from ebla.model.errors import EblaError, Stale
+from ebla.model.identity import HostId, JobId, SessionId
+from ebla.pipeline.job_book import (
+    UNAVAILABLE,
+    Attended,
+    Begin,
+    BookLimits,
+    Cancel,
+    Change,
+    EndWaiting,
+    Explain,
+    Happening,
+    Prune,
+    Scene,
+    Step,
+    TakeOver,
+    changed,
+    left,
+    next_steps,
+)
+from ebla.pipeline.job_records import AskControl, JobRecords, RecordLimits
+from ebla.pipeline.job_runner import is_final
+from ebla.pipeline.runs import Attendant, Drawn
+from ebla.ports.chance import Chance
+from ebla.ports.clock import Clock
+from ebla.ports.transfers import EngineState, PipelineUnavailable, Transfers
+from ebla.wire.jobs import ENDED, Job, JobResult, JobState, PipelineState, Progress
+from ebla.wire.report import Report
+
+
+class Runner(Protocol):
+    """`job_runner.JobRunner` is one."""
+
+    def draw(self) -> Drawn: ...
+
+    async def run(self, job: Job, drawn: Drawn, attendant: Attendant) -> JobResult: ...
+
+    async def close(self, session: SessionId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    book: BookLimits = field(default_factory=BookLimits)
+    records: RecordLimits = field(default_factory=RecordLimits)
+    look_ms: int = 1_000
+    """At the latest so often is looked what to do, and how the engine is."""
+    progress_ms: int = 1_000
+    """A job's progress is written at most so often."""
+    rest_first_ms: int = 2_000
+    """Before a job that broke is begun again; twice as long after each further time."""
+    rest_max_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSetup:
+    host: HostId
+    pid: int
+    clock: Clock
+    chance: Chance
+    report: Report
+    limits: QueueLimits = field(default_factory=QueueLimits)
+
+
+class _Seat:
+    """What is at work on one job. `runs.Attendant`."""
+
+    def __init__(self, confirm: Callable[[], Awaitable[None]], *, only_writes: bool) -> None:
+        self._confirm = confirm
+        self.only_writes = only_writes
+        self.session: SessionId | None = None
+        self.end = asyncio.Event()
+        self.progress = Progress()
+        self.moved = asyncio.Event()
+
+    def as_attended(self) -> Attended:
+        return Attended(self.session, self.end.is_set(), self.only_writes)
+
+    def tell(self, progress: Progress) -> None:
+        self.progress = progress
+        self.moved.set()
+
+    async def confirm(self) -> None:
+        await self._confirm()
+
+
+class JobQueue:
+    """Acts as long as `run` runs: whoever may not act any more cancels it, and the next one takes over."""
+
+    def __init__(self, ask: AskControl, runner: Runner, transfers: Transfers, setup: QueueSetup) -> None:
+        self._runner = runner
+        self._transfers = transfers
+        self._setup = setup
+        self._limits = setup.limits
+        self._records = JobRecords(ask, setup.limits.records, setup.report)
+        self._seats: dict[JobId, _Seat] = {}
+        self._resting: dict[JobId, int] = {}
+        self._broken: dict[JobId, int] = {}
+        self._woken = asyncio.Event()
+        self._records.on_change = self._woken.set
+        self._keeper = setup.chance.uuid()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._records.follow())
+            tasks.create_task(self._tell_state())
+            await self._records.loaded.wait()
+            while True:
+                self._woken.clear()
+                for step in next_steps(self._scene(), self._limits.book):
+                    self._take(tasks, step)
+                await _set_within(self._woken, self._limits.look_ms)
+
+    # ---- what to do
+
+    def _scene(self) -> Scene:
+        status = self._transfers.status()
+        return Scene(
+            self._records.jobs(),
+            {job: seat.as_attended() for job, seat in self._seats.items()},
+            self._keeper,
+            None if status.state is EngineState.READY else status.cause or f"Spark is {status.state}",
+            self._resting,
+            self._setup.clock.boot_ms(),
+        )
+
+    def _take(self, tasks: asyncio.TaskGroup, step: Step) -> None:
+        if isinstance(step, Cancel):
+            self._seats[step.job].end.set()
+            return
+        assert step.job not in self._seats
+        only_writes = not isinstance(step, Begin | TakeOver)
+        seat = self._seats[step.job] = _Seat(partial(self._confirm, step.job), only_writes=only_writes)
+        tasks.create_task(self._seated(step, seat))
+
+    async def _seated(self, step: Step, seat: _Seat) -> None:
+        try:
+            await self._do(step, seat)
+        finally:
+            del self._seats[step.job]
+            self._woken.set()
+
+    async def _do(self, step: Step, seat: _Seat) -> None:
+        match step:
+            case Begin(job):
+                await self._attend(job, seat)
+            case TakeOver(job):
+                await self._take_over(job)
+            case EndWaiting(job):
+                await self._note(job, Change(Happening.CANCELLED, self._now_ms()), None)
+            case Explain(job, cause):
+                await self._records.try_write(job, lambda record: _explained(record, cause))
+            case Prune(job):
+                await self._records.delete(job)
+            case Cancel():
+                raise AssertionError("it is taken at once")
+            case _:
+                assert_never(step)
+
+    async def _take_over(self, job: JobId) -> None:
+        record = await self._records.write(job, self._ours_to_end)
+        if record is None:
+            return
+        self._setup.report("job.taken_over", {"job": str(job), "session": str(record.session)})
+        if record.session is not None:
+            await self._runner.close(record.session)
+        await self._note(job, lambda found: left(found, self._now_ms()), record.session)
+
+    def _ours_to_end(self, record: Job) -> Job | None:
+        return None if record.state in ENDED else msgspec.structs.replace(record, keeper=self._keeper)
+
+    async def _confirm(self, job: JobId) -> None:
+        """INV-XFER-1: a pipeline that took the run over has written so before it closed the session. If it did that
+        before the session was there to be closed, the record, as a quorum knows it now, is no longer ours."""
+        record = await self._records.read_again(job)
+        if record is None or record.keeper != self._keeper or record.session != self._seats[job].session:
+            raise Stale(f"job {job} was taken over by another pipeline")
+
+    # ---- one run
+
+    async def _attend(self, job: JobId, seat: _Seat) -> None:
+        drawn = self._runner.draw()
+        session = drawn.session
+        begun = Change(Happening.BEGUN, self._now_ms(), session=session, keeper=self._keeper)
+        record = await self._records.write(
+            job, lambda found: None if found.cancel_asked else changed(found, begun, self._limits.book)
+        )
+        if record is None:
+            return
+        seat.session = session
+        self._setup.report("job.begun", {"job": str(job), "what": record.what, "run": record.runs})
+        ending = await self._run_to_end(record, drawn, seat)
+        await self._runner.close(session)
+        await self._note(job, ending, session)
+        self._setup.report("job.ended", {"job": str(job), "how": str(ending.happening), "cause": ending.cause})
+        self._rest_after(job, ending.happening)
+
+    async def _run_to_end(self, job: Job, drawn: Drawn, seat: _Seat) -> Change:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(self._outcome(job, drawn, seat))
+            asked = tasks.create_task(seat.end.wait())
+            writing = tasks.create_task(self._write_progress(job.id, drawn.session, seat))
+            await asyncio.wait((running, asked), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                # First the session: from then on what the engine still does for the job, for however long, is void.
+                await self._runner.close(drawn.session)
+            was_done = running.done()
+            for each in (running, asked, writing):
+                each.cancel()
+        # A run that had come to its end before it was asked to stop, or while the session was being closed, is what
+        # has happened. One that the closed session broke is what was asked for.
+        if was_done and (not seat.end.is_set() or running.result().happening is Happening.SUCCEEDED):
+            return running.result()
+        return Change(Happening.CANCELLED, self._now_ms())
+
+    async def _outcome(self, job: Job, drawn: Drawn, seat: _Seat) -> Change:
+        try:
+            result = await self._runner.run(job, drawn, seat)
+        except PipelineUnavailable as error:
+            return Change(Happening.AWAY, self._now_ms(), f"{UNAVAILABLE}: {error}")
+        except EblaError as error:
+            happening = Happening.REFUSED if is_final(error) else Happening.BROKE
+            return Change(happening, self._now_ms(), str(error))
+        return Change(Happening.SUCCEEDED, self._now_ms(), result=result)
+
+    async def _write_progress(self, job: JobId, session: SessionId, seat: _Seat) -> None:
+        def with_progress(found: Job) -> Job | None:
+            ours = found.session == session and found.state is JobState.RUNNING
+            return msgspec.structs.replace(found, progress=seat.progress) if ours else None
+
+        while True:
+            await seat.moved.wait()
+            seat.moved.clear()
+            await self._records.try_write(job, with_progress)
+            await asyncio.sleep(self._limits.progress_ms / 1000)
+
+    def _rest_after(self, job: JobId, happening: Happening) -> None:
+        if happening not in (Happening.BROKE, Happening.AWAY):
+            self._broken.pop(job, None)
+            self._resting.pop(job, None)
+            return
+        known = self._records.jobs()
+        self._broken = {each: times for each, times in self._broken.items() if each in known}
+        self._resting = {each: until_ms for each, until_ms in self._resting.items() if each in known}
+        times = self._broken[job] = self._broken.get(job, 0) + 1
+        rest_ms = min(self._limits.rest_max_ms, self._limits.rest_first_ms << min(times - 1, 20))
+        self._resting[job] = self._setup.clock.boot_ms() + rest_ms
+
+    async def _note(self, job: JobId, change: Change | Callable[[Job], Change], session: SessionId | None) -> None:
+        """Unless the record is another run's by now."""
+
+        def noted(found: Job) -> Job | None:
+            if found.session != session or (session is not None and found.keeper != self._keeper):
+                return None
+            return changed(found, change(found) if callable(change) else change, self._limits.book)
+
+        await self._records.write(job, noted)
+
+    # ---- how the pipeline is
+
+    async def _tell_state(self) -> None:
+        told: PipelineState | None = None
+        while True:
+            status, setup = self._transfers.status(), self._setup
+            state = PipelineState(
+                setup.host,
+                setup.pid,
+                status.state,
+                status.cause,
+                status.master,
+                status.version,
+                status.user_interface,
+            )
+            if state != told:
+                now = msgspec.structs.replace(state, told_ms=self._now_ms())
+                told = state if await self._records.tell_state(now) else None
+                self._woken.set()
+            await asyncio.sleep(self._limits.look_ms / 1000)
+
+    def _now_ms(self) -> int:
+        return self._setup.clock.wall_us() // 1000
+
+
+def _explained(job: Job, cause: str) -> Job | None:
+    return msgspec.structs.replace(job, cause=cause) if job.state is JobState.WAITING else None
+
+
+async def _set_within(event: asyncio.Event, milliseconds: int) -> None:
+    try:
+        async with asyncio.timeout(milliseconds / 1000):
+            await event.wait()
+    except TimeoutError:
+        pass

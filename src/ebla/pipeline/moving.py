@@ -1,0 +1,168 @@
+"""Moves of files and of rows: staging opened, checkpoints taken, the engine run, what it brought sealed and adopted.
+
+The order is what counts. The target holds its tombstones, from the opening of its staging on, before a checkpoint is
+taken anywhere: a tombstone that it dropped in between would be missing under a row that the checkpoint still has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from ebla.model.errors import EblaError, InternalError
+from ebla.model.identity import HostId, Replica, TransferId
+from ebla.model.token import TokenRange
+from ebla.model.transfers import FileMove, Moved, Result, RowMove, RowTarget, Source, StagingKind, Target
+from ebla.pipeline.plan_jobs import FilePlan, hull
+from ebla.pipeline.runs import Run
+from ebla.pipeline.transfer_steps import PASSING
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What moves have brought into stacks."""
+
+    size_bytes: int = 0
+    rows: int = 0
+    layers: int = 0
+    short_cut: bool = False
+
+    def __add__(self, other: "Brought") -> "Brought":
+        return Brought(
+            self.size_bytes + other.size_bytes,
+            self.rows + other.rows,
+            self.layers + other.layers,
+            self.short_cut or other.short_cut,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWanted:
+    """Rows of a range that lies in one stack on each of the targets."""
+
+    range: TokenRange
+    sources: tuple[HostId, ...]
+    targets: tuple[Replica, ...]
+
+
+async def copy_files(run: Run, plan: FilePlan, *, short_cut: bool) -> Brought:
+    """The source's stack becomes a part of the target's."""
+    steps, scope = run.parts.steps, run.scope
+    run.meter.step("opening the target")
+    first = await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range)
+    run.meter.step("taking a checkpoint")
+    source = await steps.take_checkpoint(scope, plan.source.host, plan.range, plan.source)
+    moves: list[FileMove] = []
+    for number, part in enumerate(source.parts):
+        if not part.layers:
+            continue
+        place = first if not moves else await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range)
+        sized = (place, part.size_bytes)
+        target = await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range, sized)
+        moves.append(FileMove(_far(source, short_cut), number, _far_target(target, short_cut)))
+    brought = Brought()
+    if moves:
+        targets = [move.target for move in moves]
+        run.meter.expect(sum(source.parts[move.part].size_bytes for move in moves))
+        run.meter.step("copying files")
+        results = await run.on_engine(moves, targets)
+        brought = await _settle(run, targets, results)
+        run.meter.moved(brought.size_bytes)
+    await steps.release(run.session, [source], [first, *(move.target for move in moves[1:])])
+    return brought
+
+
+async def move_rows(run: Run, wanted: Sequence[RowsWanted], words: str) -> Brought:
+    """Cells merged from all sources, to the targets that lack them. A target that is a source gets what it lacks."""
+    steps, scope = run.parts.steps, run.scope
+    run.meter.step(f"{words}: opening the targets")
+    places = [(one.range, target) for one in wanted for target in one.targets]
+    targets = await steps.all(
+        [partial(steps.open_staging, scope, place, StagingKind.ROWS, part) for part, place in places]
+    )
+    run.meter.step(f"{words}: taking checkpoints")
+    sources = await checkpoints(run, [(one.range, one.sources) for one in wanted])
+    schema = run.view.schemas.get(scope.table)
+    moves: list[RowMove] = []
+    remaining = iter(targets)
+    for one in wanted:
+        own = {host: number for number, host in enumerate(one.sources)}
+        row_targets = tuple(RowTarget(next(remaining), own.get(place.host)) for place in one.targets)
+        parts = tuple(narrowed(sources[host], one.range) for host in one.sources)
+        moves.append(RowMove(one.range, parts, row_targets, schema))
+    run.meter.expect(0)  # how much is lacking nobody knows
+    run.meter.step(words)
+    results = await run.on_engine(moves, targets)
+    brought = await _settle(run, targets, results)
+    await steps.release(run.session, list(sources.values()), targets)
+    return brought
+
+
+async def checkpoints(run: Run, wanted: Sequence[tuple[TokenRange, tuple[HostId, ...]]]) -> Mapping[HostId, Source]:
+    """One on each host, over all that is wanted of it, at about the same time."""
+    ranges: dict[HostId, list[TokenRange]] = {}
+    for part, hosts in wanted:
+        for host in hosts:
+            ranges.setdefault(host, []).append(part)
+    steps, scope = run.parts.steps, run.scope
+    taken = await steps.all(
+        [partial(steps.take_checkpoint, scope, host, hull(parts), None) for host, parts in ranges.items()]
+    )
+    return dict(zip(ranges, taken))
+
+
+def narrowed(source: Source, part: TokenRange) -> Source:
+    """With the stacks that have something of the range alone: whoever asks for rows names the range, and a descriptor
+    of each of a thousand ranges must not list the files of all."""
+    return msgspec.structs.replace(source, parts=tuple(one for one in source.parts if one.range.overlaps(part)))
+
+
+def _far(source: Source, short_cut: bool) -> Source:
+    """Without the machine that it is on, nobody takes himself to be on the same."""
+    return source if short_cut else msgspec.structs.replace(source, machine="", folder="")
+
+
+def _far_target(target: Target, short_cut: bool) -> Target:
+    return target if short_cut else msgspec.structs.replace(target, machine="", folder="")
+
+
+# ---- what was brought
+
+
+async def _settle(run: Run, targets: Sequence[Target], results: Sequence[Result]) -> Brought:
+    run.meter.step("sealing and adopting")
+    attempts: dict[TransferId, list[Moved]] = {target.transfer: [] for target in targets}
+    for result in results:
+        if isinstance(result, Moved) and result.transfer in attempts:
+            attempts[result.transfer].append(result)
+    settled = await run.parts.steps.all(
+        [partial(_settle_one, run, target, attempts[target.transfer]) for target in targets]
+    )
+    return sum(settled, Brought())
+
+
+async def _settle_one(run: Run, target: Target, attempts: Sequence[Moved]) -> Brought:
+    if not attempts:
+        raise InternalError(f"the engine says nothing of transfer {target.transfer}")
+    if not any(attempt.files for attempt in attempts):
+        return Brought()  # nothing was lacking
+    winner = await _seal(run, target, [attempt for attempt in attempts if attempt.files])
+    adopted = await run.parts.steps.adopt(run.scope, target)
+    return Brought(winner.size_bytes, winner.rows, adopted.layers, winner.short_cut)
+
+
+async def _seal(run: Run, target: Target, attempts: Sequence[Moved]) -> Moved:
+    """The first that is whole. An attempt that a later one overtook may have left less than it told."""
+    failure: EblaError | None = None
+    for attempt in attempts:
+        try:
+            await run.parts.steps.seal(target, attempt)
+        except PASSING:
+            raise
+        except EblaError as error:
+            failure = failure or error
+        else:
+            return attempt
+    assert failure is not None
+    raise failure

@@ -1,0 +1,146 @@
+"""The pipeline process of a node: follows the topology, keeps in touch with its control, and runs jobs while that leads.
+
+Every control starts one when it becomes the leader and ends it when it is not any more. It runs nothing unless its
+control says so, and stops by itself where control is silent: two pipelines are at work on one job for a moment at most,
+and then their records and sessions keep them apart.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from ebla.model.errors import EblaError
+from ebla.pipeline.doors import DoorPlaces, WireDoors
+from ebla.pipeline.job_queue import JobQueue, QueueLimits, QueueSetup
+from ebla.pipeline.job_runner import JobRunner
+from ebla.pipeline.runs import RunLimits, RunParts
+from ebla.pipeline.transfer_steps import StepLimits, TransferSteps
+from ebla.ports.surroundings import Surroundings
+from ebla.ports.transfers import EngineState, Transfers
+from ebla.wire.feed_messages import ChildReport
+from ebla.wire.frames import Introduction
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext
+from ebla.wire.report import Report
+from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
+from ebla.wire.topology_view import TopologyView, View
+from ebla.wire.verbs import CHILD_BEAT, ChildBeatRequest
+
+NAME = "pipeline"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    heartbeat_ms: int = 1_000
+    silence_ms: int = 5_000
+    """A pipeline whose control is silent for so long runs nothing."""
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    run: RunLimits = field(default_factory=RunLimits)
+    steps: StepLimits = field(default_factory=StepLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSetup:
+    introduction: Introduction
+    """Its process name is the one its control knows it by."""
+    places: DoorPlaces
+    wire: WireLimits
+    report: Report
+    pid: int
+    limits: PipelineLimits = field(default_factory=PipelineLimits)
+
+
+class PipelineProcess:
+    """The engine comes from outside, running."""
+
+    def __init__(self, surroundings: Surroundings, setup: PipelineSetup, transfers: Transfers) -> None:
+        self._surroundings = surroundings
+        self._setup = setup
+        self._transfers = transfers
+        self._doors: WireDoors | None = None
+        self._acts = asyncio.Event()
+        self._rests = asyncio.Event()
+        self._rests.set()
+        self.view = TopologyView()
+
+    @property
+    def acts(self) -> bool:
+        """Whether it takes jobs up now."""
+        return self._acts.is_set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        setup, around = self._setup, self._surroundings
+        async with asyncio.TaskGroup() as tasks:
+            context = PeersContext(around.transport, around.chance, setup.introduction, setup.wire, setup.report)
+            self._doors = doors = WireDoors(tasks, context, setup.places)
+            ours, poll_ms = setup.introduction, setup.limits.heartbeat_ms
+            following = FollowerSetup(ours.process, setup.pid, ours.host, around.clock, setup.report, poll_ms=poll_ms)
+            follower = TopologyFollower(doors, following, self.view, self, self._report_of)
+            tasks.create_task(follower.run())
+            tasks.create_task(self._keep_in_touch(doors))
+            try:
+                await self._take_turns(doors)
+            finally:
+                doors.close("the pipeline stops")
+
+    # ---- jobs, while control leads
+
+    async def _take_turns(self, doors: WireDoors) -> None:
+        setup, around = self._setup, self._surroundings
+        while True:
+            await self._acts.wait()
+            setup.report("pipeline.acts", {})
+            steps = TransferSteps(doors, around.chance, setup.limits.steps)
+            parts = RunParts(steps, self._transfers, self.view, around.clock, around.chance, setup.limits.run)
+            queue = JobQueue(
+                doors.control,
+                JobRunner(parts),
+                self._transfers,
+                QueueSetup(
+                    setup.introduction.host, setup.pid, around.clock, around.chance, setup.report, setup.limits.queue
+                ),
+            )
+            async with asyncio.TaskGroup() as tasks:
+                acting = tasks.create_task(queue.run())
+                await self._rests.wait()
+                # Runs end where they are. Who leads now closes their sessions and runs them again.
+                acting.cancel()
+            setup.report("pipeline.rests", {})
+
+    def _turn(self, *, acts: bool) -> None:
+        set_now, clear_now = (self._acts, self._rests) if acts else (self._rests, self._acts)
+        set_now.set()
+        clear_now.clear()
+
+    # ---- control
+
+    async def _keep_in_touch(self, doors: WireDoors) -> None:
+        setup, clock = self._setup, self._surroundings.clock
+        heard_ms = clock.boot_ms()
+        while True:
+            asked_ms = clock.boot_ms()
+            ready = self.acts and self._transfers.status().state is EngineState.READY
+            beat = ChildBeatRequest(setup.introduction.process, setup.pid, serving=ready)
+            try:
+                answer = await doors.control(CHILD_BEAT, beat, setup.limits.heartbeat_ms)
+            except EblaError:
+                if clock.boot_ms() - heard_ms >= setup.limits.silence_ms:
+                    self._turn(acts=False)
+            else:
+                heard_ms = asked_ms
+                self._turn(acts=answer.serving and self.view.is_known)
+            await asyncio.sleep(setup.limits.heartbeat_ms / 1000)
+
+    # ---- the topology
+
+    async def prepare(self, view: View, before: View | None) -> None:
+        """Nothing: no file here belongs to a version."""
+
+    def installed(self, view: View) -> None:
+        assert self._doors is not None, "it follows while it runs"
+        self._doors.follow(view.snapshot)
+
+    def _report_of(self, view: View) -> ChildReport:
+        """No barrier waits for it: it holds no version, and its effects are other processes' under a session."""
+        name, pid = self._setup.introduction.process, self._setup.pid
+        return ChildReport(name, pid, view.version, view.fence, view.version, pending_open=True)

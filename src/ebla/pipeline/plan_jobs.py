@@ -1,0 +1,239 @@
+"""From a version of the topology and a wish to what is moved: ranges, sources, targets and their shards. Pure.
+
+A transfer goes into one stack. A tablet is one on each of its replicas; of a table on vnodes each shard has one, with
+whatever part of the ring falls to it. So ranges are cut where replicas or their shards change.
+"""
+
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from ebla.model.errors import InvalidRequest, NotFound, Unavailable
+from ebla.model.identity import HostId, Replica, TableId
+from ebla.model.token import WHOLE_RING, Token, TokenRange, advance
+from ebla.topology.replica_sets import ReplicaSets, WriteReplicas
+from ebla.topology.snapshot import Node, Snapshot
+from ebla.topology.static_sharding import last_token_of_shard
+from ebla.topology.tablet_map import TabletMap
+from ebla.topology.vnode_ring import next_ring, previous_ring
+from ebla.wire.jobs import Compare, CopyTablet, StreamRange, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range, over no top of the ring, that lies in one stack on each of these replicas."""
+
+    range: TokenRange
+    replicas: tuple[Replica, ...]
+    """That serve reads, and so are to be equal."""
+    pending: tuple[Replica, ...] = ()
+
+    def replica_on(self, host: HostId) -> Replica | None:
+        return next((replica for replica in (*self.replicas, *self.pending) if replica.host == host), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    table: TableId
+    range: TokenRange
+    source: Replica
+    target: Replica
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    table: TableId
+    sources: tuple[HostId, ...]
+    target: HostId
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePlan:
+    table: TableId
+    heal: bool
+    pieces: tuple[Piece, ...]
+
+
+Plan = FilePlan | RowPlan | ComparePlan
+
+
+def plan_job(sets: ReplicaSets, wish: Wish, down: Collection[HostId]) -> Plan:
+    """Raises `InvalidRequest` where it makes no sense as it stands, `Unavailable` where a node it needs is down."""
+    match wish:
+        case CopyTablet():
+            return _copy(sets.snapshot, wish, down)
+        case StreamRange():
+            return _stream(sets, wish, down)
+        case Compare():
+            return _compare(sets, wish, down)
+        case _:
+            assert_never(wish)
+
+
+def _copy(snapshot: Snapshot, wish: CopyTablet, down: Collection[HostId]) -> FilePlan:
+    name = _table_name(snapshot, wish.table)
+    tablets = snapshot.tablets.get(wish.table)
+    if tablets is None:
+        raise InvalidRequest(f"{name} is on vnodes and has no tablets", advice="compare it with --heal instead")
+    if not 0 <= wish.tablet < tablets.tablet_count:
+        raise InvalidRequest(f"{name} has no tablet {wish.tablet}; its tablets are 0 to {tablets.tablet_count - 1}")
+    if wish.source == wish.target:
+        raise InvalidRequest(f"node {_node_name(snapshot, wish.source)} cannot be copied from to itself")
+    _check_up(snapshot, (wish.source, wish.target), down)
+    what = f"tablet {wish.tablet} of {name}"
+    source = _on(wish.source, tablets.replicas(wish.tablet))
+    target = _on(wish.target, tablets.all_replicas(wish.tablet))
+    if source is None:
+        raise InvalidRequest(
+            f"node {_node_name(snapshot, wish.source)} holds no replica of {what}", advice=_SEE_TABLETS
+        )
+    if target is None:
+        raise InvalidRequest(f"node {_node_name(snapshot, wish.target)} is no replica of {what}", advice=_SEE_TABLETS)
+    return FilePlan(wish.table, _tablet_range(tablets, wish.tablet), source, target)
+
+
+_SEE_TABLETS = "see `ebla tablets`"
+
+
+def _stream(sets: ReplicaSets, wish: StreamRange, down: Collection[HostId]) -> RowPlan:
+    snapshot = sets.snapshot
+    name = _table_name(snapshot, wish.table)
+    if not wish.sources:
+        raise InvalidRequest(f"nobody is named to stream {name} from")
+    if wish.target in wish.sources:
+        raise InvalidRequest(f"node {_node_name(snapshot, wish.target)} cannot be streamed from to itself")
+    _check_up(snapshot, (*wish.sources, wish.target), down)
+    pieces = tuple(pieces_of(sets, wish.table, wish.range))
+    for piece in pieces:
+        for host in wish.sources:
+            if _on(host, piece.replicas) is None:
+                raise InvalidRequest(
+                    f"node {_node_name(snapshot, host)} holds no replica of {name} in {range_words(piece.range)}"
+                )
+        if piece.replica_on(wish.target) is None:
+            raise InvalidRequest(
+                f"node {_node_name(snapshot, wish.target)} is no replica of {name} in {range_words(piece.range)}"
+            )
+    return RowPlan(wish.table, tuple(dict.fromkeys(wish.sources)), wish.target, pieces)
+
+
+def _compare(sets: ReplicaSets, wish: Compare, down: Collection[HostId]) -> ComparePlan:
+    snapshot = sets.snapshot
+    _table_name(snapshot, wish.table)
+    pieces = tuple(pieces_of(sets, wish.table, wish.range or WHOLE_RING))
+    hosts = sorted({replica.host for piece in pieces for replica in piece.replicas})
+    _check_up(snapshot, hosts, down)
+    return ComparePlan(wish.table, wish.heal, pieces)
+
+
+# ---- ranges
+
+
+def pieces_of(sets: ReplicaSets, table: TableId, wanted: TokenRange) -> Iterator[Piece]:
+    """In ring order from the bottom, as few as there can be."""
+    replicas = sets.of(table)
+
+    def piece(part: TokenRange) -> Piece:
+        token = int(part.end)
+        writing: WriteReplicas = replicas.writing(token)
+        reading = replicas.reading(token)
+        pending = (each for each in (*writing.natural, *writing.pending) if each not in reading)
+        return Piece(part, tuple(sorted(reading)), tuple(sorted(pending)))
+
+    # Of a table on tablets each is a stack of its own, also where neighbours have the same replicas.
+    may_join = sets.snapshot.tablets.get(table) is None
+    for whole in wanted.unwrapped():
+        kept: Piece | None = None
+        for part in _cut(whole, _borders(sets.snapshot, table)):
+            found = piece(part)
+            if kept is None:
+                kept = found
+            elif may_join and (kept.replicas, kept.pending) == (found.replicas, found.pending):
+                kept = Piece(TokenRange(kept.range.start, part.end), kept.replicas, kept.pending)
+            else:
+                yield kept
+                kept = found
+        if kept is not None:
+            yield kept
+
+
+def _borders(snapshot: Snapshot, table: TableId) -> tuple[int, ...]:
+    """The last tokens of everything within which replicas and their shards stay the same, in order."""
+    tablets = snapshot.tablets.get(table)
+    if tablets is not None:
+        return tuple(tablets.last_token(number) for number in range(tablets.tablet_count))
+    tokens = {*previous_ring(snapshot).tokens, *next_ring(snapshot).tokens}
+    rules = {(node.shard_count, node.ignore_msb) for node in snapshot.members()}
+    for shard_count, ignore_msb in sorted(rules):
+        tokens.update(_shard_borders(shard_count, ignore_msb))
+    return tuple(sorted(tokens))
+
+
+def _shard_borders(shard_count: int, ignore_msb: int) -> Iterator[int]:
+    token = WHOLE_RING.start
+    while True:
+        last = last_token_of_shard(token, shard_count, ignore_msb)
+        yield last
+        if last >= WHOLE_RING.end:
+            return
+        token = advance(last, 1)
+
+
+def _cut(whole: TokenRange, borders: tuple[int, ...]) -> Iterator[TokenRange]:
+    within = (border for border in borders if whole.start < border < whole.end)
+    for start, end in itertools.pairwise((whole.start, *within, whole.end)):
+        yield TokenRange(Token(start), Token(end))
+
+
+def _tablet_range(tablets: TabletMap, number: int) -> TokenRange:
+    return TokenRange(Token(tablets.after_token(number)), Token(tablets.last_token(number)))
+
+
+def joined(ranges: Collection[TokenRange], count_max: int) -> tuple[TokenRange, ...]:
+    """Neighbours put together; more than so many give one range over all of them. None of them goes over the top."""
+    found: list[TokenRange] = []
+    for each in sorted(ranges):
+        if found and found[-1].end >= each.start:
+            found[-1] = TokenRange(found[-1].start, max(found[-1].end, each.end))
+        else:
+            found.append(each)
+    return tuple(found) if len(found) <= count_max else (hull(found),)
+
+
+def hull(ranges: Collection[TokenRange]) -> TokenRange:
+    """The least range over all of these; none of them goes over the top."""
+    return TokenRange(min(each.start for each in ranges), max(each.end for each in ranges))
+
+
+# ---- words
+
+
+def range_words(token_range: TokenRange) -> str:
+    return f"({token_range.start}, {token_range.end}]"
+
+
+def _on(host: HostId, replicas: Collection[Replica]) -> Replica | None:
+    return next((replica for replica in replicas if replica.host == host), None)
+
+
+def _table_name(snapshot: Snapshot, table: TableId) -> str:
+    found = snapshot.tables.get(table)
+    if found is None:
+        raise NotFound(f"there is no table {table}; it may have been dropped")
+    return found.full_name
+
+
+def _node_name(snapshot: Snapshot, host: HostId) -> str:
+    node: Node | None = snapshot.nodes.get(host)
+    return f"{node.address} ({host})" if node is not None else str(host)
+
+
+def _check_up(snapshot: Snapshot, hosts: Collection[HostId], down: Collection[HostId]) -> None:
+    known = {node.host for node in snapshot.members()}
+    for host in hosts:
+        if host not in known:
+            raise InvalidRequest(f"{_node_name(snapshot, host)} is no node of this cluster", advice="see `ebla ring`")
+        if host in down:
+            raise Unavailable(f"node {_node_name(snapshot, host)} is down", advice="see `ebla status`")
