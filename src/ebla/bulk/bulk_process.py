@@ -1,22 +1,28 @@
 """The bulk process of a node: one, long-lived, niced. It keeps in touch with its control, is a part of every barrier,
-and folds for the shards."""
+folds for the shards, and holds the checkpoints and the staging of transfers."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ebla.bulk.fold_desk import DeskLimits, FoldDesk, Folding
 from ebla.bulk.sessions_followed import SessionsFollowed
+from ebla.bulk.transfers import BulkTransfers, TransferSetup
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address
+from ebla.observe.metrics import Metrics
 from ebla.ports.surroundings import Surroundings
+from ebla.ports.transport import Listening
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
+from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, told_metrics
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.report import Report
 from ebla.wire.server import IncomingCall, Server
+from ebla.wire.session_guards import Guards
 from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
 from ebla.wire.topology_view import TopologyView
-from ebla.wire.verbs import CHILD_BEAT, FOLD, IDENTITY, ChildBeatRequest, IdentityAnswer, IdentityRequest
+from ebla.wire.verbs import CHILD_BEAT, FOLD, IDENTITY, METRICS, ChildBeatRequest, IdentityAnswer, IdentityRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,12 @@ class BulkSetup:
     wire: WireLimits
     report: Report
     pid: int
+    transfers: TransferSetup | None = None
+    """None: it only folds."""
+
+
+BARRIER_MS = 5_000
+"""For a read barrier of group 0, asked of control before a guard is entered."""
 
 
 class BulkProcess:
@@ -40,33 +52,56 @@ class BulkProcess:
         self._folding = folding
         self.view = TopologyView()
         self.sessions = SessionsFollowed(setup.introduction.process, setup.pid, self.view)
-        self._follower: TopologyFollower | None = None
+        self.transfers: BulkTransfers | None = None
+        """Once it runs, where it has any."""
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where the address is taken."""
         setup, surroundings = self._setup, self._surroundings
         async with asyncio.TaskGroup() as tasks:
-            server = Server(tasks, setup.introduction, setup.wire, setup.report)
-            server.serve(IDENTITY, self._identity)
-            server.serve(FOLD, FoldDesk(self._folding, setup.desk, setup.report).serve)
-            listening = await surroundings.transport.listen(setup.address, server.accept)
             context = PeersContext(
                 surroundings.transport, surroundings.chance, setup.introduction, setup.wire, setup.report
             )
             control = Peers(tasks, context)
             control.set_address(setup.introduction.host, setup.control_address)
-            self._follower = self._following(control)
-            tasks.create_task(self._follower.run())
-            try:
-                await self._keep_in_touch(control)
-            finally:
-                await listening.close()
-                server.close("the bulk process stops")
+            follower = self._following(control)
+            guards = self.sessions.guards = Guards(self.view, follower, surroundings.clock, BARRIER_MS)
+            tasks.create_task(self._keep_in_touch(control))
+            tasks.create_task(follower.run())
+            local = Server(tasks, setup.introduction, setup.wire, setup.report)
+            local.serve(FOLD, FoldDesk(self._folding, setup.desk, setup.report).serve)
+            doors = [(setup.address, local)]
+            if setup.transfers is not None:
+                peers = Server(tasks, setup.introduction, setup.wire, setup.report)
+                doors.append((setup.transfers.peers_address, peers))
+                await self._begin_transfers(tasks, context, setup.transfers, guards)
+            await self._listen(doors)
 
-    def guards_changed(self) -> None:
-        """To be called after each change of `sessions.book`: a barrier may be waiting to hear of it."""
-        if self._follower is not None:
-            self._follower.changed()
+    async def _begin_transfers(
+        self, tasks: asyncio.TaskGroup, context: PeersContext, wanted: TransferSetup, guards: Guards
+    ) -> None:
+        transfers = BulkTransfers(self._surroundings, wanted, self.view, guards, self._setup.report)
+        await transfers.begin(tasks, context)
+        self.sessions.on_installed = transfers.sessions_changed
+        self.transfers = transfers
+        tasks.create_task(transfers.run())
+
+    async def _listen(self, doors: Sequence[tuple[Address, Server]]) -> None:
+        """Until cancelled."""
+        listening: list[Listening] = []
+        try:
+            for address, server in doors:
+                server.serve(IDENTITY, self._identity)
+                server.serve(METRICS, self._metrics)
+                if self.transfers is not None:
+                    self.transfers.attach(server)
+                listening.append(await self._surroundings.transport.listen(address, server.accept))
+            await asyncio.Event().wait()
+        finally:
+            for one in listening:
+                await one.close()
+            for _, server in doors:
+                server.close("the bulk process stops")
 
     def _following(self, control: Peers) -> TopologyFollower:
         setup = self._setup
@@ -84,6 +119,10 @@ class BulkProcess:
             except EblaError:
                 pass  # control counts the silence
             await asyncio.sleep(setup.heartbeat_ms / 1000)
+
+    def _metrics(self, _request: MetricsRequest, _call: IncomingCall) -> MetricsAnswer:
+        wanted = self._setup.transfers
+        return told_metrics(Metrics() if wanted is None else wanted.metrics)
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
         ours = self._setup.introduction

@@ -4,8 +4,10 @@ It has no replicas to make ready. It is part of every barrier all the same: a pi
 be running here, under a guard, and the barrier waits until that is released.
 """
 
-from ebla.topology.sessions import SessionBook
+from collections.abc import Callable
+
 from ebla.wire.feed_messages import ChildReport
+from ebla.wire.session_guards import Guards
 from ebla.wire.topology_view import TopologyView, View
 
 
@@ -16,19 +18,20 @@ class SessionsFollowed:
         self._name = name
         self._pid = pid
         self._view = view
-        self.book: SessionBook | None = None
-        """None until the first version came. Whoever takes or releases a guard replaces it, and says so to the
-        follower."""
+        self.guards: Guards | None = None
+        """Set before the first version comes."""
+        self.on_installed: Callable[[], None] = _nothing
 
     async def prepare(self, view: View, before: View | None) -> None:
         """Nothing: no file here belongs to a version."""
 
     def installed(self, view: View) -> None:
-        book = self.book or SessionBook(view.revision)
-        self.book = book.followed(view.snapshot, view.revision)
+        assert self.guards is not None
+        self.guards.installed(view)
+        self.on_installed()
 
     def report_of(self, view: View) -> ChildReport:
-        assert self.book is not None, "a report speaks of what was installed"
+        assert self.guards is not None, "a report speaks of what was installed"
         return ChildReport(
             self._name,
             self._pid,
@@ -36,5 +39,9 @@ class SessionsFollowed:
             view.fence,
             self._view.versions.oldest(view.version),
             pending_open=True,
-            closing_sessions=tuple(self.book.closing()),
+            closing_sessions=self.guards.closing,
         )
+
+
+def _nothing() -> None:
+    pass

@@ -12,6 +12,7 @@ from ebla.model.identity import SessionId
 from ebla.model.transaction import Revision
 from ebla.ports.clock import Clock
 from ebla.topology.sessions import BarrierProof, FrozenGuard, GuardRefusal, SessionBook
+from ebla.topology.snapshot import Session
 from ebla.wire.topology_view import TopologyView, View
 
 
@@ -21,6 +22,10 @@ class ReadBarriers(Protocol):
     def changed(self) -> None:
         """What this process reports may be something else now."""
         ...
+
+
+class SessionClosed(Stale):
+    """The operation that this was for is over. Nothing of it has any effect any more."""
 
 
 class Guards:
@@ -45,9 +50,9 @@ class Guards:
     def held(self) -> int:
         return 0 if self._book is None else sum(self._book.guards.values())
 
-    def is_listed(self, session: SessionId) -> bool:
-        """By what the feed has brought so far, which may be behind."""
-        return self._book is not None and session in self._book.listed
+    def listed(self, session: SessionId) -> Session | None:
+        """By what the feed has brought so far, which may be behind. None: it is closed, or was never opened."""
+        return None if self._book is None else self._book.listed.get(session)
 
     def materialised(self, session: SessionId, deadline_ms: int) -> "GuardHold":
         """For `async with`: held inside. Entering raises `Stale` where the session is closed, `Unavailable` where that
@@ -63,9 +68,14 @@ class Guards:
             raise _refused(guard.session, refusal)
         self._book = self._book.entered(guard, proof)
 
+    def held_listed(self, session: SessionId) -> "ListedHold":
+        """For `with`. Without a barrier, for work whose effect comes to count only by a later step that has one. It is
+        counted as any other, so a barrier that knows of the end waits for it. Entering raises `SessionClosed`, or
+        `Unavailable` before anything is known here."""
+        return ListedHold(self, FrozenGuard(session))
+
     def enter_listed(self, guard: FrozenGuard) -> None:
-        """Without a barrier, for work whose effect comes to count only by a later step that has one. It is counted as
-        any other, so a barrier that knows of the end waits for it."""
+        """What `held_listed` does at its beginning; `release` is its end."""
         if self._book is None:
             raise _refused(guard.session, GuardRefusal.NO_BARRIER)
         proof = BarrierProof(self._book.applied, self._clock.wall_us() // 1000)
@@ -75,14 +85,14 @@ class Guards:
         self._book = self._book.entered(guard, proof)
 
     async def catch_up(self, deadline_ms: int) -> None:
-        """What `is_listed` says of a session that was closed before the call is right afterwards. Raises
+        """What `listed` says of a session that was closed before the call is right afterwards. Raises
         `Unavailable`."""
         await self._proof(deadline_ms)
 
     def release(self, guard: FrozenGuard) -> None:
         assert self._book is not None
         self._book = self._book.released(guard)
-        if guard.session not in self._book.guards:
+        if guard.session not in self._book.guards and guard.session not in self._book.listed:
             self._barriers.changed()
 
     async def _proof(self, deadline_ms: int) -> BarrierProof:
@@ -111,13 +121,27 @@ class GuardHold:
         self._guards.release(self._guard)
 
 
+class ListedHold:
+    """Not a generator either."""
+
+    def __init__(self, guards: Guards, guard: FrozenGuard) -> None:
+        self._guards = guards
+        self._guard = guard
+
+    def __enter__(self) -> None:
+        self._guards.enter_listed(self._guard)
+
+    def __exit__(self, *_: object) -> None:
+        self._guards.release(self._guard)
+
+
 def _refused(session: SessionId, refusal: GuardRefusal) -> Refused | Unavailable:
     match refusal:
         case GuardRefusal.NOT_LISTED:
-            return Stale(
+            return SessionClosed(
                 f"session {session} is closed, or was never opened", advice="the operation it belongs to is over"
             )
         case GuardRefusal.PAST_DEADLINE:
-            return Stale(f"session {session} is past its deadline", advice="start the job again")
+            return SessionClosed(f"session {session} is past its deadline", advice="start the job again")
         case GuardRefusal.NO_BARRIER | GuardRefusal.BEHIND_BARRIER:
             return Unavailable(f"whether session {session} is open is not known here", advice="try again in a moment")

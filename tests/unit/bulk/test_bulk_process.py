@@ -18,7 +18,6 @@ from ebla.ports.surroundings import Surroundings
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_clock import SystemClock
 from ebla.topology.keys import STATE, Row, encode, session_key
-from ebla.topology.sessions import BarrierProof, FrozenGuard
 from ebla.topology.snapshot import Session, TopologyState
 from ebla.topology.states import SessionKind
 from ebla.wire.calls import Caller, Target
@@ -125,14 +124,11 @@ def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards_of_th
             }
             rig.control.tell(3, listed, reset=True)
             await rig.control.reported(1)
-            sessions = rig.bulk.sessions
-            assert sessions.book is not None
-            guard = FrozenGuard(SESSION)
-            sessions.book = sessions.book.entered(guard, BarrierProof(Revision(HISTORY, 3), now_ms=0))
-            rig.control.tell(4, {STATE: state(8), session_key(SESSION): None})
-            assert (await rig.control.reported(2)).closing_sessions == (SESSION,)
-            sessions.book = sessions.book.released(guard)
-            rig.bulk.guards_changed()
+            guards = rig.bulk.sessions.guards
+            assert guards is not None
+            with guards.held_listed(SESSION):
+                rig.control.tell(4, {STATE: state(8), session_key(SESSION): None})
+                assert (await rig.control.reported(2)).closing_sessions == (SESSION,)
             assert (await rig.control.reported(3)).closing_sessions == ()
 
     asyncio.run(story())

@@ -1,0 +1,185 @@
+"""Checkpoints of this node's stacks, for others to read: taken by the shards, listed, kept by session, removed.
+
+<checkpoints>/<checkpoint>/record      what it is, and whose; comes last
+                           <machine>   by which a task on this machine knows the folder
+                           shard-N/…   the stacks of a shard, as it made them
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from ebla.bulk.staging import Isolation, uuid_of
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.journal.recovery import make_durable_folder
+from ebla.journal.replace import read_checked_file, replace_file
+from ebla.model.errors import Corruption, Overloaded, Refused
+from ebla.model.identity import CheckpointId, SessionId, ShardNumber, TableId
+from ebla.model.schema import TableSchema
+from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart
+from ebla.ports.chance import Chance
+from ebla.ports.disk import Disk
+from ebla.storage.manifest import Manifest, StackEntry, layer_folder, read_manifest
+from ebla.wire.report import Report
+from ebla.wire.transfer_messages import CheckpointedStack, CheckpointRequest, TakeCheckpointRequest
+from ebla.wire.verbs import CHECKPOINT, A, Q, Verb
+
+RECORD_NAME = "record"
+_NOT_MOVED = ("LOCK", "LOG")
+"""Of the engine, for itself alone."""
+
+
+class Shards(Protocol):
+    """`local_shards.LocalShards` is one."""
+
+    async def call(self, shard: ShardNumber, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True):
+    checkpoint: CheckpointId
+    session: SessionId
+    table: TableId
+    parts: tuple[CheckpointPart, ...]
+    schema: TableSchema
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointParts:
+    disk: Disk
+    chance: Chance
+    folder: str
+    machine: str
+    isolation: Isolation
+    shards: Shards
+    limits: TransferLimits
+    report: Report
+
+
+class Checkpoints:
+    def __init__(self, parts: CheckpointParts) -> None:
+        self._parts = parts
+        self._disk = parts.disk
+        self._kept: dict[CheckpointId, CheckpointRecord] = {}
+
+    async def recover(self) -> None:
+        """What is whole on disk. One without a record was not answered to anybody."""
+        disk, root = self._disk, self._parts.folder
+        await make_durable_folder(disk, root)
+        for name in disk.list_folder(root):
+            record = await self._record_in(f"{root}/{name}")
+            if record is not None and uuid_of(name) == record.checkpoint:
+                self._kept[record.checkpoint] = record
+            else:
+                await disk.run(partial(disk.remove_folder, f"{root}/{name}"))
+
+    async def _record_in(self, folder: str) -> CheckpointRecord | None:
+        try:
+            data = await read_checked_file(self._disk, f"{folder}/{RECORD_NAME}")
+            return msgspec.msgpack.decode(data, type=CheckpointRecord)
+        except FileNotFoundError:
+            return None
+        except (Corruption, Refused, msgspec.DecodeError) as failure:
+            self._parts.report("checkpoint.unreadable", {"folder": folder, "cause": str(failure)})
+            return None
+
+    async def take(
+        self, request: TakeCheckpointRequest, schema: TableSchema, shards: Sequence[ShardNumber], deadline_ms: int
+    ) -> CheckpointRecord:
+        """Held by a guard. On any error nothing of it is left."""
+        if len(self._kept) >= self._parts.limits.checkpoints_max:
+            raise Overloaded(f"{len(self._kept)} checkpoints are kept on this node already")
+        checkpoint = CheckpointId(self._parts.chance.uuid())
+        folder = self.folder_of(checkpoint)
+        try:
+            await make_durable_folder(self._disk, folder)
+            parts: list[CheckpointPart] = []
+            for shard in shards:
+                parts += await self._ask(shard, request, f"{folder}/shard-{shard}", deadline_ms)
+            self._disk.create(f"{folder}/{self._parts.machine}").close()
+            record = CheckpointRecord(
+                checkpoint, request.session, request.table, tuple(parts), schema, self._parts.machine
+            )
+            await replace_file(self._disk, f"{folder}/{RECORD_NAME}", msgspec.msgpack.encode(record))
+        except BaseException:
+            self._disk.remove_folder(folder)
+            raise
+        self._kept[checkpoint] = record
+        return record
+
+    async def _ask(
+        self, shard: ShardNumber, request: TakeCheckpointRequest, folder: str, deadline_ms: int
+    ) -> list[CheckpointPart]:
+        wanted = CheckpointRequest(request.session, request.table, request.range, request.version, folder)
+        await make_durable_folder(self._disk, folder)
+        answer = await self._parts.shards.call(shard, CHECKPOINT, wanted, deadline_ms)
+        return [await self._listed(shard, stack, folder) for stack in answer.stacks]
+
+    async def _listed(self, shard: ShardNumber, stack: CheckpointedStack, folder: str) -> CheckpointPart:
+        root = folder.rpartition("/")[0]
+        if not f"{stack.folder}/".startswith(f"{folder}/"):
+            raise Corruption(f"shard {shard} made its checkpoint in {stack.folder} instead of {folder}")
+        manifest = await read_manifest(self._disk, stack.folder)
+        if manifest is None:
+            raise Corruption(f"the checkpoint {stack.folder} of shard {shard} has no manifest")
+        entry = _only_stack(manifest, stack.folder)
+        layers = await self._disk.run(partial(self._layers, entry, stack.folder, root))
+        return CheckpointPart(shard, stack.range, tuple(layers))
+
+    def _layers(self, entry: StackEntry, stack: str, root: str) -> list[CheckpointLayer]:
+        """Blocks. The live layer of a checkpoint is empty and has no folder."""
+        layers = []
+        for layer in entry.layers:
+            folder = layer_folder(stack, entry.incarnation, layer.id)
+            if layer.damage:
+                raise Corruption(f"layer {folder} is damaged: {layer.damage}", advice="copy from another replica")
+            if self._disk.exists(folder):
+                files = tuple(self._files(folder))
+                layers.append(CheckpointLayer(folder.removeprefix(f"{root}/"), layer.range, files))
+        return layers
+
+    def _files(self, folder: str) -> list[CheckpointFile]:
+        isolation = self._parts.isolation
+        names = [name for name in self._disk.list_folder(folder) if name not in _NOT_MOVED]
+        paths = [f"{folder}/{name}" for name in names]
+        return [
+            CheckpointFile(name, isolation.size_bytes(path), isolation.inode(path))
+            for name, path in zip(names, paths, strict=True)
+        ]
+
+    # -- later -------------------------------------------------------------------------------------------------------
+
+    def folder_of(self, checkpoint: CheckpointId) -> str:
+        return f"{self._parts.folder}/{checkpoint}"
+
+    def find(self, checkpoint: CheckpointId) -> CheckpointRecord | None:
+        return self._kept.get(checkpoint)
+
+    @property
+    def count(self) -> int:
+        return len(self._kept)
+
+    @property
+    def sessions(self) -> tuple[SessionId, ...]:
+        return tuple(dict.fromkeys(one.session for one in self._kept.values()))
+
+    async def release(self, session: SessionId, checkpoints: Iterable[CheckpointId]) -> None:
+        """What is not there is no error."""
+        for checkpoint in checkpoints:
+            record = self._kept.get(checkpoint)
+            if record is not None and record.session == session:
+                del self._kept[checkpoint]
+                await self._disk.run(partial(self._disk.remove_folder, self.folder_of(checkpoint)))
+
+    async def drop_session(self, session: SessionId) -> None:
+        """INV-XFER-5."""
+        await self.release(session, [one.checkpoint for one in self._kept.values() if one.session == session])
+
+
+def _only_stack(manifest: Manifest, folder: str) -> StackEntry:
+    if len(manifest.stacks) != 1:
+        raise Corruption(f"the checkpoint {folder} has {len(manifest.stacks)} stacks instead of one")
+    return manifest.stacks[0]

@@ -1,0 +1,205 @@
+"""Files that streams write into attempts. Nothing here counts before the seal."""
+
+import re
+import zlib
+from dataclasses import dataclass
+from functools import partial
+
+from ebla.bulk.data_plane import ROWS_NAME, PutPlace
+from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
+from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Refused, Stale
+from ebla.model.identity import AttemptId, SessionId, TransferId
+from ebla.model.transfers import StagingKind
+from ebla.ports.disk import Disk, File
+from ebla.storage.row_file import whole_records_bytes
+from ebla.storage.staging_format import SEALED_LAYERS_MAX
+from ebla.wire.transfer_messages import FlightPut, PutAnswer
+
+READ_BYTES = 4 << 20
+_FILE_NAME = re.compile(r"([0-9]{1,4})/([A-Za-z0-9_][A-Za-z0-9_.-]{0,200})")
+
+
+def layer_of(name: str) -> int:
+    """The place of the layer in `<layer>/<file>`. Raises `InvalidRequest`."""
+    matched = _FILE_NAME.fullmatch(name)
+    if matched is None or int(matched[1]) >= SEALED_LAYERS_MAX or str(int(matched[1])) != matched[1]:
+        raise InvalidRequest(f"{name[:80]!r} is no name for a staged file")
+    return int(matched[1])
+
+
+def check_name(kind: StagingKind, name: str) -> None:
+    match kind:
+        case StagingKind.FILES:
+            layer_of(name)
+        case StagingKind.ROWS:
+            if name != ROWS_NAME:
+                raise InvalidRequest(f"of rows only {ROWS_NAME!r} is staged, not {name[:80]!r}")
+
+
+def checksum_of(disk: Disk, path: str, size_bytes: int | None = None) -> int:
+    """CRC-32 of a file, or of its beginning. Blocks; for a worker thread."""
+    file = disk.open(path)
+    try:
+        return _checksum(file, file.size() if size_bytes is None else size_bytes)
+    finally:
+        file.close()
+
+
+def _checksum(file: File, size_bytes: int) -> int:
+    checksum = offset = 0
+    while offset < size_bytes:
+        piece = file.read(offset, min(READ_BYTES, size_bytes - offset))
+        if not piece:
+            raise Corruption(f"{file.path} became shorter while it was read")
+        checksum = zlib.crc32(piece, checksum)
+        offset += len(piece)
+    return checksum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OpenPut:
+    place: PutPlace
+    staged: StagedTransfer
+    file: File
+
+
+_Key = tuple[TransferId, AttemptId, str]
+
+
+class Puts:
+    def __init__(self, parts: StagingParts, staging: Staging) -> None:
+        self._parts = parts
+        self._disk = parts.disk
+        self._staging = staging
+        self._open: dict[_Key, _OpenPut] = {}
+
+    async def open(self, staged: StagedTransfer, put: FlightPut) -> PutPlace:
+        """Held by a guard."""
+        target = staged.target
+        check_name(target.kind, put.name)
+        if put.size_bytes < 0 or put.offset < 0 or (target.kind is StagingKind.FILES and put.offset > put.size_bytes):
+            raise InvalidRequest(f"a put of {put.size_bytes} bytes from {put.offset} on makes no sense")
+        staged.state = staged.state.put(put.attempt, self._parts.limits.attempts_max)
+        key = (staged.transfer, put.attempt, put.name)
+        self._take_away(key)
+        file = self._file(staged, put)
+        try:
+            received = await self._disk.run(partial(_received, file, put, target.kind))
+            checksum = await self._disk.run(partial(_checksum, file, received))
+            if received < put.offset or (target.kind is StagingKind.FILES and received > put.size_bytes):
+                raise Refused(
+                    f"{put.name} of attempt {put.attempt} has {received} bytes here; the sender goes on "
+                    f"at {put.offset} of {put.size_bytes}",
+                    advice="begin a new attempt",
+                )
+            self._staging.check_space(max(0, put.size_bytes - received))
+            # Another stream may have come for the same, or a seal begun, while this one looked.
+            staged.state = staged.state.put(put.attempt, self._parts.limits.attempts_max)
+        except BaseException:
+            file.close()
+            raise
+        self._take_away(key)
+        place = PutPlace(
+            staged.session,
+            staged.transfer,
+            put.attempt,
+            put.name,
+            target.kind,
+            target.range,
+            put.size_bytes,
+            received,
+            checksum,
+        )
+        self._open[key] = _OpenPut(place, staged, file)
+        return place
+
+    def _file(self, staged: StagedTransfer, put: FlightPut) -> File:
+        folder = staged.attempt_folder(put.attempt)
+        path = f"{folder}/{put.name}"
+        self._disk.make_folder(path.rpartition("/")[0])
+        try:
+            return self._disk.create(path)
+        except FileExistsError:
+            return self._disk.open(path)
+
+    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+        """Held by a guard. Raises `Stale` where another stream has taken the place."""
+        opened = self._opened(place)
+        staged = opened.staged
+        staged.state = staged.state.put(place.attempt, self._parts.limits.attempts_max)
+        end = place.received_bytes + len(data)
+        if place.kind is StagingKind.FILES and end > place.size_bytes:
+            raise InvalidRequest(f"{place.name} was announced with {place.size_bytes} bytes, and {end} came")
+        try:
+            self._staging.check_space(len(data))
+            checksum = await self._disk.run(partial(_written, opened.file, place, bytes(data)))
+        except DiskFull:
+            self._forget_attempt(staged.transfer, place.attempt)
+            await self._staging.drop_attempt(staged, place.attempt)
+            raise
+        place.received_bytes, place.checksum = end, checksum
+        staged.received[place.attempt] = staged.received.get(place.attempt, 0) + len(data)
+
+    def finish(self, place: PutPlace) -> PutAnswer:
+        self._opened(place)
+        if place.kind is StagingKind.FILES and place.received_bytes != place.size_bytes:
+            raise Refused(
+                f"{place.name} has {place.received_bytes} bytes of the {place.size_bytes} that were announced",
+                advice="send the rest",
+            )
+        return PutAnswer(place.received_bytes, place.checksum)
+
+    def close(self, place: PutPlace) -> None:
+        key = (place.transfer, place.attempt, place.name)
+        opened = self._open.get(key)
+        if opened is not None and opened.place is place:
+            self._take_away(key)
+
+    def close_transfer(self, transfer: TransferId) -> None:
+        """Their files are closed here, so that a seal does not find a writer that it knows to be over."""
+        for key in [key for key in self._open if key[0] == transfer]:
+            self._take_away(key)
+
+    def close_session(self, session: SessionId) -> None:
+        for key in [key for key, opened in self._open.items() if opened.place.session == session]:
+            self._take_away(key)
+
+    def _forget_attempt(self, transfer: TransferId, attempt: AttemptId) -> None:
+        for key in [key for key in self._open if key[:2] == (transfer, attempt)]:
+            self._take_away(key)
+
+    def _take_away(self, key: _Key) -> None:
+        opened = self._open.pop(key, None)
+        if opened is not None:
+            opened.file.close()
+
+    def _opened(self, place: PutPlace) -> _OpenPut:
+        opened = self._open.get((place.transfer, place.attempt, place.name))
+        if opened is None or opened.place is not place:
+            raise Stale(
+                f"{place.name} of attempt {place.attempt} is not written by this stream any more",
+                advice="another stream has taken its place, or the transfer has ended",
+            )
+        return opened
+
+
+def _received(file: File, put: FlightPut, kind: StagingKind) -> int:
+    """Where the sender goes on; whatever lies behind that is cut off."""
+    match kind:
+        case StagingKind.FILES:
+            return file.size()
+        case StagingKind.ROWS:
+            whole = 0
+            if put.offset:
+                try:
+                    whole = whole_records_bytes(file)
+                except Corruption:
+                    whole = 0
+            if file.size() > whole:
+                file.truncate(whole)
+            return whole
+
+
+def _written(file: File, place: PutPlace, data: bytes) -> int:
+    file.write(place.received_bytes, data)
+    return zlib.crc32(data, place.checksum)

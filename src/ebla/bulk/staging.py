@@ -1,0 +1,251 @@
+"""The staging of a node: places for transfers, by session; what is left of them on disk, and what is found at a start.
+
+Folders and files are laid out as `storage/staging_format.py` says. What decides is in `staging_state.py`; what is
+written into a place is in `puts.py`; the seal is in `seal.py`.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from ebla.bulk.staging_state import Phase, StagingState
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.journal.recovery import make_durable_folder
+from ebla.model.errors import Corruption, DiskFull, Overloaded, Refused, Stale
+from ebla.model.identity import AttemptId, SessionId, TransferId
+from ebla.ports.chance import Chance
+from ebla.ports.disk import Disk
+from ebla.storage.build_rows import BuildJob, BuildResult
+from ebla.storage.staging_format import (
+    SealedFile,
+    TargetFile,
+    read_sealed,
+    read_target,
+    transfer_folder,
+    write_target,
+)
+from ebla.wire.report import Report
+from ebla.wire.transfer_messages import StagingStatus
+
+SEALED_PREFIX = "sealed-"
+
+
+class Isolation(Protocol):
+    """What is asked of the file system beyond the disk port. Blocking: called off the loop."""
+
+    def inode(self, path: str) -> int: ...
+
+    def size_bytes(self, path: str) -> int:
+        """Without opening it."""
+        ...
+
+    def has_no_writer(self, path: str) -> bool:
+        """True only where nobody has the file open for writing, under whichever name. False also where that cannot be
+        told."""
+        ...
+
+
+class LayerBuilding(Protocol):
+    """Makes a layer of staged rows. Cancelled, late or failed, it leaves no output folder and nothing that runs."""
+
+    async def build(self, job: BuildJob, deadline_s: float) -> BuildResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StagingParts:
+    disk: Disk
+    chance: Chance
+    folder: str
+    machine: str
+    """A file of this name stands in each place."""
+    isolation: Isolation
+    building: LayerBuilding
+    limits: TransferLimits
+    report: Report
+
+
+@dataclass(slots=True, eq=False)
+class StagedTransfer:
+    """One place."""
+
+    session: SessionId
+    transfer: TransferId
+    folder: str
+    target: TargetFile
+    state: StagingState = field(default_factory=StagingState)
+    sealed: SealedFile | None = None
+    sealed_is_durable: bool = False
+    copied_files: int = 0
+    received: dict[AttemptId, int] = field(default_factory=dict)
+    """Bytes, of attempts over Flight."""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def attempt_folder(self, attempt: AttemptId) -> str:
+        return f"{self.folder}/{attempt}"
+
+    @property
+    def status(self) -> StagingStatus:
+        received = max(self.received.values(), default=0)
+        if self.sealed is not None:
+            received = max(received, self.sealed.size_bytes)
+        return StagingStatus(self.session, self.transfer, str(self.state.phase), received, len(self.state.attempts))
+
+
+class Staging:
+    def __init__(self, parts: StagingParts) -> None:
+        self._parts = parts
+        self._disk = parts.disk
+        self._transfers: dict[TransferId, StagedTransfer] = {}
+        self._sessions: dict[SessionId, None] = {}
+        """With a folder."""
+        self._opening = asyncio.Lock()
+
+    # -- the start ---------------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """What lies on disk, as far as it is whole. Nothing else is kept; whether its sessions are still open shows
+        later, and `drop_session` ends what is not."""
+        disk, root = self._disk, self._parts.folder
+        await make_durable_folder(disk, root)
+        for name in disk.list_folder(root):
+            session = uuid_of(name)
+            if session is None:
+                continue
+            self._sessions[SessionId(session)] = None
+            for below in disk.list_folder(f"{root}/{name}"):
+                transfer = uuid_of(below)
+                if transfer is not None:
+                    await self._recover_one(SessionId(session), TransferId(transfer))
+
+    async def _recover_one(self, session: SessionId, transfer: TransferId) -> None:
+        folder = transfer_folder(self._parts.folder, session, transfer)
+        # A seal that a killed process left in the page cache alone has counted already for whoever saw it.
+        await self._disk.sync_folder(folder)
+        try:
+            target, sealed = await read_target(self._disk, folder), await read_sealed(self._disk, folder)
+        except (Corruption, Refused) as failure:
+            self._parts.report("staging.unreadable", {"folder": folder, "cause": failure.message})
+            target, sealed = None, None
+        if target is None:
+            await self._disk.run(partial(self._disk.remove_folder, folder))
+            return
+        staged = StagedTransfer(session, transfer, folder, target, sealed=sealed, sealed_is_durable=True)
+        attempts = [found for name in self._disk.list_folder(folder) if (found := uuid_of(name)) is not None]
+        staged.state = StagingState(attempts=tuple(AttemptId(one) for one in attempts))
+        if sealed is not None:
+            staged.state = StagingState(Phase.SEALED, (sealed.attempt,), sealed.attempt)
+        self._transfers[transfer] = staged
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    async def open(
+        self, session: SessionId, transfer: TransferId, target: TargetFile, size_bytes: int = 0
+    ) -> StagedTransfer:
+        """Again: the same place. Raises `Refused` where it was opened for something else."""
+        async with self._opening:
+            found = self._transfers.get(transfer)
+            if found is not None:
+                _check_same(found, session, target)
+                found.state = found.state.opened()
+                return found
+            self._check_room(size_bytes)
+            folder = transfer_folder(self._parts.folder, session, transfer)
+            try:
+                await self._lay_out(session, folder, target)
+            except BaseException:
+                self._disk.remove_folder(folder)
+                raise
+            opened = self._transfers[transfer] = StagedTransfer(session, transfer, folder, target)
+            return opened
+
+    async def _lay_out(self, session: SessionId, folder: str, target: TargetFile) -> None:
+        disk = self._disk
+        self._sessions[session] = None
+        await make_durable_folder(disk, f"{self._parts.folder}/{session}")
+        await make_durable_folder(disk, folder)
+        disk.create(f"{folder}/{self._parts.machine}").close()
+        await write_target(disk, folder, target)
+
+    def _check_room(self, size_bytes: int) -> None:
+        limits = self._parts.limits
+        if sum(1 for one in self._transfers.values() if one.state.phase is not Phase.RELEASED) >= limits.transfers_max:
+            raise Overloaded(f"{limits.transfers_max} transfers are staged on this node already")
+        self.check_space(size_bytes)
+
+    def check_space(self, size_bytes: int) -> None:
+        """Raises `DiskFull` where so much more would take what is left to the shards."""
+        free = self._disk.free_bytes(self._parts.folder)
+        if free - size_bytes < self._parts.limits.free_bytes_min:
+            raise DiskFull(
+                f"staging of {size_bytes} bytes does not fit: {free} are free on this node and "
+                f"{self._parts.limits.free_bytes_min} stay so",
+                advice="free space on its file system, and start the job again",
+            )
+
+    def find(self, session: SessionId, transfer: TransferId) -> StagedTransfer:
+        found = self._transfers.get(transfer)
+        if found is None or found.session != session:
+            raise Refused(f"no transfer {transfer} of session {session} is staged here", advice="open it first")
+        return found
+
+    async def release(self, session: SessionId, transfers: Iterable[TransferId]) -> None:
+        """What is not there is no error."""
+        for transfer in transfers:
+            found = self._transfers.get(transfer)
+            if found is None or found.session != session:
+                continue
+            async with found.changing:
+                found.state = found.state.released()
+                found.received.clear()
+                await self._disk.run(partial(self._disk.remove_folder, found.folder))
+
+    async def drop_attempt(self, staged: StagedTransfer, attempt: AttemptId) -> None:
+        """What it brought is not wanted any more."""
+        staged.received.pop(attempt, None)
+        if attempt != staged.state.winner:
+            staged.state = staged.state.without(attempt)
+            folder = staged.attempt_folder(attempt)
+            await self._disk.run(partial(self._disk.remove_folder, folder))
+
+    # -- the end of sessions -----------------------------------------------------------------------------------------
+
+    @property
+    def sessions(self) -> tuple[SessionId, ...]:
+        """With something on disk."""
+        return tuple(self._sessions)
+
+    async def drop_session(self, session: SessionId) -> None:
+        """All of it, once nothing of the session can have an effect any more (INV-XFER-5)."""
+        for staged in [one for one in self._transfers.values() if one.session == session]:
+            del self._transfers[staged.transfer]
+        await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{session}"))
+        self._sessions.pop(session, None)
+
+    def statuses(self, session: SessionId | None) -> tuple[StagingStatus, ...]:
+        shown = (one for one in self._transfers.values() if one.state.phase is not Phase.RELEASED)
+        return tuple(one.status for one in shown if session is None or one.session == session)
+
+
+def _check_same(found: StagedTransfer, session: SessionId, target: TargetFile) -> None:
+    if found.session != session:
+        raise Refused(f"transfer {found.transfer} belongs to session {found.session}")
+    if found.target == target:
+        return
+    if found.target.incarnation != target.incarnation:
+        raise Stale(
+            f"transfer {found.transfer} was opened for another life of its replica",
+            advice="start the job again: what was staged is not for the replica that is there now",
+        )
+    raise Refused(f"transfer {found.transfer} was opened for something else: {found.target}")
+
+
+def uuid_of(name: str) -> uuid.UUID | None:
+    """Of a folder that is named by one."""
+    try:
+        found = uuid.UUID(name)
+    except ValueError:
+        return None
+    return found if str(found) == name else None

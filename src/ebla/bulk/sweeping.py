@@ -1,0 +1,63 @@
+"""What closed sessions have left goes, whoever forgot it: staging and checkpoints (INV-XFER-5).
+
+A session that this process does not find listed may also be one that it has not heard of yet, after a start or behind
+a slow feed. So nothing is removed before a read barrier was reached; and nothing while a guard of it is still held.
+"""
+
+import asyncio
+
+from ebla.bulk.checkpoints import Checkpoints
+from ebla.bulk.puts import Puts
+from ebla.bulk.staging import Staging
+from ebla.bulk.transfer_counts import TransferCounts
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.model.errors import EblaError
+from ebla.model.identity import SessionId
+from ebla.wire.report import Report
+from ebla.wire.session_guards import Guards
+
+
+class Sweeper:
+    def __init__(
+        self, guards: Guards, staging: Staging, puts: Puts, checkpoints: Checkpoints, counts: TransferCounts
+    ) -> None:
+        self._guards = guards
+        self._staging = staging
+        self._puts = puts
+        self._checkpoints = checkpoints
+        self._counts = counts
+        self._news = asyncio.Event()
+
+    def notice(self) -> None:
+        """The list of sessions may have changed."""
+        self._news.set()
+
+    async def run(self, limits: TransferLimits, report: Report) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(limits.sweep_ms / 1000):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+            try:
+                await self.sweep(limits.barrier_ms)
+            except (EblaError, OSError) as error:
+                report("staging.not_swept", {"cause": str(error)})
+
+    async def sweep(self, barrier_ms: int) -> None:
+        if not self._unlisted():
+            return
+        await self._guards.catch_up(barrier_ms)
+        for session in self._unlisted():
+            if session in self._guards.closing:
+                continue  # what holds the guard gives news when it lets go of it
+            self._puts.close_session(session)
+            await self._staging.drop_session(session)
+            await self._checkpoints.drop_session(session)
+            self._counts.swept.add()
+
+    def _unlisted(self) -> list[SessionId]:
+        held = dict.fromkeys((*self._staging.sessions, *self._checkpoints.sessions))
+        return [session for session in held if self._guards.listed(session) is None]

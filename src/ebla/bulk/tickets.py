@@ -1,0 +1,71 @@
+"""Tickets: signed words of this node's bulk process about what their holder may do, and until when. Pure.
+
+A task has no certificate of the cluster; a ticket is its right. It names one checkpoint to read or one transfer to
+write, and opens nothing else. It does not replace the session, which is looked up besides: a ticket cannot be taken
+back, a session can be closed.
+"""
+
+import enum
+import hashlib
+import hmac
+import uuid
+
+import msgspec
+
+from ebla.model.errors import Refused
+from ebla.model.identity import SessionId, TableId
+
+TICKET_FORMAT = b"\x01"
+KEY_BYTES = 32
+TICKET_BYTES_MAX = 4096
+_MAC_BYTES = hashlib.sha256().digest_size
+
+
+class TicketRefused(Refused):
+    """The ticket opens nothing here; no try with the same one will."""
+
+
+class GrantKind(enum.StrEnum):
+    GET = "get"
+    PUT = "put"
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    kind: GrantKind
+    session: SessionId
+    subject: uuid.UUID
+    """The checkpoint that may be read, or the transfer that may be written."""
+    table: TableId
+    expires_ms: int
+    """Wall time."""
+
+
+class Tickets:
+    def __init__(self, key: bytes) -> None:
+        assert len(key) == KEY_BYTES
+        self._key = key
+
+    def sign(self, grant: Grant) -> bytes:
+        body = msgspec.msgpack.encode(grant)
+        return TICKET_FORMAT + self._mac(body) + body
+
+    def read(self, ticket: bytes, kind: GrantKind, now_ms: int) -> Grant:
+        """Raises `TicketRefused`."""
+        head = len(TICKET_FORMAT) + _MAC_BYTES
+        if not head < len(ticket) <= TICKET_BYTES_MAX or not ticket.startswith(TICKET_FORMAT):
+            raise TicketRefused("this is no ticket of a bulk process", advice="ask the node for one")
+        mac, body = ticket[len(TICKET_FORMAT) : head], ticket[head:]
+        if not hmac.compare_digest(mac, self._mac(body)):
+            raise TicketRefused("the ticket is not signed by this node", advice="use it at the node that gave it out")
+        grant = msgspec.msgpack.decode(body, type=Grant)
+        if now_ms >= grant.expires_ms:
+            raise TicketRefused(
+                f"the ticket expired {(now_ms - grant.expires_ms) // 1000} s ago", advice="start the job again"
+            )
+        if grant.kind is not kind:
+            raise TicketRefused(f"the ticket is for a {grant.kind}, not for a {kind}")
+        return grant
+
+    def _mac(self, body: bytes) -> bytes:
+        # The format is signed too, or a ticket could be read by the rules of another one.
+        return hmac.digest(self._key, TICKET_FORMAT + body, "sha256")

@@ -1,0 +1,204 @@
+"""The verbs of transfers at this node: checkpoints, places in staging, the seal, what is given back, how it stands.
+
+Whatever has an effect runs under a guard of its session, entered behind a read barrier and held to the end.
+"""
+
+from dataclasses import dataclass
+
+from ebla.bulk.checkpoints import CheckpointRecord, Checkpoints, Shards
+from ebla.bulk.seal import Sealer, SealOrder
+from ebla.bulk.staging import Staging
+from ebla.bulk.tickets import Grant, GrantKind, Tickets
+from ebla.bulk.transfer_counts import TransferCounts
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.transfer_plane import TransferPlane
+from ebla.model.errors import EblaError, InvalidRequest, NotFound, Refused
+from ebla.model.identity import Address, HostId, SessionId, ShardNumber, TableId
+from ebla.model.schema import TableSchema
+from ebla.model.transfers import Source, Target
+from ebla.ports.clock import Clock
+from ebla.storage.manifest import Incarnation
+from ebla.storage.staging_format import TargetFile
+from ebla.wire.report import Report
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.session_guards import Guards, SessionClosed
+from ebla.wire.topology_view import TopologyView
+from ebla.wire.transfer_messages import (
+    BulkStatusAnswer,
+    BulkStatusRequest,
+    FindTargetRequest,
+    OpenStagingAnswer,
+    OpenStagingRequest,
+    ReleaseRequest,
+    SealAnswer,
+    SealRequest,
+    TakeCheckpointAnswer,
+    TakeCheckpointRequest,
+)
+from ebla.wire.verbs import BULK_STATUS, FIND_TARGET, OPEN_STAGING, RELEASE, SEAL, TAKE_CHECKPOINT, Done
+
+
+@dataclass(frozen=True, slots=True)
+class DeskParts:
+    host: HostId
+    flight: Address
+    machine: str
+    view: TopologyView
+    guards: Guards
+    shards: Shards
+    staging: Staging
+    sealer: Sealer
+    checkpoints: Checkpoints
+    plane: TransferPlane
+    tickets: Tickets
+    counts: TransferCounts
+    limits: TransferLimits
+    clock: Clock
+    report: Report
+
+
+class TransferDesk:
+    def __init__(self, parts: DeskParts) -> None:
+        self._parts = parts
+
+    def attach(self, server: Server) -> None:
+        server.serve(TAKE_CHECKPOINT, self.take_checkpoint)
+        server.serve(OPEN_STAGING, self.open_staging)
+        server.serve(SEAL, self.seal)
+        server.serve(RELEASE, self.release)
+        server.serve(BULK_STATUS, self.status)
+
+    async def take_checkpoint(self, request: TakeCheckpointRequest, call: IncomingCall) -> TakeCheckpointAnswer:
+        parts = self._parts
+        try:
+            async with parts.guards.materialised(request.session, call.work_ms()):
+                schema = self._schema(request.session, request.table)
+                shards = self._shards(request.shard)
+                record = await parts.checkpoints.take(request, schema, shards, self._shard_ms(call))
+                return TakeCheckpointAnswer(self._source(record))
+        except EblaError as error:
+            parts.counts.refused(error)
+            raise
+
+    async def open_staging(self, request: OpenStagingRequest, call: IncomingCall) -> OpenStagingAnswer:
+        parts = self._parts
+        try:
+            async with parts.guards.materialised(request.session, call.work_ms()):
+                self._schema(request.session, request.table)
+                self._shards(request.shard)
+                question = FindTargetRequest(request.session, request.table, request.range, request.version)
+                found = await parts.shards.call(request.shard, FIND_TARGET, question, self._shard_ms(call))
+                target = TargetFile(
+                    request.table, request.shard, Incarnation(found.incarnation), request.range, request.kind
+                )
+                await parts.staging.open(request.session, request.transfer, target, request.size_bytes)
+                return OpenStagingAnswer(self._target(request))
+        except EblaError as error:
+            parts.counts.refused(error)
+            raise
+
+    async def seal(self, request: SealRequest, call: IncomingCall) -> SealAnswer:
+        parts = self._parts
+        if len(request.files) > parts.limits.files_max:
+            raise InvalidRequest(f"{len(request.files)} files are more than one attempt can bring")
+        try:
+            async with parts.guards.materialised(request.session, call.work_ms()):
+                staged = parts.staging.find(request.session, request.transfer)
+                schema = self._schema(request.session, staged.target.table)
+                order = SealOrder(request.attempt, request.files, request.layers, schema)
+                sealed = await parts.sealer.seal(staged, order)
+        except EblaError as error:
+            parts.counts.refused(error)
+            raise
+        parts.counts.seals.add()
+        parts.counts.copied_files.add(staged.copied_files)
+        details = {"transfer": str(request.transfer), "attempt": str(request.attempt), "bytes": sealed.size_bytes}
+        parts.report("staging.sealed", details)
+        return SealAnswer(sealed.size_bytes, staged.copied_files)
+
+    async def release(self, request: ReleaseRequest, call: IncomingCall) -> Done:
+        parts = self._parts
+        try:
+            async with parts.guards.materialised(request.session, call.work_ms()):
+                await parts.staging.release(request.session, request.transfers)
+                await parts.checkpoints.release(request.session, request.checkpoints)
+        except SessionClosed:
+            pass  # all of it goes by itself
+        return Done()
+
+    def status(self, request: BulkStatusRequest, _call: IncomingCall) -> BulkStatusAnswer:
+        parts, counts = self._parts, self._parts.counts
+        return BulkStatusAnswer(
+            parts.staging.statuses(request.session),
+            parts.checkpoints.count,
+            counts.refused_closed,
+            counts.refused_tickets,
+            counts.received_bytes,
+            counts.sent_bytes,
+            parts.plane.streams,
+        )
+
+    # -- what is asked for -------------------------------------------------------------------------------------------
+
+    def _schema(self, session: SessionId, table: TableId) -> TableSchema:
+        listed = self._parts.guards.listed(session)
+        if listed is not None and listed.table is not None and listed.table != table:
+            raise Refused(f"session {session} is for table {listed.table}, not for {table}")
+        schema = self._parts.view.current.schemas.get(table)
+        if schema is None:
+            raise NotFound(f"there is no table {table}", advice="it was dropped; the job has nothing to do")
+        return schema
+
+    def _shards(self, wanted: ShardNumber | None) -> tuple[ShardNumber, ...]:
+        node = self._parts.view.current.snapshot.nodes.get(self._parts.host)
+        count = 0 if node is None else node.shard_count
+        if wanted is None:
+            return tuple(ShardNumber(number) for number in range(count))
+        if not 0 <= wanted < count:
+            raise InvalidRequest(f"this node has {count} shards, and none with number {wanted}")
+        return (wanted,)
+
+    def _shard_ms(self, call: IncomingCall) -> int:
+        return min(call.work_ms(), self._parts.limits.shard_ms)
+
+    # -- what is answered --------------------------------------------------------------------------------------------
+
+    def _source(self, record: CheckpointRecord) -> Source:
+        parts = self._parts
+        grant = Grant(GrantKind.GET, record.session, record.checkpoint, record.table, self._expires_ms(record.session))
+        return Source(
+            parts.host,
+            record.checkpoint,
+            record.table,
+            record.parts,
+            parts.tickets.sign(grant),
+            parts.flight,
+            record.machine,
+            parts.checkpoints.folder_of(record.checkpoint),
+        )
+
+    def _target(self, request: OpenStagingRequest) -> Target:
+        parts = self._parts
+        grant = Grant(
+            GrantKind.PUT, request.session, request.transfer, request.table, self._expires_ms(request.session)
+        )
+        return Target(
+            parts.host,
+            request.shard,
+            request.session,
+            request.transfer,
+            request.kind,
+            request.range,
+            parts.tickets.sign(grant),
+            parts.flight,
+            parts.machine,
+            parts.staging.find(request.session, request.transfer).folder,
+        )
+
+    def _expires_ms(self, session: SessionId) -> int:
+        """No later than the session, which is what counts."""
+        life_ends_ms = self._parts.clock.wall_us() // 1000 + self._parts.limits.ticket_life_ms
+        listed = self._parts.guards.listed(session)
+        if listed is None or listed.deadline_ms is None:
+            return life_ends_ms
+        return listed.deadline_ms

@@ -1,0 +1,126 @@
+"""How much of a node transfers may take: streams at a time, and bytes per second. More is refused, or waits a while."""
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+from ebla.model.errors import Overloaded
+from ebla.ports.clock import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferLimits:
+    puts_max: int = 16
+    """Streams into this node at the same time."""
+    gets_max: int = 32
+    """Streams out of it."""
+    bytes_per_s: int = 0
+    """Into and out of it together; 0: no bound."""
+    rate_wait_ms: int = 30_000
+    """The longest that one batch waits for the rate. A stream that would wait longer is refused: it is held up by
+    others anyway, and whoever sends it should know."""
+    transfers_max: int = 4_096
+    """Open at the same time, of all sessions."""
+    checkpoints_max: int = 1_024
+    attempts_max: int = 64
+    """At one transfer."""
+    files_max: int = 16_384
+    """Of one attempt."""
+    free_bytes_min: int = 0
+    """Staging leaves so much of the disk to the shards."""
+    barrier_ms: int = 5_000
+    ticket_life_ms: int = 3_600_000
+    """Of tickets of sessions that have no deadline of their own."""
+    shard_ms: int = 60_000
+    """For a question to a shard of this node."""
+    build_ms: int = 3_600_000
+    """For making a layer of staged rows."""
+    sweep_ms: int = 5_000
+    """How often is looked for what nobody has released, also where no news came."""
+
+    def __post_init__(self) -> None:
+        assert self.puts_max > 0
+        assert self.gets_max > 0
+        assert self.bytes_per_s >= 0
+
+
+class TokenBucket:
+    """Bytes by a clock that only grows. Pure; what is taken beyond what is there is owed, and waited for."""
+
+    def __init__(self, bytes_per_s: int, now_ms: int) -> None:
+        assert bytes_per_s > 0
+        self._bytes_per_s = bytes_per_s
+        self._level = float(bytes_per_s)
+        """At most one second's worth; negative: owed."""
+        self._filled_ms = now_ms
+
+    def wait_ms(self, size_bytes: int, now_ms: int) -> int:
+        """How long whoever takes so many has to wait."""
+        self._fill(now_ms)
+        missing = size_bytes - self._level
+        # What is larger than the bucket would never fit: it waits until the bucket is full, and then owes.
+        missing = min(missing, self._bytes_per_s - self._level)
+        return max(0, math.ceil(missing * 1000 / self._bytes_per_s))
+
+    def take(self, size_bytes: int, now_ms: int) -> None:
+        self._fill(now_ms)
+        self._level -= size_bytes
+
+    def _fill(self, now_ms: int) -> None:
+        passed_ms = max(0, now_ms - self._filled_ms)
+        self._filled_ms = max(now_ms, self._filled_ms)
+        self._level = min(float(self._bytes_per_s), self._level + passed_ms * self._bytes_per_s / 1000)
+
+
+class Rate:
+    """Bytes of all streams together. Those that wait go in the order in which they came."""
+
+    def __init__(self, limits: TransferLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._bucket = TokenBucket(limits.bytes_per_s, clock.boot_ms()) if limits.bytes_per_s else None
+        self._turn = asyncio.Lock()
+        self._waiting_bytes = 0
+
+    async def admit(self, size_bytes: int) -> None:
+        """Returns when so many bytes may go. Raises `Overloaded` where that would take too long."""
+        bucket = self._bucket
+        if bucket is None:
+            return
+        ahead_ms = self._waiting_bytes * 1000 // self._limits.bytes_per_s
+        ahead_ms += bucket.wait_ms(size_bytes, self._clock.boot_ms())
+        if ahead_ms > self._limits.rate_wait_ms:
+            raise Overloaded(
+                f"transfers of this node are held to {self._limits.bytes_per_s} bytes a second, and this one would "
+                f"wait {ahead_ms // 1000} s",
+                advice="run fewer at a time, or raise limits.transfer_bytes_per_second_max",
+            )
+        self._waiting_bytes += size_bytes
+        try:
+            async with self._turn:
+                # Should the sleep be a little short, the rest is owed and waited for by the next.
+                await asyncio.sleep(bucket.wait_ms(size_bytes, self._clock.boot_ms()) / 1000)
+                bucket.take(size_bytes, self._clock.boot_ms())
+        finally:
+            self._waiting_bytes -= size_bytes
+
+
+class StreamCount:
+    """Streams of one direction under way."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self.open = 0
+
+    def enter(self) -> None:
+        if self.open >= self._most:
+            raise Overloaded(
+                f"{self.open} streams {self._name} this node are under way, which is all it takes",
+                advice="try again when one has ended",
+            )
+        self.open += 1
+
+    def leave(self) -> None:
+        assert self.open > 0
+        self.open -= 1

@@ -1,0 +1,136 @@
+"""`data_plane.DataPlane`: tickets, sessions, limits and counts around checkpoints and puts."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ebla.bulk.checkpoints import Checkpoints
+from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.puts import Puts
+from ebla.bulk.staging import Staging
+from ebla.bulk.tickets import Grant, GrantKind, Tickets
+from ebla.bulk.transfer_counts import TransferCounts
+from ebla.bulk.transfer_limits import Rate, StreamCount, TransferLimits
+from ebla.model.errors import EblaError, Refused
+from ebla.model.identity import CheckpointId, SessionId, TransferId
+from ebla.ports.clock import Clock
+from ebla.wire.session_guards import Guards
+from ebla.wire.transfer_messages import FlightPut, PutAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneParts:
+    tickets: Tickets
+    guards: Guards
+    staging: Staging
+    puts: Puts
+    checkpoints: Checkpoints
+    counts: TransferCounts
+    limits: TransferLimits
+    clock: Clock
+
+
+class TransferPlane:
+    def __init__(self, parts: PlaneParts) -> None:
+        self._parts = parts
+        self._gets = StreamCount("out of", parts.limits.gets_max)
+        self._puts = StreamCount("into", parts.limits.puts_max)
+        self._rate = Rate(parts.limits, parts.clock)
+        self._sources: dict[OpenedSource, None] = {}
+        self._places: dict[PutPlace, None] = {}
+
+    @property
+    def streams(self) -> int:
+        return self._gets.open + self._puts.open
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def open_source(self, ticket: bytes) -> OpenedSource:
+        with self._counted():
+            grant = self._granted(ticket, GrantKind.GET)
+            self._check_listed(grant.session)
+            checkpoint = CheckpointId(grant.subject)
+            record = self._parts.checkpoints.find(checkpoint)
+            if record is None:
+                raise Refused(f"checkpoint {checkpoint} is not here any more", advice="start the job again")
+            self._gets.enter()
+        folder = self._parts.checkpoints.folder_of(checkpoint)
+        source = OpenedSource(record.session, checkpoint, record.table, folder, record.parts, record.schema)
+        self._sources[source] = None
+        self._note_streams()
+        return source
+
+    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+        with self._counted():
+            self._check_listed(source.session)
+            await self._rate.admit(size_bytes)
+            # Again: the wait may have been long.
+            self._check_listed(source.session)
+        self._parts.counts.sent(size_bytes)
+
+    def close_source(self, source: OpenedSource) -> None:
+        if source in self._sources:
+            del self._sources[source]
+            self._gets.leave()
+            self._note_streams()
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    async def open_put(self, put: FlightPut) -> PutPlace:
+        parts = self._parts
+        with self._counted():
+            grant = self._granted(put.ticket, GrantKind.PUT)
+            self._puts.enter()
+            try:
+                async with parts.guards.materialised(grant.session, parts.limits.barrier_ms):
+                    staged = parts.staging.find(grant.session, TransferId(grant.subject))
+                    place = await parts.puts.open(staged, put)
+            except BaseException:
+                self._puts.leave()
+                raise
+        self._places[place] = None
+        self._note_streams()
+        return place
+
+    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+        with self._counted():
+            await self._rate.admit(len(data))
+            # INV-XFER-1: a barrier that saw the end of the session waits for what runs inside.
+            with self._parts.guards.held_listed(place.session):
+                await self._parts.puts.append(place, data)
+        self._parts.counts.received(len(data))
+
+    async def finish_put(self, place: PutPlace) -> PutAnswer:
+        with self._counted(), self._parts.guards.held_listed(place.session):
+            # Others first: whoever sends the end of one file sends the next at once.
+            await asyncio.sleep(0)
+            return self._parts.puts.finish(place)
+
+    def close_put(self, place: PutPlace) -> None:
+        self._parts.puts.close(place)
+        if place in self._places:
+            del self._places[place]
+            self._puts.leave()
+            self._note_streams()
+
+    # -- both --------------------------------------------------------------------------------------------------------
+
+    def _granted(self, ticket: bytes, kind: GrantKind) -> Grant:
+        return self._parts.tickets.read(ticket, kind, self._parts.clock.wall_us() // 1000)
+
+    def _check_listed(self, session: SessionId) -> None:
+        """For what is read, which has no effect here."""
+        with self._parts.guards.held_listed(session):
+            pass
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except EblaError as error:
+            self._parts.counts.refused(error)
+            raise
+
+    def _note_streams(self) -> None:
+        self._parts.counts.streams.set(self.streams)
