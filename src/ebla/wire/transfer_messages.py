@@ -253,7 +253,7 @@ class FlightGet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FlightPut(msgspec.Struct, frozen=True, array_like=True):
-    """What stands in a Flight descriptor. A file's batches have one column `bytes`; rows' have `key` and `value`.
+    """What stands in a Flight descriptor. Batches have one column `bytes`: pieces of a file, or whole records of rows.
     `offset` is where the bytes begin: what an attempt has brought before a stream broke stays."""
 
     ticket: bytes

@@ -1,0 +1,284 @@
+"""What goes through the Flight door: files and rows of checkpoints out, files and rows of transfers in.
+
+All of it runs on threads of gRPC. They know this process's loop by `LoopCalls` alone, and wait for it no longer than
+their bound. A thread holds one batch at a time and the one before it, whatever the speed of the other side: what a slow
+reader has not taken is not read from disk.
+"""
+
+import asyncio
+import os
+import zlib
+from collections.abc import Coroutine, Generator, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from ebla.bulk.data_plane import ROWS_NAME, DataPlane, OpenedSource, PutPlace
+from ebla.model.errors import (
+    ConnectionLost,
+    Corruption,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from ebla.model.transfers import CheckpointFile
+from ebla.storage.checkpoint_scan import ScanStack
+from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head
+from ebla.wire.flight_forms import BYTES_SCHEMA, CHECKSUM_BYTES, END_OF_ROWS, bytes_batch, bytes_in
+from ebla.wire.frames import encode
+from ebla.wire.scan_messages import ScanJob
+from ebla.wire.transfer_messages import FilesQuestion, FlightGet, FlightPut, PutAnswer
+
+T = TypeVar("T")
+Piece = tuple[pa.RecordBatch, bytes]
+"""A batch and its metadata."""
+
+_gets = msgspec.msgpack.Decoder(FlightGet)
+_puts = msgspec.msgpack.Decoder(FlightPut)
+
+
+@dataclass(frozen=True, slots=True)
+class FlightLimits:
+    piece_bytes: int = 1 << 20
+    """Of a file, in one batch."""
+    streams_max: int = 128
+    """Calls at a time, before anything of them is looked at; the data plane has bounds of its own."""
+    loop_wait_s: float = 60.0
+    """For an answer of this process's own loop: longer than the data plane makes a batch wait for the rate."""
+    scan_s: float = 3600.0
+    close_s: float = 3.0
+
+
+class ScanStream(Protocol):
+    """A scan under way. Used by one thread; `close` ends it, from any, and twice is no error."""
+
+    def ask(self, job: ScanJob) -> pa.Schema: ...
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
+
+    def close(self) -> None: ...
+
+
+class Scans(Protocol):
+    """Carries scans out, in other processes."""
+
+    async def start(self, deadline_s: float) -> ScanStream: ...
+
+
+class PutReader(Protocol):
+    """`pyarrow.flight.MetadataRecordBatchReader`, as far as it is used."""
+
+    def read_chunk(self) -> Any: ...
+
+
+class PutWriter(Protocol):
+    """`pyarrow.flight.FlightMetadataWriter`."""
+
+    def write(self, metadata: pa.Buffer) -> None: ...
+
+
+class LoopCalls:
+    """Calls of the loop from other threads, with a bound."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
+        self._loop = loop
+        self._wait_s = wait_s
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise Unavailable("the bulk process is ending") from None
+
+    def wait(self, begun: Future[T]) -> T:
+        try:
+            return begun.result(self._wait_s)
+        except FutureTimeout:
+            begun.cancel()
+            raise DeadlineExceeded(f"the bulk process did not answer within {self._wait_s:g} s") from None
+        except asyncio.CancelledError:
+            raise Unavailable("the bulk process is ending") from None
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.wait(self.begin(work))
+
+    def tell(self, act: Any, *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(act, *arguments)
+        except RuntimeError:
+            pass  # the process is ending, and what was to be let go goes with it
+
+
+class FlightStreams:
+    def __init__(self, plane: DataPlane, scans: Scans, calls: LoopCalls, limits: FlightLimits) -> None:
+        self._plane = plane
+        self._scans = scans
+        self._calls = calls
+        self._limits = limits
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def answer(self, get: FlightGet) -> Generator[pa.Schema | Piece, None, None]:
+        """First the schema, then the batches. Dropped at any point it lets go of all it has."""
+        source = self._calls.call(self._opened(get.ticket))
+        try:
+            if isinstance(get.question, FilesQuestion):
+                yield BYTES_SCHEMA
+                yield from self._file(source, get.question)
+            else:
+                yield from self._scan(source, ScanJob(source.schema, _stacks(source), get.question))
+        finally:
+            self._calls.tell(self._plane.close_source, source)
+
+    async def _opened(self, ticket: bytes) -> OpenedSource:
+        return self._plane.open_source(ticket)
+
+    def _file(self, source: OpenedSource, question: FilesQuestion) -> Iterator[Piece]:
+        path, known = file_of(source, question)
+        offset, size = question.offset, known.size_bytes
+        if not 0 <= offset <= size:
+            raise InvalidRequest(f"{question.file} has {size} bytes, and none from {offset} on")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            checksum = self._passed(descriptor, path, offset)
+            while True:
+                data = _read(descriptor, path, offset, min(self._limits.piece_bytes, size - offset))
+                checksum = zlib.crc32(data, checksum)
+                offset += len(data)
+                self._calls.call(self._plane.admit_sending(source, len(data)))
+                if offset == size:
+                    yield bytes_batch(data), checksum.to_bytes(CHECKSUM_BYTES)
+                    return
+                yield bytes_batch(data), b""
+        finally:
+            os.close(descriptor)
+
+    def _passed(self, descriptor: int, path: str, end: int) -> int:
+        """The checksum of what the reader has already: that of the whole file is told at the end."""
+        checksum = at = 0
+        while at < end:
+            data = _read(descriptor, path, at, min(self._limits.piece_bytes, end - at))
+            checksum = zlib.crc32(data, checksum)
+            at += len(data)
+        return checksum
+
+    def _scan(self, source: OpenedSource, job: ScanJob) -> Iterator[pa.Schema | Piece]:
+        stream = self._calls.call(self._scans.start(self._limits.scan_s))
+        try:
+            schema = stream.ask(job)
+            yield schema
+            for batch in stream.batches(schema):
+                self._calls.call(self._plane.admit_sending(source, batch.nbytes))
+                yield batch, b""
+        finally:
+            stream.close()
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def take(self, put: FlightPut, reader: PutReader, writer: PutWriter) -> None:
+        """What arrives is appended, one batch behind the one that is being received."""
+        place = self._calls.call(self._plane.open_put(put))
+        try:
+            writer.write(_told(PutAnswer(place.received_bytes, place.checksum)))
+            if place.name == ROWS_NAME:
+                self._take_rows(place, reader, writer)
+            else:
+                self._take_file(place, reader)
+            writer.write(_told(self._calls.call(self._plane.finish_put(place))))
+        finally:
+            self._calls.tell(self._plane.close_put, place)
+
+    def _take_file(self, place: PutPlace, reader: PutReader) -> None:
+        running: Future[None] | None = None
+        try:
+            while (chunk := _next_chunk(reader)) is not None:
+                for data in bytes_in(chunk.data):
+                    if running is not None:
+                        self._calls.wait(running)
+                    running = self._calls.begin(self._plane.append(place, data))
+        finally:
+            # The place is closed behind this, and must not be while bytes are still being written to it.
+            if running is not None:
+                self._calls.wait(running)
+
+    def _take_rows(self, place: PutPlace, reader: PutReader, writer: PutWriter) -> None:
+        """Every record is acknowledged once it is written: the sender keeps it until then. A connection that broke
+        looks like an end from here, so the end is said."""
+        while (chunk := _next_chunk(reader)) is not None:
+            if chunk.data is None:
+                if chunk.app_metadata == END_OF_ROWS:
+                    return
+                continue
+            for data in bytes_in(chunk.data):
+                check_record(data)
+                self._calls.call(self._plane.append(place, data))
+                writer.write(_told(PutAnswer(place.received_bytes)))
+        raise ConnectionLost("the stream of rows broke off")
+
+
+def decode_get(data: bytes) -> FlightGet:
+    try:
+        return _gets.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"this is no question of a transfer: {error}") from None
+
+
+def decode_put(data: bytes) -> FlightPut:
+    try:
+        return _puts.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"this names no place for a transfer: {error}") from None
+
+
+def file_of(source: OpenedSource, question: FilesQuestion) -> tuple[str, CheckpointFile]:
+    """Only files that the checkpoint lists: a name is looked up, never made into a path."""
+    if 0 <= question.part < len(source.parts):
+        part = source.parts[question.part]
+        if 0 <= question.layer < len(part.layers):
+            layer = part.layers[question.layer]
+            known = next((file for file in layer.files if file.name == question.file), None)
+            if known is not None:
+                return f"{source.folder}/{layer.folder}/{known.name}", known
+    where = f"in layer {question.layer} of part {question.part}"
+    raise NotFound(f"checkpoint {source.checkpoint} has no file {question.file!r} {where}")
+
+
+def check_record(data: memoryview) -> None:
+    """What is appended to a file of rows is one whole record."""
+    head = read_head(bytes(data[:RECORD_HEADER_BYTES]))
+    if head.record_bytes != len(data):
+        raise InvalidRequest(f"a record of {head.record_bytes} bytes came with {len(data)}")
+
+
+def _stacks(source: OpenedSource) -> tuple[ScanStack, ...]:
+    return tuple(
+        ScanStack(part.range, tuple((f"{source.folder}/{layer.folder}", layer.range) for layer in part.layers))
+        for part in source.parts
+    )
+
+
+def _read(descriptor: int, path: str, offset: int, size: int) -> bytes:
+    # Not mapped: a page of a mapped file that the device fails to give ends the process, a read says so.
+    data = os.pread(descriptor, size, offset)
+    if len(data) != size:
+        raise Corruption(f"{path} ends at {offset + len(data)}, before its size")
+    return data
+
+
+def _next_chunk(reader: PutReader) -> Any:
+    try:
+        return reader.read_chunk()
+    except StopIteration:
+        return None
+    except pa.ArrowException as error:
+        raise ConnectionLost(f"the stream broke off: {error}") from None
+
+
+def _told(answer: PutAnswer) -> pa.Buffer:
+    return pa.py_buffer(encode(answer))

@@ -1,0 +1,120 @@
+"""The process that scans a checkpoint, started by `scan_workers.py`: jobs come in and Arrow batches go out on one
+socket, whose other end takes them as fast as somebody reads."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pyarrow as pa
+
+from ebla.model.errors import EblaError, InternalError
+from ebla.runtime.death_signal import die_with_parent
+from ebla.runtime.file_disk import FileDisk
+from ebla.storage.checkpoint_scan import CheckpointScan
+from ebla.storage.range_hashes import HASHES_SCHEMA
+from ebla.storage.rocks import RocksEngine
+from ebla.storage.row_file import ROWS_SCHEMA
+from ebla.storage.scan import ScanLayer, close_scan, open_scan
+from ebla.wire.flight_forms import encode_failure
+from ebla.wire.scan_messages import FRAME_HEADER, FrameKind, ScanJob, frame_header, read_frame_header
+from ebla.wire.transfer_messages import HashesQuestion, StoredRowsQuestion, TypedRowsQuestion
+
+BATCH_BYTES = 4 << 20
+"""What goes out at a time; a single row may be larger."""
+_STANDARD_INPUT = 0
+
+
+def main() -> int:
+    die_with_parent(int(sys.argv[1]), _STANDARD_INPUT)
+    with socket.socket(fileno=int(sys.argv[2])) as sock:
+        while (job := _next_job(sock)) is not None:
+            try:
+                asyncio.run(_scan(job, sock))
+            except (BrokenPipeError, ConnectionResetError):
+                return 0  # nobody wants it any more
+            except EblaError as error:
+                _send(sock, FrameKind.FAILURE, encode_failure(error))
+            except (OSError, pa.ArrowException) as error:
+                _send(sock, FrameKind.FAILURE, encode_failure(InternalError(f"the scan broke: {error}")))
+    return 0
+
+
+async def _scan(job: ScanJob, sock: socket.socket) -> None:
+    async with _opened(job) as scan:
+        schema, batches = _answer(job, scan)
+        _send(sock, FrameKind.SCHEMA, schema.serialize())
+        for batch in batches:
+            for piece in pieces_of(batch):
+                _send(sock, FrameKind.BATCH, piece.serialize())
+    _send(sock, FrameKind.END, b"")
+
+
+@asynccontextmanager
+async def _opened(job: ScanJob) -> AsyncIterator[CheckpointScan]:
+    """Every layer is open once, whatever stacks share it."""
+    folders = {folder: layer_range for stack in job.stacks for folder, layer_range in stack.layers}
+    disk = FileDisk()
+    layers: list[ScanLayer] = []
+    try:
+        layers = await open_scan(RocksEngine(disk), disk, list(folders.items()))
+        by_folder = dict(zip(folders, layers))
+        yield CheckpointScan(
+            job.schema,
+            job.stacks,
+            lambda folder, within: ScanLayer(by_folder[folder].layer, within, by_folder[folder].sidecar),
+        )
+    finally:
+        await close_scan(layers)
+        disk.close()
+
+
+def _answer(job: ScanJob, scan: CheckpointScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    match job.question:
+        case StoredRowsQuestion(range=token_range):
+            return ROWS_SCHEMA, scan.stored(token_range)
+        case TypedRowsQuestion(range=token_range, columns=columns, now_s=now_s):
+            return scan.typed_schema(columns), scan.typed(token_range, columns, now_s)
+        case HashesQuestion(range=token_range, buckets=buckets, gc_before_s=gc_before_s):
+            return HASHES_SCHEMA, iter((scan.hashes(token_range, buckets, gc_before_s),))
+
+
+def pieces_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of about `BATCH_BYTES`, without a copy."""
+    count = max(1, -(-batch.nbytes // BATCH_BYTES))
+    rows = max(1, -(-len(batch) // count))
+    for start in range(0, len(batch), rows):
+        yield batch.slice(start, rows)
+
+
+def _next_job(sock: socket.socket) -> ScanJob | None:
+    header = _read_exactly(sock, FRAME_HEADER.size)
+    if header is None:
+        return None
+    kind, size = read_frame_header(header)
+    assert kind is FrameKind.JOB
+    data = _read_exactly(sock, size)
+    return None if data is None else msgspec.msgpack.decode(data, type=ScanJob)
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes | None:
+    """None: the parent has no more jobs."""
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            return None
+        data += part
+    return data
+
+
+def _send(sock: socket.socket, kind: FrameKind, body: bytes | pa.Buffer) -> None:
+    view = memoryview(body)
+    sock.sendall(frame_header(kind, len(view)))
+    sock.sendall(view)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""A range of a checkpoint that is made of several stacks, read as one.
+
+Tablets of a table have ranges of their own, which are read one after another. Stacks of a table on vnodes all have the
+whole ring as their range, each with the rows of its shard, and are merged like layers of one stack.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
+from ebla.storage.columns import KEY, STORED
+from ebla.storage.merge import KeySpan, clip_span, key_spans
+from ebla.storage.range_hashes import RangeHashes
+from ebla.storage.row_file import ROWS_SCHEMA
+from ebla.storage.scan import Question, ScanLayer, answer_schema, scan_rows, scan_stored
+
+
+class ScanStack(msgspec.Struct, frozen=True, array_like=True):
+    """A stack of the checkpoint, its layers by folder, each with its range."""
+
+    range: TokenRange
+    layers: tuple[tuple[str, TokenRange], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPiece:
+    """A run of keys, and the stacks (by their place) that have rows in it."""
+
+    span: KeySpan
+    stacks: tuple[int, ...]
+
+
+OpenedLayer = Callable[[str, TokenRange], ScanLayer]
+
+
+def scan_pieces(stacks: Sequence[ScanStack], token_range: TokenRange) -> list[ScanPiece]:
+    """In key order and without overlap; all the keys of the range that some stack has in its own."""
+    found = [
+        (part, number)
+        for span in key_spans(token_range)
+        for number, stack in enumerate(stacks)
+        for part in clip_span(span, key_spans(stack.range))
+    ]
+    pieces: list[ScanPiece] = []
+    for span, number in sorted(found, key=lambda one: one[0][0]):
+        if pieces and _reaches(pieces[-1].span[1], span[0]):
+            last = pieces.pop()
+            span = (last.span[0], _later(last.span[1], span[1]))
+            pieces.append(ScanPiece(span, (*last.stacks, number)))
+        else:
+            pieces.append(ScanPiece(span, (number,)))
+    return pieces
+
+
+def _reaches(end: bytes | None, start: bytes) -> bool:
+    return end is None or end > start
+
+
+def _later(one: bytes | None, other: bytes | None) -> bytes | None:
+    return None if one is None or other is None else max(one, other)
+
+
+def common_ranges(one: TokenRange, other: TokenRange) -> list[TokenRange]:
+    """What is in both, in ranges that do not go over the top."""
+    return [
+        TokenRange(max(first.start, second.start), min(first.end, second.end))
+        for first in one.unwrapped()
+        for second in other.unwrapped()
+        if max(first.start, second.start) < min(first.end, second.end)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointScan:
+    """Opened layers of a checkpoint. `opened` answers for each folder once."""
+
+    schema: TableSchema
+    stacks: tuple[ScanStack, ...]
+    opened: OpenedLayer
+
+    def stored(self, token_range: TokenRange) -> Iterator[pa.RecordBatch]:
+        """Merged rows as they are stored, in the shape in which nodes send them to one another."""
+        for chunk in self._chunks(token_range):
+            yield pa.RecordBatch.from_arrays([chunk.column(KEY), chunk.column(STORED)], schema=ROWS_SCHEMA)
+
+    def typed(self, token_range: TokenRange, columns: tuple[str, ...], now_s: int) -> Iterator[pa.RecordBatch]:
+        for piece in scan_pieces(self.stacks, token_range):
+            question = Question(self.schema, columns, now_s, (piece.span,))
+            yield from scan_rows(self._layers(piece), question)
+
+    def typed_schema(self, columns: tuple[str, ...]) -> pa.Schema:
+        return answer_schema(Question(self.schema, columns, 0))
+
+    def hashes(self, token_range: TokenRange, buckets: int, gc_before_s: int) -> pa.RecordBatch:
+        hashes = RangeHashes(self.schema, token_range, buckets, gc_before_s)
+        for chunk in self._chunks(token_range):
+            hashes.add(chunk)
+        return hashes.result()
+
+    def _chunks(self, token_range: TokenRange) -> Iterator[pa.RecordBatch]:
+        for piece in scan_pieces(self.stacks, token_range):
+            yield from scan_stored(self.schema, self._layers(piece), (piece.span,))
+
+    def _layers(self, piece: ScanPiece) -> list[ScanLayer]:
+        """A layer may reach beyond its stack; what it has there is no part of it."""
+        return [
+            self.opened(folder, within)
+            for number in piece.stacks
+            for folder, layer_range in self.stacks[number].layers
+            for within in common_ranges(layer_range, self.stacks[number].range)
+        ]

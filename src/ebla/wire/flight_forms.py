@@ -1,0 +1,58 @@
+"""The forms that both ends of a Flight stream know: how bytes stand in batches, and errors beside a status."""
+
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ebla.model.errors import EblaError
+from ebla.model.identity import HostId
+from ebla.wire.failures import error_of, failure_of
+from ebla.wire.frames import Failure, encode
+
+BYTES_SCHEMA = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
+"""Of files in either direction, and of rows on their way into staging, where a batch is one record of
+`storage/row_file.py`."""
+CHECKSUM_BYTES = 4
+END_OF_ROWS = b"end"
+"""Metadata behind the last record of rows: a connection that breaks must not look like their end."""
+
+_failures = msgspec.msgpack.Decoder(Failure)
+
+
+def host_name(host: HostId) -> str:
+    """As a node's certificate says it (`runtime/tls.py`). TLS libraries compare names with a colon letter by letter."""
+    return f"ebla:host:{host}"
+
+
+def bytes_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
+    """One value, without a copy."""
+    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
+    offsets = pa.py_buffer(np.array([0, buffer.size], np.int32))
+    column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, buffer])
+    return pa.RecordBatch.from_arrays([column], schema=BYTES_SCHEMA)
+
+
+def bytes_in(batch: pa.RecordBatch) -> list[memoryview]:
+    """The values of the one column, without a copy."""
+    column = batch.column(0)
+    _, offsets_buffer, data = column.buffers()
+    if data is None:
+        return [memoryview(b"") for _ in range(len(column))]
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(column) + 1, column.offset * 4).tolist()
+    whole = memoryview(data)
+    return [whole[start:end] for start, end in pairwise(offsets)]
+
+
+def encode_failure(error: EblaError) -> bytes:
+    """Class, outcome, message and advice."""
+    return encode(failure_of(0, error))
+
+
+def decode_failure(data: bytes) -> EblaError | None:
+    """The error again; None where the bytes tell of none."""
+    try:
+        return error_of(_failures.decode(data))
+    except msgspec.MsgspecError:
+        return None
