@@ -67,7 +67,8 @@ async def copy_files(run: Run, plan: FilePlan, *, short_cut: bool) -> Brought:
         run.meter.expect(sum(source.parts[move.part].size_bytes for move in moves))
         run.meter.step("copying files")
         results = await run.on_engine(moves, targets)
-        brought = await _settle(run, targets, results)
+        ranges = {move.target.transfer: _layer_ranges(move) for move in moves}
+        brought = await _settle(run, targets, results, ranges)
         run.meter.moved(brought.size_bytes)
     await steps.release(run.session, [source], [first, *(move.target for move in moves[1:])])
     return brought
@@ -94,7 +95,7 @@ async def move_rows(run: Run, wanted: Sequence[RowsWanted], words: str) -> Broug
     run.meter.expect(0)  # how much is lacking nobody knows
     run.meter.step(words)
     results = await run.on_engine(moves, targets)
-    brought = await _settle(run, targets, results)
+    brought = await _settle(run, targets, results, {})
     await steps.release(run.session, list(sources.values()), targets)
     return brought
 
@@ -130,34 +131,47 @@ def _far_target(target: Target, short_cut: bool) -> Target:
 # ---- what was brought
 
 
-async def _settle(run: Run, targets: Sequence[Target], results: Sequence[Result]) -> Brought:
+LayerRanges = tuple[TokenRange, ...]
+
+
+def _layer_ranges(move: FileMove) -> LayerRanges:
+    """As its source has them: the files may hold more."""
+    return tuple(layer.range for layer in move.source.parts[move.part].layers)
+
+
+async def _settle(
+    run: Run, targets: Sequence[Target], results: Sequence[Result], ranges: Mapping[TransferId, LayerRanges]
+) -> Brought:
     run.meter.step("sealing and adopting")
     attempts: dict[TransferId, list[Moved]] = {target.transfer: [] for target in targets}
     for result in results:
         if isinstance(result, Moved) and result.transfer in attempts:
             attempts[result.transfer].append(result)
     settled = await run.parts.steps.all(
-        [partial(_settle_one, run, target, attempts[target.transfer]) for target in targets]
+        [
+            partial(_settle_one, run, target, attempts[target.transfer], ranges.get(target.transfer, ()))
+            for target in targets
+        ]
     )
     return sum(settled, Brought())
 
 
-async def _settle_one(run: Run, target: Target, attempts: Sequence[Moved]) -> Brought:
+async def _settle_one(run: Run, target: Target, attempts: Sequence[Moved], ranges: LayerRanges) -> Brought:
     if not attempts:
         raise InternalError(f"the engine says nothing of transfer {target.transfer}")
     if not any(attempt.files for attempt in attempts):
         return Brought()  # nothing was lacking
-    winner = await _seal(run, target, [attempt for attempt in attempts if attempt.files])
+    winner = await _seal(run, target, [attempt for attempt in attempts if attempt.files], ranges)
     adopted = await run.parts.steps.adopt(run.scope, target)
     return Brought(winner.size_bytes, winner.rows, adopted.layers, winner.short_cut)
 
 
-async def _seal(run: Run, target: Target, attempts: Sequence[Moved]) -> Moved:
+async def _seal(run: Run, target: Target, attempts: Sequence[Moved], ranges: LayerRanges) -> Moved:
     """The first that is whole. An attempt that a later one overtook may have left less than it told."""
     failure: EblaError | None = None
     for attempt in attempts:
         try:
-            await run.parts.steps.seal(target, attempt)
+            await run.parts.steps.seal(target, attempt, ranges)
         except PASSING:
             raise
         except EblaError as error:

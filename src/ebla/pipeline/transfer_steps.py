@@ -122,8 +122,9 @@ class TransferSteps:
         )
         return answer.target
 
-    async def seal(self, target: Target, attempt: Moved) -> int:
-        request = SealRequest(target.session, target.transfer, attempt.attempt, attempt.files)
+    async def seal(self, target: Target, attempt: Moved, layers: tuple[TokenRange, ...]) -> int:
+        """`layers`: of files, what is to be taken of each layer of the source."""
+        request = SealRequest(target.session, target.transfer, attempt.attempt, attempt.files, layers)
         answer = await self._patiently(lambda: self._doors.bulk(target.host, SEAL, request, self._limits.seal_ms))
         return answer.size_bytes
 
