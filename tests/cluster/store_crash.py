@@ -127,7 +127,7 @@ async def seal(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
 
 
 async def adopt(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
-    await shard.store.adopt(stack, Adoption(f"{shard.folder}/staged", WHOLE_RING, "job 1"))
+    await shard.store.adopt_all(stack, [Adoption(f"{shard.folder}/staged", WHOLE_RING, "job 1")])
     acknowledge()
 
 
