@@ -24,6 +24,7 @@ QUICK = (
     "limits.child_silence_ms=3000",
     "limits.child_restart_pause_ms=50",
     "limits.free_disk_bytes_min=0",
+    "pipeline.enabled=false",
 )
 """Limits short enough for a test and long enough for a busy machine."""
 

@@ -4,7 +4,7 @@ What it is made of comes from outside: the same function runs on real and on sim
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from ebla.control.group0_server import Group0Server, Group0Setup
 from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
 from ebla.control.node_barrier import takes_part
 from ebla.control.node_status import topology_status, with_versions
+from ebla.control.pipeline_place import PLACE_MS, pipeline_wanted
 from ebla.control.schema_changes import SchemaChanges, SchemaParts
 from ebla.control.topology_state import TopologyState
 from ebla.model.error_groups import leaves
@@ -79,6 +80,8 @@ class ControlSetup:
     shard_count: int = 1
     num_tokens: int = 16
     bulk_job_life_ms: int = 6 * 3_600_000
+    want_pipeline: Callable[[bool], None] | None = None
+    """Told whenever it changes whether the pipeline is to run here; None: it never is."""
 
 
 class ControlProcess:
@@ -148,6 +151,8 @@ class ControlProcess:
             tasks.create_task(self._liveness.run())
             tasks.create_task(self._feed.run())
             tasks.create_task(sessions.enforce())
+            if setup.want_pipeline is not None:
+                tasks.create_task(self._place_pipeline(self._group0, setup.want_pipeline))
             tasks.create_task(self._follow_topology(self._group0, self._first_nodes))
             try:
                 await self._run_group0(self._group0)
@@ -176,6 +181,17 @@ class ControlProcess:
             except* Refused as refusals:
                 self.gave_up = str(next(leaves(refusals)))
                 self._stop.set()
+
+    async def _place_pipeline(self, group0: Group0Server, want: Callable[[bool], None]) -> None:
+        wanted = False
+        while True:
+            leads = group0.is_running and group0.running.raft.is_leader
+            own = self.topology.snapshot.nodes.get(self._setup.introduction.host) if leads else None
+            before, wanted = wanted, pipeline_wanted(own, self._processes(), leads=leads, runs=wanted)
+            if wanted is not before:
+                self._setup.report("pipeline.wanted" if wanted else "pipeline.not_wanted", {"leader": leads})
+                want(wanted)
+            await asyncio.sleep(PLACE_MS / 1000)
 
     async def _own_barrier(self, request: NodeBarrierRequest, deadline_ms: int) -> None:
         await self.feed.node_barrier(request.version, deadline_ms, drain=request.drain)
@@ -254,7 +270,7 @@ class ControlProcess:
             setup.introduction.cluster_name,
             str(setup.address),
             self._started_wall_us,
-            (own, *with_versions(self._children.statuses(), self._reports(), self._beats)),
+            (own, *self._processes()),
             tuple(_as_status(opinion, now_ms) for opinion in self.opinions()),
             now_ms - self._started_boot_ms,
             setup.release,
@@ -262,6 +278,9 @@ class ControlProcess:
             self._group0.formation.waits_for if self._group0 is not None else "",
             self._topology_status(),
         )
+
+    def _processes(self) -> tuple[ProcessStatus, ...]:
+        return with_versions(self._children.statuses(), self._reports(), self._beats)
 
     def _reports(self) -> Mapping[str, ChildReport]:
         return {} if self._feed is None else self._feed.reports()

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ebla.control.control_process import ControlProcess, ControlSetup
@@ -46,6 +47,8 @@ from ebla.wire.limits import WireLimits
 from ebla.wire.report import Report
 from ebla.wire.server import Server
 
+PIPELINE = "pipeline"
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -84,7 +87,11 @@ def _child_commands(options: NodeOptions, start: Start) -> list[ChildCommand]:
     shard = (sys.executable, "-m", "ebla.node.shard_role", "--options", *again)
     bulk = (sys.executable, "-m", "ebla.node.bulk_role", "--options", *again)
     shards = [ChildCommand(f"shard-{number}", (*shard, "--number", str(number))) for number in range(options.shards)]
-    return [*shards, ChildCommand("bulk", bulk)]
+    children = [*shards, ChildCommand("bulk", bulk)]
+    if options.pipeline.enabled:
+        pipeline = (sys.executable, "-m", "ebla.node.pipeline_role", "--options", *again)
+        children.append(ChildCommand(PIPELINE, pipeline, optional=True))
+    return children
 
 
 def _keep_reason(folder: DataFolder, reason: str, report: Report) -> None:
@@ -150,6 +157,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
                 release=release(),
                 shard_count=options.shards,
                 bulk_job_life_ms=options.limits.bulk_job_life_ms,
+                want_pipeline=partial(supervisor.want, PIPELINE) if options.pipeline.enabled else None,
             ),
             supervisor,
             stop,

@@ -4,10 +4,13 @@ Events go in by `step`, effects come out, `supervise.py` carries them out. What 
 
 - a child counts as gone only once it was reaped (`Exited`); one that was sent SIGKILL is not gone yet;
 - a child silent for `silence_ms` is killed, one not heard within `start_ms` of its start as well;
-- `exits_max` exits of one child within `exits_window_ms` stop the node, with the reason;
-- after `StopAsked` nothing is started any more, and whoever does not end when asked is killed after `ask_ms`.
+- `exits_max` exits of one essential child within `exits_window_ms` stop the node, with the reason;
+- an optional child runs while it is wanted; however often it ends, the node goes on, and it is started again after a
+  pause that doubles from `again_ms` to `again_ms_max`, until it has run for `exits_window_ms`;
+- after `StopAsked` nothing is started any more; whoever does not end when asked is killed after `ask_ms`.
 """
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
@@ -21,8 +24,22 @@ class ChildLimits:
     exits_window_ms: int
     restart_pause_ms: int
     ask_ms: int
+    again_ms: int = 1_000
+    again_ms_max: int = 60_000
     stall_ms: int = 1_000
     """Two ticks further apart than this mean that the supervisor itself was stopped or starved."""
+
+
+class ChildKind(enum.StrEnum):
+    ESSENTIAL = "essential"
+    """Without it there is no node."""
+    OPTIONAL = "optional"
+    """Comes and goes as it is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Optional and not wanted: never started, or reaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +86,7 @@ class Gone:
     """Reaped, or never started, and not coming back."""
 
 
-ChildState: TypeAlias = Waiting | Starting | Running | Asked | Killed | Gone
+ChildState: TypeAlias = Absent | Waiting | Starting | Running | Asked | Killed | Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +124,19 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """Whether an optional child is to run from now on."""
+
+    name: str
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     pass
 
 
-Event: TypeAlias = Tick | Spawned | NotSpawned | Heard | Exited | StopAsked
+Event: TypeAlias = Tick | Spawned | NotSpawned | Heard | Exited | Wanted | StopAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +167,11 @@ class Child:
     """When it ended, within the window."""
     exits_total: int = 0
     last_exit: str = ""
+    kind: ChildKind = ChildKind.ESSENTIAL
+    wanted: bool = True
+    spawned_ms: int = 0
+    failures: int = 0
+    """How often an optional one ended by itself since it last ran for long."""
 
 
 def pid_of(state: ChildState) -> int | None:
@@ -151,10 +181,12 @@ def pid_of(state: ChildState) -> int | None:
 class ChildPolicy:
     """The children of one node. `gave_up` holds the reason once they made the node stop."""
 
-    def __init__(self, names: Sequence[str], limits: ChildLimits, now_ms: int) -> None:
-        assert len(set(names)) == len(names)
+    def __init__(self, names: Sequence[str], limits: ChildLimits, now_ms: int, *, optional: Sequence[str] = ()) -> None:
+        assert len({*names, *optional}) == len(names) + len(optional)
         self.limits = limits
         self.children = {name: Child(name, Waiting(now_ms)) for name in names}
+        for name in optional:
+            self.children[name] = Child(name, Absent(), kind=ChildKind.OPTIONAL, wanted=False)
         self.gave_up: str | None = None
         self.stopping = False
         self._ticked_ms = now_ms
@@ -178,6 +210,8 @@ class ChildPolicy:
                 child = self.children[name]
                 assert pid_of(child.state) == pid
                 return self._ended(child, _story(child.state, how), now_ms)
+            case Wanted(name, wanted):
+                return self._want(self.children[name], wanted, now_ms)
             case StopAsked():
                 return self._stop(now_ms)
             case _:
@@ -227,6 +261,25 @@ class ChildPolicy:
     def _spawned(self, child: Child, pid: int, now_ms: int) -> list[Effect]:
         assert isinstance(child.state, Waiting)
         child.state = Starting(pid, now_ms)
+        child.spawned_ms = now_ms
+        return []
+
+    def _want(self, child: Child, wanted: bool, now_ms: int) -> list[Effect]:
+        """What is on its way out ends first: two of one kind never run at once."""
+        assert child.kind is ChildKind.OPTIONAL
+        if self.stopping or child.wanted == wanted:
+            return []
+        child.wanted, child.failures = wanted, 0
+        match child.state:
+            case Absent() if wanted:
+                child.state = Waiting(now_ms)
+            case Waiting() if not wanted:
+                child.state = Absent()
+            case Starting(pid=pid) | Running(pid=pid) if not wanted:
+                child.state = Asked(pid, now_ms)
+                return [Ask(pid)]
+            case _:
+                pass
         return []
 
     def _heard(self, name: str, pid: int, now_ms: int) -> None:
@@ -246,6 +299,9 @@ class ChildPolicy:
         if self.stopping:
             child.state = Gone()
             return []
+        if child.kind is ChildKind.OPTIONAL:
+            self._optional_ended(child, now_ms)
+            return []
         child.exits_total += 1
         child.exits_ms = [at for at in child.exits_ms if now_ms - at < self.limits.exits_window_ms] + [now_ms]
         if len(child.exits_ms) < self.limits.exits_max:
@@ -258,12 +314,29 @@ class ChildPolicy:
         )
         return self._stop(now_ms)
 
+    def _optional_ended(self, child: Child, now_ms: int) -> None:
+        if not child.wanted:
+            child.state = Absent()
+            return
+        was_asked_to = isinstance(child.state, Asked)  # and has been wanted again since
+        if was_asked_to:
+            child.state = Waiting(now_ms)
+            return
+        child.exits_total += 1
+        ran_long = not isinstance(child.state, Waiting) and now_ms - child.spawned_ms >= self.limits.exits_window_ms
+        child.failures = 1 if ran_long else child.failures + 1
+        child.state = Waiting(now_ms + self._pause_ms(child.failures))
+
+    def _pause_ms(self, failures: int) -> int:
+        doublings = min(failures - 1, self.limits.again_ms_max.bit_length())
+        return min(self.limits.again_ms << doublings, self.limits.again_ms_max)
+
     def _stop(self, now_ms: int) -> list[Effect]:
         self.stopping = True
         effects: list[Effect] = []
         for child in self.children.values():
             match child.state:
-                case Waiting():
+                case Absent() | Waiting():
                     child.state = Gone()
                 case Starting(pid=pid) | Running(pid=pid):
                     child.state = Asked(pid, now_ms)

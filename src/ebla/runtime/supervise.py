@@ -1,6 +1,7 @@
 """Starts, watches, restarts and ends the children of a node. What is done when is decided in `child_policy.py`.
 
-Children end with this process in every case: see `death_signal.py` for the child's half.
+Children end with this process in every case: see `death_signal.py` for the child's half. A child that is killed, or
+ends, takes along what it started: see `process_session.py`.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import assert_never
 
 from ebla.ports.clock import Clock
 from ebla.runtime.child_policy import (
+    Absent,
     Ask,
     Asked,
     ChildLimits,
@@ -34,8 +36,10 @@ from ebla.runtime.child_policy import (
     StopAsked,
     Tick,
     Waiting,
+    Wanted,
     pid_of,
 )
+from ebla.runtime.process_session import is_over, kill_session
 from ebla.wire.report import Report
 from ebla.wire.verbs import ProcessState, ProcessStatus
 
@@ -50,9 +54,12 @@ class ChildCommand:
 
     name: str
     arguments: tuple[str, ...]
+    optional: bool = False
+    """Runs while it is wanted; its ends never stop the node."""
 
 
 PROCESS_STATES: dict[type[ChildState], ProcessState] = {
+    Absent: ProcessState.GONE,
     Waiting: ProcessState.WAITING,
     Starting: ProcessState.STARTING,
     Running: ProcessState.RUNNING,
@@ -68,7 +75,9 @@ class Supervisor:
 
     def __init__(self, commands: Sequence[ChildCommand], limits: ChildLimits, clock: Clock, report: Report) -> None:
         self._commands = {command.name: command for command in commands}
-        self._policy = ChildPolicy(tuple(self._commands), limits, clock.boot_ms())
+        essential = [command.name for command in commands if not command.optional]
+        optional = [command.name for command in commands if command.optional]
+        self._policy = ChildPolicy(essential, limits, clock.boot_ms(), optional=optional)
         self._clock = clock
         self._report = report
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -88,7 +97,13 @@ class Supervisor:
         for number in self._kept_signals.pop(pid, ()):
             self._signal(pid, number)
 
+    def want(self, name: str, wanted: bool) -> None:
+        """Whether an optional child is to run from now on. It is asked to end, then killed, where it is not."""
+        self._step(Wanted(name, wanted))
+        self._wake.set()
+
     def statuses(self) -> tuple[ProcessStatus, ...]:
+        """Of every child but those that nobody wants and that are not there."""
         return tuple(
             ProcessStatus(
                 child.name,
@@ -99,6 +114,7 @@ class Supervisor:
                 child.last_exit,
             )
             for child in self._policy.children.values()
+            if not isinstance(child.state, Absent)
         )
 
     def stop(self) -> None:
@@ -136,7 +152,7 @@ class Supervisor:
         finally:
             # Only after an error or a cancellation is anything left to kill: `finished` means that all are reaped.
             for process in self._processes.values():
-                process.kill()
+                kill_session(process.pid)
                 process.wait()
             for end in self._pipe:
                 os.close(end)
@@ -154,7 +170,7 @@ class Supervisor:
                 self._signal(pid, signal.SIGTERM)
             case Kill(pid):
                 self._report("child.killed", {"pid": pid})
-                self._signal(pid, signal.SIGKILL)
+                self._kill(pid)
             case _:
                 assert_never(effect)
 
@@ -164,9 +180,10 @@ class Supervisor:
         reading, _ = self._pipe
         arguments = [*command.arguments, PARENT_FLAG, str(os.getpid()), PIPE_FLAG, str(reading)]
         try:
-            # A process group of its own: Ctrl-C in a terminal reaches control alone, which then asks its children.
+            # A session of its own: Ctrl-C in a terminal reaches control alone, which then asks its children; and what a
+            # child starts is found by it.
             process = subprocess.Popen(  # noqa: S603  # the arguments are our own
-                arguments, stdin=subprocess.DEVNULL, pass_fds=(reading,), process_group=0
+                arguments, stdin=subprocess.DEVNULL, pass_fds=(reading,), start_new_session=True
             )
         except OSError as error:
             self._report("child.not_started", {"child": command.name, "error": str(error)})
@@ -183,10 +200,16 @@ class Supervisor:
             if process.pid == pid:
                 process.send_signal(number)
 
+    def _kill(self, pid: int) -> None:
+        if any(process.pid == pid for process in self._processes.values()):
+            kill_session(pid)
+
     def _reap(self) -> None:
+        """What an ended child leaves behind goes before it is reaped, and so before the next one starts."""
         for name, process in list(self._processes.items()):
-            status = process.poll()
-            if status is not None:
+            if is_over(process.pid):
+                kill_session(process.pid)
+                status = process.wait()
                 del self._processes[name]
                 self._kept_signals.pop(process.pid, None)
                 how = _how_it_ended(status)

@@ -1,6 +1,9 @@
 """The supervisor's decisions, event by event. Times are milliseconds."""
 
+import pytest
+
 from ebla.runtime.child_policy import (
+    Absent,
     Ask,
     Asked,
     ChildLimits,
@@ -20,6 +23,7 @@ from ebla.runtime.child_policy import (
     StopAsked,
     Tick,
     Waiting,
+    Wanted,
 )
 
 LIMITS = ChildLimits(
@@ -164,3 +168,135 @@ def test_a_pause_of_the_supervisor_itself_is_nobodys_silence() -> None:
     assert ticks(given, 500, 5_000) == []
     assert given.step(Tick(), 65_000) == []
     assert ticks(given, 65_500, 72_000) == [(70_000, Kill(100))]
+
+
+PIPELINE = "pipeline"
+WANTED, UNWANTED = Wanted(PIPELINE, True), Wanted(PIPELINE, False)
+
+
+def with_pipeline(given_state: ChildState | None = None, *, wanted: bool = True) -> ChildPolicy:
+    given = ChildPolicy(("shard-0",), LIMITS, 0, optional=(PIPELINE,))
+    given.step(Spawned("shard-0", 100), 0)
+    given.step(Heard("shard-0", 100), 0)
+    if given_state is not None:
+        given.children[PIPELINE].state = given_state
+        given.children[PIPELINE].wanted = wanted
+    return given
+
+
+def test_an_optional_child_is_not_there_until_it_is_wanted() -> None:
+    given = with_pipeline()
+    assert given.step(Tick(), 500) == []
+    assert state(given, PIPELINE) == Absent()
+    given.step(WANTED, 600)
+    assert given.step(Tick(), 600) == [Spawn(PIPELINE)]
+    given.step(Spawned(PIPELINE, 200), 600)
+    given.step(Heard(PIPELINE, 200), 700)
+    assert given.step(UNWANTED, 800) == [Ask(200)]
+    given.step(Exited(PIPELINE, 200, "ended with status 0"), 900)
+    assert state(given, PIPELINE) == Absent()
+    assert given.step(Tick(), 1_000) == []
+    assert given.children[PIPELINE].exits_total == 0
+
+
+ASKED, KILLED = Asked(200, 10), Killed(200, 10, "was silent")
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "after", "effects"),
+    [
+        (Absent(), WANTED, Waiting(50), []),
+        (Waiting(9), UNWANTED, Absent(), []),
+        (Starting(200, 10), UNWANTED, Asked(200, 50), [Ask(200)]),
+        (Running(200, 10, 20), UNWANTED, Asked(200, 50), [Ask(200)]),
+        (ASKED, WANTED, ASKED, []),
+        (KILLED, WANTED, KILLED, []),
+        (KILLED, UNWANTED, KILLED, []),
+        (Waiting(9), WANTED, Waiting(9), []),
+        (Running(200, 10, 20), WANTED, Running(200, 10, 20), []),
+        (Absent(), UNWANTED, Absent(), []),
+        (ASKED, UNWANTED, ASKED, []),
+    ],
+)
+def test_what_a_wish_does_in_each_state(
+    before: ChildState, event: Wanted, after: ChildState, effects: list[Effect]
+) -> None:
+    was_wanted = isinstance(before, Waiting | Starting | Running) or (before == KILLED and not event.wanted)
+    given = with_pipeline(before, wanted=was_wanted)
+    assert given.step(event, 50) == effects
+    assert state(given, PIPELINE) == after
+    assert given.children[PIPELINE].wanted is event.wanted
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "after"),
+    [
+        (ASKED, False, Absent()),
+        (KILLED, False, Absent()),
+        (ASKED, True, Waiting(50)),
+        (KILLED, True, Waiting(1_050)),
+        (Running(200, 10, 20), True, Waiting(1_050)),
+        (Starting(200, 10), True, Waiting(1_050)),
+    ],
+)
+def test_where_the_end_of_an_optional_child_leads(before: ChildState, wanted: bool, after: ChildState) -> None:
+    given = with_pipeline(before, wanted=wanted)
+    assert given.step(Exited(PIPELINE, 200, "ended"), 50) == []
+    assert state(given, PIPELINE) == after
+
+
+def test_an_unwanted_child_that_hangs_is_killed_within_the_bound() -> None:
+    given = with_pipeline(Running(200, 0, 0))
+    given.step(Heard("shard-0", 100), 1_000)
+    assert given.step(UNWANTED, 1_000) == [Ask(200)]
+    assert ticks(given, 1_000, 6_000) == [(4_000, Kill(200))]
+
+
+def test_an_optional_child_never_stops_the_node_and_its_pauses_grow_to_a_bound() -> None:
+    given = with_pipeline(Waiting(0))
+    now, pauses = 0, []
+    for number in range(20):
+        given.step(Spawned(PIPELINE, 200 + number), now)
+        given.step(Exited(PIPELINE, 200 + number, "ended with status 1"), now + 10)
+        waiting = state(given, PIPELINE)
+        assert isinstance(waiting, Waiting)
+        pauses.append(waiting.due_ms - now - 10)
+        now = waiting.due_ms
+    assert pauses[:7] == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000]
+    assert set(pauses[7:]) == {60_000}
+    assert given.gave_up is None
+    assert given.children[PIPELINE].exits_total == 20
+
+
+def test_a_child_that_ran_for_long_is_started_again_soon() -> None:
+    given = with_pipeline(Waiting(0))
+    for number in range(5):
+        given.step(Spawned(PIPELINE, 200 + number), 0)
+        given.step(Exited(PIPELINE, 200 + number, "ended"), 0)
+    given.step(Spawned(PIPELINE, 300), 1_000)
+    given.step(Exited(PIPELINE, 300, "ended"), 61_000)
+    assert state(given, PIPELINE) == Waiting(62_000)
+
+
+def test_a_command_that_is_missing_is_tried_with_growing_pauses() -> None:
+    given = with_pipeline(Waiting(0))
+    given.step(NotSpawned(PIPELINE, "no such file"), 100_000)
+    given.step(NotSpawned(PIPELINE, "no such file"), 101_000)
+    assert state(given, PIPELINE) == Waiting(103_000)
+    assert given.gave_up is None
+
+
+def test_a_stop_takes_optional_children_along_and_nothing_is_wanted_after_it() -> None:
+    given = with_pipeline()
+    assert given.step(StopAsked(), 1_000) == [Ask(100)]
+    assert state(given, PIPELINE) == Gone()
+    assert given.step(WANTED, 1_100) == []
+    assert given.step(Tick(), 1_100) == []
+    given.step(Exited("shard-0", 100, "ended"), 1_200)
+    assert finished(given)
+    given = with_pipeline(Running(200, 0, 0))
+    assert given.step(StopAsked(), 1_000) == [Ask(100), Ask(200)]
+    given.step(Exited("shard-0", 100, "ended"), 1_200)
+    assert not finished(given)
+    given.step(Exited(PIPELINE, 200, "ended"), 1_300)
+    assert finished(given)

@@ -1,6 +1,7 @@
 """The supervisor with real, tiny children; and the two ways in which a child dies with its parent, each alone."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -144,6 +145,76 @@ def _has_pending(pid: int, number: signal.Signals) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     pending = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
     return any(mask & 1 << number - 1 for mask in pending)
+
+
+# A child as Spark is one: it starts something, which starts workers in a process group of their own; nobody of them
+# hears a word of anybody's end.
+FAMILY = """
+    import os, subprocess, sys, time
+    worker = "import os, time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(60)"
+    java = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {worker!r}]); time.sleep(60)"
+    java = subprocess.Popen([sys.executable, "-c", java], stdout=subprocess.PIPE)
+    line = java.stdout.readline().decode().strip()
+    with open(sys.argv[1] + ".new", "w") as out:
+        out.write(f"{java.pid} {line}")
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+    time.sleep(60)
+"""
+
+
+def family_of(supervisor: Supervisor, path: Path) -> list[int]:
+    """The child, what it started, and what that started."""
+    return [supervisor.statuses()[-1].pid, *map(int, path.read_text().split())]
+
+
+def family(path: Path) -> ChildCommand:
+    return ChildCommand("pipeline", (sys.executable, "-c", textwrap.dedent(FAMILY), str(path)), optional=True)
+
+
+@pytest.mark.parametrize("end", ["unwanted", "killed by somebody", "supervisor cancelled"])
+def test_a_child_takes_everything_along_that_it_started(tmp_path: Path, end: str) -> None:
+    async def run() -> list[int]:
+        supervisor = Supervisor([shell("exec sleep 60"), family(tmp_path / "pids")], LIMITS, SystemClock(), Told())
+        running = asyncio.ensure_future(supervisor.run())
+        async with asyncio.timeout(WAIT_S):
+            supervisor.want("pipeline", True)
+            await until((tmp_path / "pids").exists)
+            pids = family_of(supervisor, tmp_path / "pids")
+            assert all(_is_alive(pid) for pid in pids)
+            if end == "supervisor cancelled":
+                running.cancel()
+            elif end == "unwanted":
+                supervisor.want("pipeline", False)
+            else:
+                os.kill(pids[0], signal.SIGKILL)
+            await until(lambda: not any(_is_alive(pid) for pid in pids))
+            supervisor.stop()
+            await asyncio.wait([running])
+        return pids
+
+    asyncio.run(run())
+
+
+def test_an_optional_child_comes_and_goes_and_never_stops_the_node() -> None:
+    async def run() -> None:
+        limits = dataclasses.replace(LIMITS, again_ms=1)
+        failing = ChildCommand("pipeline", ("/bin/sh", "-c", "exit 3"), optional=True)
+        supervisor = Supervisor([shell("exec sleep 60"), failing], limits, SystemClock(), Told())
+        running = asyncio.ensure_future(supervisor.run())
+        async with asyncio.timeout(WAIT_S):
+            assert [status.name for status in supervisor.statuses()] == ["shard-0"]
+            supervisor.want("pipeline", True)
+            await until(lambda: supervisor.statuses()[-1].restarts > LIMITS.exits_max)
+            shown = supervisor.statuses()[-1]
+            assert (shown.name, shown.last_exit) == ("pipeline", "ended with status 3")
+            assert supervisor.gave_up is None
+            supervisor.want("pipeline", False)
+            await until(lambda: len(supervisor.statuses()) == 1)
+            supervisor.stop()
+            await running
+        assert supervisor.gave_up is None
+
+    asyncio.run(run())
 
 
 def test_children_are_spawned_from_the_main_thread_only() -> None:
