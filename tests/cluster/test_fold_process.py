@@ -15,7 +15,8 @@ from ebla.bulk.fold_desk import DeskLimits
 from ebla.model.identity import Address, HostId
 from ebla.ports.surroundings import Surroundings
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.folding import NICENESS, FoldFailed, FoldProcesses, fold_in_process
+from ebla.runtime.folding import FoldFailed, FoldProcesses, fold_in_process
+from ebla.runtime.job_process import NICENESS
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits

@@ -149,6 +149,7 @@ class Staging:
             found = self._transfers.get(transfer)
             if found is not None:
                 _check_same(found, session, target)
+                self.check_space(size_bytes)
                 found.state = found.state.opened()
                 return found
             self._check_room(size_bytes)
