@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from ebla.pipeline.java import Java, find_java, make_java_home
 from ebla.pipeline.java_process import JavaProcess, JavaStart, emptied
+from ebla.pipeline.shipping import ship, warm_up
 from ebla.pipeline.spark_settings import (
     SOCKET_FOLDER_LENGTH_MAX,
     SparkOptions,
@@ -42,45 +44,85 @@ class WarmSession:
                 self.spark.stop()
         finally:
             self.process.stop()
-            forget_spark()
-            _remove_places(self.places)
+            self._forget()
 
+    def kill(self) -> None:
+        """The same without asking Spark, which is gone or does not answer."""
+        self.process.kill()
+        self._forget()
 
-def start_session(options: SparkOptions) -> WarmSession:
-    """Takes seconds. Raises `PipelineUnavailable`."""
-    java = find_java(options.java_home, os.environ)
-    places = _make_places(options, java)
-    settings = spark_settings(options, places)
-    command = [str(SPARK_HOME / "bin" / "spark-submit")]
-    for name, value in sorted(settings.items()):
-        command += ["--conf", f"{name}={value}"]
-    environment = spark_environment(options, places, os.environ)
-    start = JavaStart([*command, "pyspark-shell"], environment, places.work, options.start_timeout_s)
-    process = JavaProcess(start)
-    try:
-        spark = _connect(process, options)
-    except BaseException as error:
-        process.kill()
-        words = process.last_words()
+    def _forget(self) -> None:
         forget_spark()
-        _remove_places(places)
-        if isinstance(error, PipelineUnavailable) or not isinstance(error, Exception):
-            raise
-        raise PipelineUnavailable(f"Spark did not start: {error}; it said: {words}") from error
-    return WarmSession(spark, java, process, places)
+        remove_places(self.places)
+
+
+class SessionStart:
+    """A start that can be broken off from another thread."""
+
+    def __init__(self, options: SparkOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._process: JavaProcess | None = None
+        self._aborted = False
+
+    def run(self) -> WarmSession:
+        """Takes seconds. Raises `PipelineUnavailable`."""
+        options = self._options
+        java = find_java(options.java_home, os.environ)
+        places = make_places(options, java)
+        process = self._launch(places)
+        try:
+            spark = _connect(process, options)
+            if not options.is_embedded:
+                ship(spark, places.work)
+            warm_up(spark)
+        except BaseException as error:
+            words = process.last_words()
+            process.kill()
+            forget_spark()
+            remove_places(places)
+            if isinstance(error, PipelineUnavailable) or not isinstance(error, Exception):
+                raise
+            raise PipelineUnavailable(f"Spark did not start: {error}; it said: {words}") from error
+        return WarmSession(spark, java, process, places)
+
+    def abort(self) -> None:
+        """Returns when no process of it is left; `run` raises."""
+        with self._lock:
+            self._aborted = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _launch(self, places: SparkPlaces) -> JavaProcess:
+        command = [str(SPARK_HOME / "bin" / "spark-submit")]
+        for name, value in sorted(spark_settings(self._options, places).items()):
+            command += ["--conf", f"{name}={value}"]
+        environment = spark_environment(self._options, places, os.environ)
+        start = JavaStart([*command, "pyspark-shell"], environment, places.work, self._options.start_timeout_s)
+        with self._lock:
+            if self._aborted:
+                raise PipelineUnavailable("Spark is being stopped")
+            self._process = JavaProcess(start)
+            return self._process
 
 
 def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:
     port, secret = process.wait_for_gateway()
     with _told_gateway(port, secret):
-        gateway = launch_gateway()
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]  # PySpark's own, without types
     assert isinstance(gateway, JavaGateway)
     # All settings were told to the Java process, because those of its own start cannot be changed afterwards.
     context = SparkContext(gateway=gateway)
     context.pythonExec = options.python
+    # When the Java process dies this server would print a stack trace; that it died is told otherwise.
+    context._accumulatorServer.handle_error = _say_nothing  # type: ignore[method-assign]  # noqa: SLF001  # see above
     spark = SparkSession(context)
     spark.conf.set("spark.sql.shuffle.partitions", str(context.defaultParallelism))
     return spark
+
+
+def _say_nothing(request: object, client_address: object) -> None:
+    """For errors of a connection that nobody can do anything about."""
 
 
 @contextmanager
@@ -110,7 +152,7 @@ def forget_spark() -> None:
     SparkSession._instantiatedSession = None  # noqa: SLF001  # see above
 
 
-def _make_places(options: SparkOptions, java: Java) -> SparkPlaces:
+def make_places(options: SparkOptions, java: Java) -> SparkPlaces:
     options.folder.mkdir(parents=True, exist_ok=True)
     sockets = options.folder / "sockets"
     if len(str(sockets)) > SOCKET_FOLDER_LENGTH_MAX:
@@ -123,6 +165,6 @@ def _make_places(options: SparkOptions, java: Java) -> SparkPlaces:
     )
 
 
-def _remove_places(places: SparkPlaces) -> None:
+def remove_places(places: SparkPlaces) -> None:
     for folder in (places.sockets, places.work):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,78 @@
+"""Tasks that move the files of checkpoints, as they are, into staging.
+
+Each move of each try draws an attempt of its own, so no two of them ever write to one place, whoever runs the task
+again or twice.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from ebla.model.errors import EblaError
+from ebla.model.transfers import FileMove, Moved
+from ebla.pipeline.attempts import draw_attempt, prepare_worker
+from ebla.pipeline.flight_client import FilePlace, FlightClient
+from ebla.pipeline.short_cut import can_link, link_files
+from ebla.pipeline.task_outcome import Failure, TaskFailed, failure_of, is_final, moved_batch
+
+_moves = msgspec.msgpack.Decoder(tuple[FileMove, ...])
+
+
+def encode_file_moves(moves: Sequence[FileMove]) -> bytes:
+    return msgspec.msgpack.encode(tuple(_trimmed(move) for move in moves))
+
+
+def _trimmed(move: FileMove) -> FileMove:
+    """Without the files of other parts: a checkpoint of many tablets would travel whole with each of them."""
+    parts = tuple(
+        part if place == move.part else msgspec.structs.replace(part, layers=())
+        for place, part in enumerate(move.source.parts)
+    )
+    return msgspec.structs.replace(move, source=msgspec.structs.replace(move.source, parts=parts))
+
+
+@dataclass(frozen=True)
+class MoveFiles:
+    """For `mapInArrow`: numbers of tasks come in, what was staged goes out."""
+
+    tasks: tuple[bytes, ...]
+    authority: bytes
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prepare_worker()
+        with FlightClient(self.authority) as client:
+            for batch in batches:
+                for task in batch.column(0).to_pylist():
+                    yield moved_batch([_outcome(client, move) for move in _moves.decode(self.tasks[task])])
+
+
+def _outcome(client: FlightClient, move: FileMove) -> Moved | Failure:
+    try:
+        return move_files(client, move)
+    except EblaError as error:
+        if is_final(error):
+            return failure_of(error)
+        raise TaskFailed(error) from error
+    except OSError as error:
+        raise TaskFailed(error) from error
+
+
+def move_files(client: FlightClient, move: FileMove) -> Moved:
+    part = move.source.parts[move.part]
+    if can_link(move.source, move.target):
+        try:
+            return link_files(move.source, part, move.target, draw_attempt())
+        except OSError:
+            # Gone, full or forbidden: the doors of the nodes say in words which. What was linked is swept there.
+            pass
+    attempt = draw_attempt()
+    staged = tuple(
+        client.move_file(
+            move.source, FilePlace(move.part, place, file.name), move.target, attempt, f"{place}/{file.name}"
+        )
+        for place, layer in enumerate(part.layers)
+        for file in layer.files
+    )
+    return Moved(move.target.transfer, attempt, staged, size_bytes=sum(file.size_bytes for file in staged))

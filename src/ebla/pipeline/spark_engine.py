@@ -1,0 +1,230 @@
+"""`ports.transfers.Transfers` on Spark: asyncio on the outside, a thread for each running job inside.
+
+The session is started in the background and started again, by and by more patiently, when it is lost. Whatever ran on
+the one before is told `PipelineUnavailable`: its tasks may go on or not, and nothing of them counts unless sealed.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from py4j.protocol import Py4JError
+
+from ebla.model.identity import JobId
+from ebla.model.transfers import Result, Work
+from ebla.pipeline.spark_adapter import ClassicAdapter, SparkAdapter
+from ebla.pipeline.spark_jobs import JobContext, carry_out
+from ebla.pipeline.spark_session import SessionStart, WarmSession
+from ebla.pipeline.spark_settings import SparkOptions
+from ebla.ports.transfers import EngineState, EngineStatus, PipelineUnavailable, TaskCounts
+
+T = TypeVar("T")
+
+JOBS_MAX = 16
+"""At the same time; more wait for their turn."""
+LOOK_S = 0.25
+"""How often a running job's tasks are counted, and whether Spark is still there is looked at."""
+SILENCE_MAX_S = 30.0
+"""A Java process that answers nothing for so long is ended."""
+CANCEL_AGAIN_S = 0.2
+CANCEL_TRIES_MAX = 150
+RESTART_FIRST_S = 1.0
+RESTART_MAX_S = 60.0
+STEADY_S = 300.0
+"""A session that has lived so long does not count as one that fails: patience begins anew."""
+
+
+@dataclass(slots=True)
+class _Live:
+    session: WarmSession
+    adapter: SparkAdapter
+    lost: str = ""
+    """Why it cannot be used any more."""
+
+
+@dataclass(slots=True)
+class _Running:
+    job: JobId
+    tag: str
+    counts: TaskCounts = field(default_factory=TaskCounts)
+    given_up: threading.Event = field(default_factory=threading.Event)
+
+
+class SparkEngine:
+    """Of use while `serve` runs."""
+
+    def __init__(self, options: SparkOptions, authority: bytes) -> None:
+        """`authority` is the certificate by which the nodes' Flight doors are known, as PEM."""
+        self._options = options
+        self._authority = authority
+        self._live: _Live | None = None
+        self._status = EngineStatus(EngineState.STARTING, "Spark is starting", options.master)
+        self._running: list[_Running] = []
+        self._serial = 0
+        self._job_threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="spark-job")
+        self._asking_threads = ThreadPoolExecutor(4, thread_name_prefix="spark-asking")
+        # Apart from the others, which a Java process that hangs would hold.
+        self._life_thread = ThreadPoolExecutor(1, thread_name_prefix="spark-life")
+
+    # -- ports.transfers ---------------------------------------------------------------------------------------------
+
+    def status(self) -> EngineStatus:
+        return self._status
+
+    def tasks(self, job: JobId) -> TaskCounts:
+        counts = [one.counts for one in self._running if one.job == job]
+        return TaskCounts(
+            sum(one.done for one in counts), sum(one.running for one in counts), sum(one.total for one in counts)
+        )
+
+    async def run(self, job: JobId, work: Sequence[Work]) -> Sequence[Result]:
+        live = self._live
+        if live is None:
+            raise PipelineUnavailable(self._status.cause, advice="it is started again by itself")
+        self._serial += 1
+        running = _Running(job, f"{job}-{self._serial}")
+        context = JobContext(live.session, live.adapter, self._authority, self._options.task_bytes)
+        future = self._job_threads.submit(carry_out, context, running.tag, tuple(work), running.given_up)
+        self._running.append(running)
+        try:
+            return await self._follow(live, running, future)
+        except BaseException:
+            self._give_up(live, running, future)
+            raise
+        finally:
+            self._running.remove(running)
+
+    async def _follow(self, live: _Live, running: _Running, future: "Future[Sequence[Result]]") -> Sequence[Result]:
+        ended = asyncio.wrap_future(future)
+        ended.add_done_callback(_look_at_error)
+        while True:
+            await asyncio.wait({ended}, timeout=LOOK_S)
+            if ended.done():
+                return ended.result()
+            if live.lost:
+                raise PipelineUnavailable(live.lost, advice="it is started again by itself")
+            try:
+                running.counts = await self._on(self._asking_threads, lambda: live.adapter.counts(running.tag))
+            except (Py4JError, OSError):
+                pass  # the job itself finds out what is the matter
+
+    def _give_up(self, live: _Live, running: _Running, future: "Future[Sequence[Result]]") -> None:
+        running.given_up.set()
+        if not future.cancel() and not future.done():
+            self._asking_threads.submit(_cancel_until_over, live.adapter, running.tag, future)
+
+    # -- the session's life ------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Until cancelled. Leaves no process."""
+        failures = 0
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                began = loop.time()
+                cause = await self._one_session()
+                failures = 1 if loop.time() - began > STEADY_S else failures + 1
+                pause_s = min(RESTART_MAX_S, RESTART_FIRST_S * 2 ** (failures - 1))
+                self._say(EngineState.UNAVAILABLE, f"{cause}; it is started again in {pause_s:.0f} s")
+                await asyncio.sleep(pause_s)
+                self._say(EngineState.STARTING, f"{cause}; it is being started again")
+        finally:
+            self._say(EngineState.UNAVAILABLE, "the pipeline is being stopped")
+            for threads in (self._job_threads, self._asking_threads, self._life_thread):
+                threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _one_session(self) -> str:
+        """Returns why it ended."""
+        start = SessionStart(self._options)
+        try:
+            session = await self._started(start)
+        except PipelineUnavailable as error:
+            return str(error)
+        live = _Live(session, ClassicAdapter(session.spark))
+        try:
+            self._status = EngineStatus(
+                EngineState.READY, "", self._options.master, session.spark.version, live.adapter.user_interface()
+            )
+            self._live = live
+            live.lost = await self._watch(live)
+            return live.lost
+        finally:
+            self._live = None
+            live.lost = live.lost or "the pipeline is being stopped"
+            await self._to_its_end(self._life_thread, session.kill if live.lost else session.stop)
+
+    async def _started(self, start: SessionStart) -> WarmSession:
+        future = self._life_thread.submit(start.run)
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            waited = f"{self._options.start_timeout_s:.0f} s"
+            raise PipelineUnavailable(
+                f"Spark at {self._options.master} has not run a first task within {waited}",
+                advice="look whether it has workers with free cores",
+            ) from error
+        finally:
+            if not future.done() or future.cancelled():
+                # The thread that starts it is held, so the end of it is made elsewhere.
+                await self._to_its_end(self._asking_threads, start.abort)
+
+    async def _watch(self, live: _Live) -> str:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            code = live.session.process.exit_code
+            if code is not None:
+                return f"Spark's Java process ended ({_ended(code)})"
+            try:
+                async with asyncio.timeout(SILENCE_MAX_S):
+                    alive = await self._on(self._life_thread, live.adapter.is_alive)
+            except TimeoutError:
+                return f"Spark's Java process has not answered for {SILENCE_MAX_S:.0f} s"
+            if not alive and live.session.process.exit_code is None:
+                return f"Spark at {self._options.master} has stopped"
+
+    def _say(self, state: EngineState, cause: str) -> None:
+        self._status = EngineStatus(state, cause, self._options.master)
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+
+    async def _on(self, threads: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, function)
+
+    async def _to_its_end(self, threads: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+        """Also while this task is cancelled, again and again: a process would be left behind. Bounded by what the
+        function itself waits for."""
+        ending = asyncio.wrap_future(threads.submit(function))
+        cancelled: asyncio.CancelledError | None = None
+        while not ending.done():
+            try:
+                await asyncio.wait({ending})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        ending.result()
+        if cancelled is not None:
+            raise cancelled
+
+
+def _look_at_error(ended: "asyncio.Future[Sequence[Result]]") -> None:
+    """Whoever was cancelled does not ask how it ended, and asyncio would complain of that."""
+    if not ended.cancelled():
+        ended.exception()
+
+
+def _cancel_until_over(adapter: SparkAdapter, tag: str, future: "Future[Sequence[Result]]") -> None:
+    """Again and again: its next job may have been on the way to Spark when the last one was cancelled."""
+    for _ in range(CANCEL_TRIES_MAX):
+        try:
+            adapter.cancel(tag)
+        except (Py4JError, OSError):
+            return
+        if wait([future], CANCEL_AGAIN_S).done:
+            return
+
+
+def _ended(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,46 @@
+"""Work becomes tasks: small pieces together, so that a task is worth its price, but enough for every slot. Pure."""
+
+import heapq
+from collections.abc import Sequence
+from typing import TypeVar
+
+from ebla.model.token import TokenRange
+from ebla.model.transfers import FileMove, RowMove, Source
+
+W = TypeVar("W")
+
+
+def bundles(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tuple[tuple[W, ...], ...]:
+    """Tasks of about so many bytes at most, as even as can be; at least one for each slot if there is work for it.
+
+    The largest pieces are dealt first, each to the task that has least: with sizes known beforehand no order of tasks
+    ends much later than the best one.
+    """
+    assert task_bytes > 0
+    if not sized:
+        return ()
+    total = sum(size for _, size in sized)
+    count = min(len(sized), max(slots, -(-total // task_bytes)))
+    loads = [(0, task) for task in range(count)]
+    dealt: list[list[int]] = [[] for _ in range(count)]
+    largest_first = sorted(range(len(sized)), key=lambda place: (-sized[place][1], place))
+    for place in largest_first:
+        load, task = heapq.heappop(loads)
+        dealt[task].append(place)
+        # A piece of nothing is still a stream to open.
+        heapq.heappush(loads, (load + max(1, sized[place][1]), task))
+    return tuple(tuple(sized[place][0] for place in sorted(places)) for places in dealt)
+
+
+def file_bytes(move: FileMove) -> int:
+    return move.source.parts[move.part].size_bytes
+
+
+def row_bytes(move: RowMove) -> int:
+    """About: as much of each stack as the range is of its part of the ring."""
+    return sum(share_bytes(source, move.range) for source in move.sources)
+
+
+def share_bytes(source: Source, wanted: TokenRange) -> int:
+    overlapping = [part for part in source.parts if part.range.overlaps(wanted)]
+    return sum(part.size_bytes * min(wanted.width, part.range.width) // part.range.width for part in overlapping)

@@ -1,0 +1,122 @@
+"""What a task sends back, and what is made of it at the driver: results, or why there are none.
+
+A failure that another try may mend is raised, and Spark tries again. One that it cannot mend (a session that is closed,
+a ticket that is refused) is sent back like a result, so that the job ends at once. What is raised travels as text
+inside of texts of Spark's, so it carries a line of its own that is found again.
+"""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+import pyarrow as pa
+
+from ebla.model.errors import EblaError, Fault
+from ebla.model.transfers import Compared, Different, Moved, Result
+from ebla.ports.transfers import WorkFailed
+
+OUTCOME_SCHEMA = "transfer string, attempt string, files int, rows bigint, bytes bigint, outcome binary"
+"""The first ones are for who looks at Spark's pages; the last has it all."""
+
+_ARROW = pa.schema(
+    [
+        ("transfer", pa.string()), ("attempt", pa.string()), ("files", pa.int32()), ("rows", pa.int64()),
+        ("bytes", pa.int64()), ("outcome", pa.binary()),
+    ]
+)  # fmt: skip
+
+CAUSE_LENGTH_MAX = 500
+_CAUSE_MARK = "ebla-cause:"
+_CAUSE_LINE = re.compile(re.escape(_CAUSE_MARK) + r"(\{.*\})")
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)): (.*)$", re.MULTILINE)
+_STAGE_FAILURE = re.compile(r"most recent failure: (?:Lost task [^:]*: )?([^\n]*)")
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    kind: str
+    message: str
+
+
+Outcome = Moved | Different | Compared | Failure
+_decoder = msgspec.msgpack.Decoder(Outcome)
+_encoder = msgspec.msgpack.Encoder()
+_failure_decoder = msgspec.json.Decoder(Failure)
+
+
+class TaskFailed(Exception):
+    """Raised in a task; the driver finds the cause in its text."""
+
+    def __init__(self, error: BaseException) -> None:
+        told = msgspec.json.encode(failure_of(error)).decode()
+        super().__init__(f"{_CAUSE_MARK}{told}")
+
+
+def failure_of(error: BaseException) -> Failure:
+    return Failure(type(error).__name__, str(error)[:CAUSE_LENGTH_MAX])
+
+
+def is_final(error: EblaError) -> bool:
+    """Whether the same would happen to every other try."""
+    return error.fault is Fault.CALLER
+
+
+def moved_batch(outcomes: Sequence[Moved | Failure]) -> pa.RecordBatch:
+    rows = [_row(outcome) for outcome in outcomes]
+    return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+
+
+def _row(outcome: Moved | Failure) -> dict[str, object]:
+    encoded = _encoder.encode(outcome)
+    if isinstance(outcome, Failure):
+        return {"transfer": "", "attempt": "", "files": 0, "rows": 0, "bytes": 0, "outcome": encoded}
+    return {
+        "transfer": str(outcome.transfer),
+        "attempt": str(outcome.attempt),
+        "files": len(outcome.files),
+        "rows": outcome.rows,
+        "bytes": outcome.size_bytes,
+        "outcome": encoded,
+    }
+
+
+def results_of(outcomes: Sequence[bytes]) -> list[Result]:
+    """Raises `WorkFailed` with the first failure among them."""
+    results: list[Result] = []
+    for encoded in outcomes:
+        outcome = _decoder.decode(encoded)
+        if isinstance(outcome, Failure):
+            raise work_failed(outcome)
+        results.append(outcome)
+    return results
+
+
+def work_failed(failure: Failure) -> WorkFailed:
+    return WorkFailed(f"a task failed: {failure.message or failure.kind}")
+
+
+def failure_in(text: str) -> Failure:
+    """The first cause in what Spark says of a job that failed, without any stack trace."""
+    if found := _CAUSE_LINE.search(text):
+        try:
+            return _failure_decoder.decode(found.group(1))
+        except msgspec.DecodeError:
+            pass
+    if found := _MISSING.search(text):
+        return Failure("ModuleNotFoundError", f"the Python that runs tasks lacks the package {found.group(1)}")
+    if "Python worker exited unexpectedly" in text or "Python worker process terminated" in text:
+        return Failure("WorkerLost", "the Python process of a task ended in each of its tries")
+    lines = _LAST_LINE.findall(text)
+    raised = [(kind, message) for kind, message in lines if not kind.startswith(("org.", "java.", "scala."))]
+    if raised:
+        kind, message = raised[-1]
+        return Failure(kind.rpartition(".")[2], f"{kind.rpartition('.')[2]}: {message}"[:CAUSE_LENGTH_MAX])
+    if found := _STAGE_FAILURE.search(text):
+        return Failure("SparkException", found.group(1)[:CAUSE_LENGTH_MAX])
+    return Failure("SparkException", (text.strip().splitlines() or ["no cause given"])[0][:CAUSE_LENGTH_MAX])
+
+
+def missing_package(text: str) -> str:
+    """Of what Spark says: the name of a package that a task could not import; else nothing."""
+    found = _MISSING.search(text)
+    return found.group(1).partition(".")[0] if found else ""
