@@ -120,6 +120,12 @@ class SimDisk:
         self._inodes = 0
         self.root.cached[DATA_FOLDER] = self.root.durable[DATA_FOLDER] = _Folder()
 
+    def lay_out(self, name: str) -> None:
+        """A folder below `/data` that is there from the start, durably."""
+        data = self.root.durable[DATA_FOLDER]
+        assert isinstance(data, _Folder)
+        data.cached[name] = data.durable[name] = _Folder()
+
     def of(self, life: Life) -> "LifeDisk":
         return LifeDisk(self, life)
 

@@ -9,13 +9,13 @@ the other side.
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
 from ebla.model.errors import Corruption, EblaError, Unavailable, Unreachable
-from ebla.model.identity import AttemptId, HostId
+from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import (
     FileMove,
     Moved,
@@ -33,7 +33,7 @@ from ebla.ports.surroundings import Surroundings
 from ebla.sim.chance import SimChance
 from ebla.sim.flight_twin import BulkSeat, FlightTwin, Stream, connect
 from ebla.sim.transfer_scans import Scanned, compared, lacking, merged, read_hashes, read_rows
-from ebla.sim.world import Unit, World
+from ebla.sim.world import World
 from ebla.storage.layer import Item
 from ebla.storage.row_file import encode_rows, rows_batch
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
@@ -115,17 +115,26 @@ Ended = Callable[["Sequence[Result] | EblaError"], None]
 Launched = tuple[Attempt, Ended]
 
 
-@dataclass(slots=True)
-class Executor:
-    """A process that runs attempts, and dies like any. `machine` says where it is, as nodes do of themselves."""
+class Surface(Protocol):
+    """What attempts need of their engine. `transfers_twin.Engine` is one."""
 
-    world: World
-    unit: Unit
-    machine: str
-    seats: Callable[[HostId], BulkSeat]
-    around: Surroundings | None = None
-    inbox: "asyncio.Queue[Launched]" = field(default_factory=asyncio.Queue)
-    short_cuts: int = 0
+    def seat(self, host: HostId) -> BulkSeat: ...
+
+    def note_rows(self, transfer: TransferId, items: Sequence[Item]) -> None:
+        """What an attempt has read and is about to put."""
+        ...
+
+
+class Executor:
+    """A process that runs attempts, and dies like any."""
+
+    def __init__(self, world: World, name: str, machine: str, engine: Surface) -> None:
+        self.world = world
+        self.engine = engine
+        self.unit = world.unit(name, self.run, machine=machine)
+        self.around: Surroundings | None = None
+        self.inbox: asyncio.Queue[Launched] = asyncio.Queue()
+        self.short_cuts = 0
 
     async def run(self, around: Surroundings) -> None:
         """One life."""
@@ -197,7 +206,7 @@ class TaskRun:
             return found
         if found is not None:
             found.closed = True
-        seat = self._executor.seats(host)
+        seat = self._executor.engine.seat(host)
         stream = self._streams[host] = connect(self._executor.world, self._chance, self._executor.unit, seat)
         return stream
 
@@ -335,6 +344,7 @@ class TaskRun:
 
     async def _put_lacking(self, to: RowTarget, rows: Sequence[Item], replicas: Sequence[Sequence[Item]]) -> Moved:
         wanted = lacking(rows, () if to.own is None else replicas[to.own], to.target.range)
+        self._executor.engine.note_rows(to.target.transfer, wanted)
         records = [
             encode_rows(rows_batch(wanted[start : start + ROWS_OF_A_RECORD]))
             for start in range(0, len(wanted), ROWS_OF_A_RECORD)

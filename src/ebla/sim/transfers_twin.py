@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ebla.model.errors import EblaError
-from ebla.model.identity import AttemptId, HostId, JobId
-from ebla.model.transfers import Result, Work
+from ebla.model.identity import AttemptId, HostId, JobId, TransferId
+from ebla.model.transfers import FileMove, Result, Work
 from ebla.ports.surroundings import Surroundings
 from ebla.ports.transfers import EngineState, EngineStatus, PipelineUnavailable, TaskCounts, WorkFailed
 from ebla.sim.chance import SimChance
 from ebla.sim.flight_twin import BulkSeat
 from ebla.sim.transfer_attempts import Attempt, AttemptLost, Executor, Habits, draw_fate
 from ebla.sim.world import World
+from ebla.storage.layer import Item
 
 ATTEMPTS_MAX = 3
 HANGS_S = 6.0
@@ -26,6 +27,10 @@ HANGS_S = 6.0
 GIVEN_UP_S = 30.0
 LOOK_S = 0.2
 AWAY_S = 4.0
+
+
+def _unnoted(*_: object) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,11 @@ NO_MISCHIEF = Mischief(0.0, 0.0, 0.0, 0.0, Habits(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 @dataclass(slots=True)
 class Engine:
-    """What outlives every driver: the executors, and whether any of it can be used. `seats` finds the bulk process of a
+    """What outlives every driver: the executors, and whether any of it can be used. `seat` finds the bulk process of a
     node."""
 
     world: World
-    seats: Callable[[HostId], BulkSeat]
+    seat: Callable[[HostId], BulkSeat]
     executors: list[Executor] = field(default_factory=list)
     mischief: Mischief = field(default_factory=Mischief)
     generation: int = 0
@@ -57,7 +62,9 @@ class Engine:
     attempts: int = 0
     zombies: int = 0
     """Attempts that went on though their job was over."""
-    short_cuts: int = 0
+    note_files: Callable[[FileMove], None] = _unnoted
+    """Before the first attempt at it."""
+    note_rows: Callable[[TransferId, Sequence[Item]], None] = _unnoted
 
     @property
     def is_away(self) -> bool:
@@ -124,6 +131,9 @@ class TransfersTwin:
             engine.lose(self._chance.exponential(AWAY_S))
         running = self._jobs[job] = _Job(engine.generation)
         running.pieces = [_Piece(one, running) for one in work]
+        for one in work:
+            if isinstance(one, FileMove):
+                engine.note_files(one)
         try:
             async with asyncio.TaskGroup() as tasks:
                 ends = [tasks.create_task(self._carry_out(piece)) for piece in running.pieces]

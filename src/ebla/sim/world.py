@@ -47,7 +47,7 @@ from ebla.model.identity import Address, HostId
 from ebla.ports.surroundings import Surroundings
 from ebla.sim.chance import SimChance
 from ebla.sim.clock import SimClock
-from ebla.sim.disk import SimDisk
+from ebla.sim.disk import LifeDisk, SimDisk
 from ebla.sim.guard import sealed
 from ebla.sim.life import Life
 from ebla.sim.loop import Deadlock, ExceptionContext, SimTask, simulated_loop
@@ -216,6 +216,10 @@ class World:
         """Ports for code of the scenario itself, which never dies: a probe, a client."""
         home = self.machine(name)
         return self.surround(self._life, self._endpoint(name, home, host_id), home)
+
+    def look_at(self, machine: Machine) -> LifeDisk:
+        """The disk of a machine for code of the scenario itself."""
+        return machine.disk.of(self._life)
 
     def surround(self, life: Life, endpoint: Endpoint, machine: Machine) -> Surroundings:
         return Surroundings(

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ebla.bulk.transfers import KEY_NAME
 from ebla.model.identity import HostId, Replica, SessionId, TransferId
 from ebla.model.transfers import FileMove
 from ebla.sim.disk import LifeDisk
@@ -91,9 +92,9 @@ class TransfersLedger:
 
     # -- what is on its way ------------------------------------------------------------------------------------------
 
-    def sends_files(self, move: FileMove, disk: LifeDisk) -> None:
-        """Before any attempt at it. What is not there cannot be brought by any."""
-        folder, part = move.source.folder, move.source.parts[move.part]
+    def sends_files(self, move: FileMove, folder: str, disk: LifeDisk) -> None:
+        """Before any attempt at it; `folder` is the checkpoint's. What is not there cannot be brought by any."""
+        part = move.source.parts[move.part]
         paths = [[(file.name, f"{folder}/{layer.folder}/{file.name}") for file in layer.files] for layer in part.layers]
         if all(disk.exists(path) for layer in paths for _, path in layer):
             found = [{name: _checksum(disk, path) for name, path in layer} for layer in paths]
@@ -152,7 +153,7 @@ class TransfersLedger:
 def left_over(disk: LifeDisk, folder: str) -> str | None:
     """INV-XFER-5, of a node's folder, once every session is closed."""
     for path in (staging_folder(folder), checkpoints_folder(folder)):
-        names = disk.list_folder(path) if disk.exists(path) else []
+        names = [name for name in (disk.list_folder(path) if disk.exists(path) else []) if name != KEY_NAME]
         if names:
             return f"INV-XFER-5: {path} still has {', '.join(names)}"
     return None

@@ -90,11 +90,11 @@ def build(world: World) -> RowsLoad:
     for number in range(NODES):
         add_node(cluster, number)
     for shard in cluster.shards():
-        _tell_deaths(world, load, shard)
+        tell_deaths(world, load, shard)
     return load
 
 
-def _tell_deaths(world: World, load: RowsLoad, shard: Shard) -> None:
+def tell_deaths(world: World, load: RowsLoad, shard: Shard) -> None:
     end = shard.unit.end
 
     def ended(*, with_machine: bool) -> None:
@@ -133,7 +133,7 @@ async def until_all_normal(world: World, cluster: RowsCluster) -> None:
     def reached() -> bool:
         snapshots = [node.snapshot for node in cluster.nodes]
         return all(
-            snapshot is not None and [node.state for node in snapshot.members()] == [NodeState.NORMAL] * NODES
+            snapshot is not None and [node.state for node in snapshot.members()] == [NodeState.NORMAL] * len(snapshots)
             for snapshot in snapshots
         )
 

@@ -146,7 +146,7 @@ class _NoChildren:
         return ()
 
 
-class _Folds:
+class Folds:
     """`bulk.fold_desk.Folding`."""
 
     def __init__(self, around: Surroundings) -> None:
@@ -281,5 +281,5 @@ async def _bulk(around: Surroundings, cluster: RowsCluster, number: int) -> None
         cluster.report(node.bulk.name),
         node.bulk.lives,
     )
-    node.bulk_process = BulkProcess(around, setup, _Folds(around))
+    node.bulk_process = BulkProcess(around, setup, Folds(around))
     await node.bulk_process.run()

@@ -42,6 +42,8 @@ class Asked:
     jobs: dict[JobId, Wish] = field(default_factory=dict)
     orphans: dict[SessionId, None] = field(default_factory=dict)
     """Sessions that nobody closes: only their deadline can."""
+    wanted: list[Wish] = field(default_factory=list)
+    """To be asked for next, whatever chance says."""
     cancelled: int = 0
 
 
@@ -63,12 +65,19 @@ class TransfersAsker:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._chance.random() * THINK_S)
-            if self._load.stopping or len(self._load.tables) < 2:
-                continue
             try:
-                await self._act()
+                if self._asked.wanted:
+                    await self._ask_wanted()
+                elif not self._load.stopping and len(self._load.tables) == 2:
+                    await self._act()
             except EblaError:
                 pass  # whether it was taken shows in group 0
+
+    async def _ask_wanted(self) -> None:
+        wish = self._asked.wanted[0]
+        await self.ask(wish, LIFE_MS)
+        if self._asked.wanted and self._asked.wanted[0] is wish:
+            self._asked.wanted.pop(0)
 
     async def _act(self) -> None:
         snapshot = self._home.snapshot
