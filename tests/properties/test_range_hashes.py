@@ -1,0 +1,192 @@
+"""Hashes of ranges: replicas that say the same have the same, whatever their layers, chunks and bytes; and one cell
+that differs is seen, in its own part of the range and nowhere else."""
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, column
+
+from ebla.model.errors import InvalidRequest
+from ebla.model.rows import Cell, Marker, Row
+from ebla.model.schema import TableSchema, with_column, without_column
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.storage.columns import Shape, chunk_of
+from ebla.storage.key_codec import decode_token
+from ebla.storage.layer import Item
+from ebla.storage.layer_facts import ALWAYS_US
+from ebla.storage.live_rows import is_head
+from ebla.storage.merge import in_spans, key_spans, merge_streams, merge_values, uncovered_items
+from ebla.storage.merge_chunks import merge_chunks
+from ebla.storage.range_hashes import HASH_BYTES, BucketBounds, RangeHashes
+from ebla.storage.row_codec import decode_row, encode_row
+from ebla.storage.row_digest import canonical_value
+from ebla.storage.tombstone_gc import Collector, GcRule, GcSpan, collected
+
+SEEDS = st.integers(0, 1 << 32)
+EXAMPLES = settings(max_examples=30, deadline=None, derandomize=True, print_blob=False)
+Line = tuple[int, bytes, int]
+
+
+def written(seed: int) -> list[Item]:
+    """Writes in any order, of which keys may be there often."""
+    rows = RandomRows(seed, Mix(Random(seed).choice([0.9, 0.5, 0.1]), 8, 40))
+    return [item for _ in range(3) for item in rows.layer()]
+
+
+def layered(writes: Sequence[Item], schema: TableSchema, chance: Random) -> list[list[Item]]:
+    """The same writes, spread over layers by chance."""
+    layers: list[dict[bytes, bytes]] = [{} for _ in range(chance.randrange(1, 5))]
+    for key, value in chance.sample(writes, len(writes)):
+        layer = chance.choice(layers)
+        layer[key] = merge_values(layer[key], value, schema) if key in layer else value
+    return [sorted(layer.items()) for layer in layers]
+
+
+def chunks_of(items: Sequence[Item], schema: TableSchema, chance: Random) -> Iterator[pa.RecordBatch]:
+    at = 0
+    while at < len(items):
+        some = items[at : at + chance.randrange(1, 30)]
+        at += len(some)
+        keys, values = zip(*some)
+        yield chunk_of(Shape(schema), pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+
+
+def hashed(
+    layers: Sequence[Sequence[Item]], schema: TableSchema, asked: tuple[TokenRange, int, int], chance: Random
+) -> list[Line]:
+    token_range, buckets, gc_before_s = asked
+    spans = key_spans(token_range)
+    hashes = RangeHashes(schema, token_range, buckets, gc_before_s)
+    for span in spans:
+        within = [[item for item in layer if in_spans(item[0], (span,))] for layer in layers]
+        for chunk in merge_chunks(Shape(schema), [chunks_of(items, schema, chance) for items in within]):
+            hashes.add(chunk)
+    found = hashes.result()
+    assert found.column("bucket").to_pylist() == list(range(buckets))
+    return list(zip(range(buckets), found.column("hash").to_pylist(), found.column("rows").to_pylist()))
+
+
+def one_by_one(items: Sequence[Item], schema: TableSchema, asked: tuple[TokenRange, int, int]) -> list[Line]:
+    """The same without vectors."""
+    token_range, buckets, gc_before_s = asked
+    collector = Collector(GcRule((GcSpan(WHOLE_RING, gc_before_s),), ALWAYS_US))
+    parts = token_range.split(buckets)
+    lines = []
+    canonical = [
+        (key, said, is_head(value))
+        for key, value in uncovered_items(items, schema)
+        if (said := canonical_value(value, schema, collector)) is not None
+    ]
+    for number, part in enumerate(parts):
+        streams = [sha256() for _ in range(4)]
+        rows = 0
+        for key, value, head in canonical:
+            if decode_token(key) in part:
+                for stream, data in zip(
+                    streams, (len(key).to_bytes(4, "little"), key, len(value).to_bytes(4, "little"))
+                ):
+                    stream.update(data)
+                streams[3].update(value)
+                rows += not head
+        told = b"".join(stream.digest() for stream in streams)
+        lines.append((number, sha256(told).digest()[:HASH_BYTES], rows))
+    return lines
+
+
+def drawn_range(chance: Random) -> TokenRange:
+    start, end = (Token(chance.randrange(TOKEN_MIN + 1, TOKEN_MAX)) for _ in range(2))
+    return chance.choice([WHOLE_RING, TokenRange(start, end), TokenRange(start, start)])
+
+
+@EXAMPLES
+@given(SEEDS)
+def test_hashes_do_not_depend_on_layers_or_chunks(seed: int) -> None:
+    chance = Random(seed)
+    writes = written(seed)
+    asked = (WHOLE_RING, chance.choice([1, 2, 7, 64]), chance.randrange(25))
+    first = hashed(layered(writes, MIXED, chance), MIXED, asked, chance)
+    assert hashed(layered(writes, MIXED, chance), MIXED, asked, chance) == first
+    merged = list(merge_streams(layered(writes, MIXED, chance), MIXED))
+    assert one_by_one(merged, MIXED, asked) == first
+
+
+@EXAMPLES
+@given(SEEDS)
+def test_parts_of_any_range_are_those_that_it_is_split_into(seed: int) -> None:
+    chance = Random(seed)
+    token_range, buckets = drawn_range(chance), chance.choice([1, 3, 16])
+    asked = (token_range, buckets, 0)
+    writes = written(seed)
+    rows = [count for _, _, count in hashed(layered(writes, MIXED, chance), MIXED, asked, chance)]
+    merged = uncovered_items(merge_streams(layered(writes, MIXED, chance), MIXED), MIXED)
+    collector = Collector(GcRule((GcSpan(WHOLE_RING, 0),), ALWAYS_US))
+    said = [key for key, value in merged if not is_head(value) and canonical_value(value, MIXED, collector) is not None]
+    assert rows == [sum(decode_token(key) in part for key in said) for part in token_range.split(buckets)]
+
+
+@EXAMPLES
+@given(SEEDS)
+def test_a_replica_that_has_collected_says_the_same(seed: int) -> None:
+    """What a fold with the same bound has dropped counts for nothing on the others."""
+    chance = Random(seed)
+    before_s = chance.randrange(25)
+    layers = layered(written(seed), MIXED, chance)
+    rule = Collector(GcRule((GcSpan(WHOLE_RING, before_s),), ALWAYS_US))
+    folded = list(collected(merge_streams(layers, MIXED), MIXED, rule))
+    asked = (WHOLE_RING, 4, before_s)
+    assert hashed([folded], MIXED, asked, chance) == hashed(layers, MIXED, asked, chance)
+
+
+@EXAMPLES
+@given(SEEDS)
+def test_one_changed_cell_changes_the_hash_of_its_part_alone(seed: int) -> None:
+    chance = Random(seed)
+    layers = layered(written(seed), MIXED, chance)
+    merged = list(merge_streams(layers, MIXED))
+    rows = [place for place, (_, value) in enumerate(merged) if not is_head(value)]
+    if not rows:
+        return
+    place = chance.choice(rows)
+    key, value = merged[place]
+    number = MIXED.column("x").number
+    newest = Row(Marker(10), None, {number: Cell(10, b"\0\0\0\7")})
+    changed = list(merged)
+    changed[place] = (key, merge_values(value, encode_row(newest, 1, MIXED.layouts[-1]), MIXED))
+    asked = (WHOLE_RING, 8, 0)
+    before, after = hashed([merged], MIXED, asked, chance), hashed([changed], MIXED, asked, chance)
+    differing = [one[0] for one, other in zip(before, after) if one != other]
+    part = int(BucketBounds(WHOLE_RING, 8).numbers(np.array([decode_token(key) - TOKEN_MIN], np.uint64))[0])
+    assert decode_token(key) in WHOLE_RING.split(8)[part]
+    assert differing == [part]
+
+
+@EXAMPLES
+@given(SEEDS)
+def test_rows_of_an_older_version_say_what_they_say_in_todays(seed: int) -> None:
+    chance = Random(seed)
+    dropped = chance.choice("wxyz")
+    schema = without_column(with_column(MIXED, column("n", "text")), dropped)
+    writes = written(seed)
+    rewritten = [
+        (key, value if is_head(value) else encode_row(decode_row(value, schema.layouts), 2, schema.layouts[1]))
+        for key, value in writes
+    ]
+    asked = (WHOLE_RING, 4, 0)
+    old = layered(writes, schema, chance)
+    assert hashed(old, schema, asked, chance) == hashed(layered(rewritten, schema, chance), schema, asked, chance)
+    assert one_by_one(list(merge_streams(old, schema)), schema, asked) == hashed(old, schema, asked, chance)
+
+
+def test_nothing_has_a_hash_too_and_buckets_are_bounded() -> None:
+    found = RangeHashes(MIXED, WHOLE_RING, 3, 0).result()
+    assert len(set(found.column("hash").to_pylist())) == 1
+    assert found.column("rows").to_pylist() == [0, 0, 0]
+    for buckets in (0, 1 << 20):
+        with pytest.raises(InvalidRequest, match="parts"):
+            RangeHashes(MIXED, WHOLE_RING, buckets, 0)
