@@ -33,9 +33,10 @@ class ShardMetrics:
         self._failed_reads = failed.series("read")
         self.streamed = metrics.counter("replica_streamed_items_total", "Items merged for operations").series()
         self.checkpoints = metrics.counter("replica_checkpoints_total", "Checkpoints taken of stacks").series()
-        self._adoptions = metrics.counter(
+        adoptions = metrics.counter(
             "replica_adoptions_total", "Sealed stagings that were to be adopted, by how it ended", labels=("end",)
         )
+        self._adoptions = {end: adoptions.series(end) for end in AdoptionEnd}
         self._adopted_layers = metrics.counter("replica_adopted_layers_total", "Layers adopted").series()
         self._adopted_rows = metrics.counter("replica_adopted_rows_total", "Staged rows merged").series()
         took = metrics.histogram(
@@ -68,13 +69,13 @@ class ShardMetrics:
         self._read_seconds.observe(seconds)
 
     def adopted(self, answer: AdoptAnswer) -> None:
-        self._adoptions.series(AdoptionEnd.ADOPTED if answer.layers or answer.rows else AdoptionEnd.NOTHING_NEW).add()
+        self._adoptions[AdoptionEnd.ADOPTED if answer.layers or answer.rows else AdoptionEnd.NOTHING_NEW].add()
         self._adopted_layers.add(answer.layers)
         self._adopted_rows.add(answer.rows)
 
     def adoption_failed(self, error: EblaError) -> None:
         is_refused = isinstance(error, Refused | InvalidRequest)
-        self._adoptions.series(AdoptionEnd.REFUSED if is_refused else AdoptionEnd.FAILED).add()
+        self._adoptions[AdoptionEnd.REFUSED if is_refused else AdoptionEnd.FAILED].add()
 
     def read_failed(self, error: EblaError) -> None:
         (self._stale_reads if isinstance(error, Stale) else self._failed_reads).add()

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import uuid
 
 import msgspec
 from tests.unit.replica.shard_rig import (
@@ -12,24 +13,33 @@ from tests.unit.replica.shard_rig import (
     read_of,
     small_cluster,
     tablet_of,
+    with_sessions,
     with_state,
     write_of,
 )
 from tests.unit.storage.store_rig import Rig, plain
 from tests.unit.topology.small_cluster import replica, with_transition
 
-from ebla.model.identity import TopologyVersion
+from ebla.model.identity import SessionId, TableId, TopologyVersion
+from ebla.model.rows import Deletion, Row
 from ebla.model.token import WHOLE_RING
 from ebla.model.transaction import Revision
-from ebla.replica.replica_stacks import IN_TRANSITION
-from ebla.sim.workloads.store_rows import SMALL
+from ebla.replica.replica_stacks import BULK_SESSION, IN_TRANSITION
+from ebla.sim.workloads.small_fold import fold_in_memory
+from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
+from ebla.storage.fold_plan import FoldEnd
+from ebla.storage.stack import Stack
 from ebla.storage.store import GC_HOLD_AT_START
+from ebla.storage.tombstone_gc import GcTerms
 from ebla.topology.frozen_map import FrozenMap
-from ebla.topology.states import TabletStage, TransitionKind
+from ebla.topology.snapshot import Session
+from ebla.topology.states import SessionKind, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.wire.topology_view import view_of
 
 RANGES = WHOLE_RING.split(2)
+SESSION = SessionId(uuid.UUID(int=31))
+OTHER = TableId(uuid.UUID(int=32))
 BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
 SECOND_ONLY = tablet_map(SMALL.id, [(replica(2),), (OWN,)])
 ITEMS = [plain(number, 0, 5) for number in range(40)]
@@ -145,6 +155,79 @@ def test_tombstones_are_kept_in_transition_and_before_a_barrier() -> None:
         assert first.gc_holds == set()
 
     in_shard(work)
+
+
+def test_tombstones_are_kept_while_a_bulk_session_of_their_table_is_open() -> None:
+    """INV-LAYER-GC: also by a shard that starts again in the middle, and no longer than that."""
+    rig = Rig()
+    opened = with_sessions(small_cluster(BOTH), Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id))
+    another = with_sessions(small_cluster(BOTH), Session(SESSION, SessionKind.BULK_JOB, table=OTHER))
+
+    async def first(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH))
+        await shard.stacks.confirm()
+        await shard.follow(another)
+        assert [stack.gc_holds for stack in shard.store.stacks.values()] == [set(), set()]
+        await shard.follow(opened)
+        assert [stack.gc_holds for stack in shard.store.stacks.values()] == [{BULK_SESSION}] * 2
+
+    async def second(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH))  # older than what the last life had seen
+        assert [stack.gc_holds for stack in shard.store.stacks.values()] == [{GC_HOLD_AT_START}] * 2
+        await shard.follow(opened)
+        await shard.stacks.confirm()
+        assert [stack.gc_holds for stack in shard.store.stacks.values()] == [{BULK_SESSION}] * 2
+        await shard.follow(small_cluster(BOTH, version=3))
+        assert [stack.gc_holds for stack in shard.store.stacks.values()] == [set(), set()]
+
+    in_shard(first, rig=rig)
+    in_shard(second, rig=rig)
+
+
+def test_a_view_confirmed_while_the_next_is_prepared_releases_nothing_that_the_next_one_holds() -> None:
+    opened = with_sessions(small_cluster(BOTH), Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id))
+
+    async def work(shard: ShardRig) -> None:
+        before = await shard.follow(small_cluster(BOTH))
+        stacks = list(shard.store.stacks.values())
+        async with asyncio.TaskGroup() as tasks:
+            view = view_of(opened, Revision(HISTORY, 2), before)
+            async with stacks[1].changing:
+                preparing = tasks.create_task(shard.stacks.prepare(view))
+                await asyncio.sleep(0.1)
+                assert BULK_SESSION in stacks[0].gc_holds
+                await shard.stacks.confirm()
+            await preparing
+            shard.install(view)
+        assert [stack.gc_holds for stack in stacks] == [{BULK_SESSION}] * 2
+
+    in_shard(work)
+
+
+def test_a_fold_collects_before_and_after_a_bulk_session_and_not_meanwhile() -> None:
+    rig = Rig()
+    session = Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id)
+
+    async def folded(shard: ShardRig, stack: Stack) -> int:
+        """How many items are left of a row that is long deleted."""
+        assert rig.engine is not None
+        await shard.store.write(stack, [(key_of(1, 1), value_of(Row(None, Deletion(9, 0), {})))])
+        job = await shard.store.begin_fold(stack, GcTerms(1_000, 1), whole=True)
+        assert job is not None
+        assert await shard.store.finish_fold(job, await fold_in_memory(rig.engine, job)) is FoldEnd.SWAPPED
+        return len(await shard.store.scan(stack, b"", None, 9))
+
+    async def work(shard: ShardRig) -> None:
+        await shard.follow(small_cluster())
+        await shard.stacks.confirm()
+        (stack,) = shard.store.stacks.values()
+        assert await folded(shard, stack) == 0
+        await shard.follow(with_sessions(small_cluster(), session))
+        assert await folded(shard, stack) == 1
+        await shard.follow(small_cluster(version=3))
+        assert await folded(shard, stack) == 0
+
+    in_shard(work, rig=rig)
 
 
 def test_a_pending_replica_is_there_before_its_version_is_installed() -> None:

@@ -1,0 +1,91 @@
+"""Staging as a bulk process leaves it, written by the test itself."""
+
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from tests.unit.replica.shard_rig import DATA, OWN, ShardRig
+from tests.unit.storage.store_rig import Rig
+
+from ebla.model.identity import AttemptId, SessionId, TopologyVersion, TransferId
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transfers import StagingKind
+from ebla.ports.disk import Disk
+from ebla.sim.workloads.store_rows import SMALL
+from ebla.storage.layer import Item, build_layer
+from ebla.storage.merge import facts_of
+from ebla.storage.row_file import encode_rows, rows_batch
+from ebla.storage.staging_format import (
+    SealedFile,
+    SealedLayer,
+    TargetFile,
+    staging_folder,
+    transfer_folder,
+    write_sealed,
+    write_target,
+)
+from ebla.topology.snapshot import Session
+from ebla.topology.states import SessionKind
+from ebla.wire.transfer_messages import AdoptRequest
+
+SESSION = SessionId(uuid.UUID(int=31))
+OPEN = Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id)
+TRANSFER = TransferId(uuid.UUID(int=41))
+ATTEMPT = AttemptId(uuid.UUID(int=51))
+
+
+def disk_of(rig: Rig) -> Disk:
+    assert rig.engine is not None
+    return rig.engine.disk
+
+
+def request_of(
+    token_range: TokenRange = WHOLE_RING,
+    *,
+    session: SessionId = SESSION,
+    transfer: TransferId = TRANSFER,
+    fence: int = 0,
+) -> AdoptRequest:
+    return AdoptRequest(session, transfer, SMALL.id, token_range, TopologyVersion(fence))
+
+
+class Staging:
+    """Of one transfer."""
+
+    def __init__(self, rig: Rig, shard: ShardRig, request: AdoptRequest) -> None:
+        self._rig = rig
+        self._shard = shard
+        self._request = request
+        self.folder = transfer_folder(staging_folder(DATA), request.session, request.transfer)
+        disk_of(rig).make_folder(self.folder)
+
+    async def open(self, kind: StagingKind, **fields: object) -> None:
+        """For the stack that covers the range now."""
+        stack = self._shard.stacks.covering(SMALL.id, self._request.range)
+        assert stack is not None
+        target = TargetFile(SMALL.id, OWN.shard, stack.incarnation, self._request.range, kind)
+        await write_target(disk_of(self._rig), self.folder, msgspec.structs.replace(target, **fields))
+
+    async def seal_layers(self, layers: Sequence[tuple[TokenRange, Sequence[Item]]]) -> None:
+        sealed: list[SealedLayer] = []
+        disk_of(self._rig).make_folder(f"{self.folder}/sealed")
+        for number, (token_range, items) in enumerate(layers):
+            sealed.append(SealedLayer(f"sealed/{number}", token_range))
+            await self.build(sealed[-1].folder, items)
+        await write_sealed(disk_of(self._rig), self.folder, SealedFile(ATTEMPT, tuple(sealed)))
+
+    async def build(self, name: str, items: Sequence[Item]) -> None:
+        assert self._rig.engine is not None
+        facts = facts_of([value for _, value in items], SMALL)
+        await build_layer(self._rig.engine, f"{self.folder}/{name}", sorted(items), facts)
+
+    async def seal_rows(self, *records: Sequence[Item], rows: int | None = None) -> None:
+        data = b"".join(encode_rows(rows_batch(items)) for items in records)
+        disk_of(self._rig).make_folder(f"{self.folder}/sealed")
+        file = disk_of(self._rig).create(f"{self.folder}/sealed/rows")
+        file.append(data)
+        await file.sync()
+        file.close()
+        count = sum(map(len, records)) if rows is None else rows
+        sealed = SealedFile(ATTEMPT, rows_file="sealed/rows", rows=count, size_bytes=len(data))
+        await write_sealed(disk_of(self._rig), self.folder, sealed)
