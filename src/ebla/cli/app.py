@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli import cqlsh, group0, local_cluster, metrics, ring, row, store, table, up
-from ebla.cli.asking import ask_all, ask_contact
+from ebla.cli import compare, copy_tablet, cqlsh, group0, local_cluster, metrics, pipeline, ring, row, store, table, up
+from ebla.cli.asking import ask_contact, ask_view
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
 from ebla.cli.renewal import renew_certificates
 from ebla.cli.status_table import as_lines, as_table
@@ -50,6 +50,12 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla ring; ebla tablets a.b   who holds what
   ebla metrics                what the shards count, for Prometheus
 
+[bold]Data on the move[/bold]
+
+  ebla pipeline status        Spark, beside the leader, moves data between nodes; jobs, cancel
+  ebla compare a.b            do the replicas hold the same? --heal makes it so
+  ebla copy-tablet a.b 0 --from 127.0.0.1 --to 127.0.0.2
+
 [bold]Where things are[/bold]
 
   ./data                      all data; remove it to begin anew
@@ -75,8 +81,11 @@ app.add_typer(group0.app)
 app.add_typer(store.app)
 app.add_typer(table.app)
 app.add_typer(row.app)
+app.add_typer(pipeline.app)
 app.command("ring")(ring.ring)
 app.command("tablets")(ring.tablets)
+app.command("copy-tablet")(copy_tablet.copy_tablet)
+app.command("compare")(compare.compare)
 app.command("metrics")(metrics.metrics)
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
@@ -196,10 +205,9 @@ def status(
     with errors_told():
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             if contact is not None:
-                asked = [runner.run(ask_contact(contact, data))]
+                view = view_of([runner.run(ask_contact(contact, data))])
             else:
-                asked = runner.run(ask_all(_nodes_of(data)))
-        view = view_of(asked)
+                view = runner.run(ask_view(_nodes_of(data)))
         _show(view, console, as_json=as_json)
     raise typer.Exit(0 if all(node.state is NodeState.UP for node in view.nodes) else 1)
 

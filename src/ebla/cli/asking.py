@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ebla.cli.local_cluster import LocalNode, find_nodes
 from ebla.client.admin import Admin
-from ebla.client.cluster_view import Asked
+from ebla.client.cluster_view import Asked, ClusterView, view_of
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import Address
+from ebla.model.stored import decode_stored
 from ebla.options import Ports
 from ebla.runtime.data_folder import Identity
 from ebla.runtime.event_loop import new_event_loop
@@ -16,10 +17,12 @@ from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
 from ebla.wire.frames import Introduction
+from ebla.wire.group0_messages import ReadRequest
+from ebla.wire.jobs import PIPELINE_KEY, PipelineState
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext
 from ebla.wire.report import unreported
-from ebla.wire.verbs import A, Q, Verb
+from ebla.wire.verbs import GROUP0_READ, A, Q, Verb
 
 ANSWER_MS = 2_000
 LIMITS = WireLimits(connect_ms=ANSWER_MS)
@@ -31,6 +34,24 @@ async def ask_all(nodes: Sequence[LocalNode]) -> list[Asked]:
         async with asyncio.TaskGroup() as tasks:
             asking = [tasks.create_task(_ask_one(node, transport)) for node in nodes]
     return [task.result() for task in asking]
+
+
+async def ask_view(nodes: Sequence[LocalNode]) -> ClusterView:
+    """The cluster as its nodes see it, with what its pipeline last said."""
+    asked = await ask_all(nodes)
+    return view_of(asked, await _ask_pipeline(nodes))
+
+
+async def _ask_pipeline(nodes: Sequence[LocalNode]) -> PipelineState | None:
+    """As a node that runs knows it, without a quorum: it is told beside what each node sees."""
+    node = next((node for node in nodes if node.running_pid() is not None), None)
+    if node is None:
+        return None
+    try:
+        answer = await _ask_node(node, GROUP0_READ, ReadRequest((PIPELINE_KEY,), quorum=False), ANSWER_MS)
+        return next((decode_stored(PipelineState, one.value).value for one in answer.found), None)
+    except EblaError:
+        return None
 
 
 async def ask_to_stop(node: LocalNode, reason: str) -> None:

@@ -4,7 +4,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ebla.client.cluster_view import ClusterView, NodeState, NodeView, ProcessView
+from ebla.client.cluster_view import ClusterView, NodeState, NodeView, PipelineView, ProcessView
 from ebla.wire.verbs import ProcessState
 
 MISSING = "–"
@@ -15,6 +15,7 @@ def as_table(view: ClusterView) -> Table:
     """Some lines a node, so that whole host ids fit a terminal of 80 columns."""
     title = None if view.cluster is None else f"cluster {view.cluster_name} ({view.cluster})"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = Text(f"pipeline: {pipeline(view.pipeline)}"), "left"
     table.add_column("node", overflow="fold")
     table.add_column("state")
     for name in ("seen by", "round trip", "uptime"):
@@ -37,15 +38,25 @@ def as_lines(view: ClusterView) -> list[str]:
         f"round-trip={round_trip(node.round_trip_us)} uptime={duration(node.uptime_ms)} "
         f"host={node.host or MISSING} {' '.join(part for part in (*_details(node), matter(node)) if part)}"
         for node in view.nodes
-    ]
+    ] + [f"pipeline: {pipeline(view.pipeline)}"]
 
 
 def essence(view: ClusterView) -> tuple[object, ...]:
     """What makes a view news: everything but the figures that always move."""
-    return tuple(
+    nodes = (
         (node.name, node.host, node.state, node.held_up_by, processes(node), _standing(node), ring(node), matter(node))
         for node in view.nodes
     )
+    return (*nodes, pipeline(view.pipeline))
+
+
+def pipeline(view: PipelineView) -> str:
+    """Whether data can be moved between nodes, in one line."""
+    where = f" on {view.master}" if view.master else ""
+    version = f", Spark {view.version}" if view.version else ""
+    pages = f", {view.user_interface}" if view.user_interface else ""
+    cause = f": {view.cause}" if view.cause else ""
+    return f"{view.state}{where}{version}{pages}{cause}"
 
 
 def _details(node: NodeView) -> tuple[str, str, str]:

@@ -23,12 +23,12 @@ TIMEOUT_DEFAULT_MS = 10_000
 
 
 def with_tables(data: Path, name: str | None, work: Callable[[TableClient], Awaitable[T]]) -> T:
-    node = _chosen(data, name)
+    node = chosen_node(data, name)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(node, work))
 
 
-def _chosen(data: Path, name: str | None) -> LocalNode:
+def chosen_node(data: Path, name: str | None) -> LocalNode:
     nodes = find_nodes(data)
     chosen = next((node for node in nodes if (node.name == name if name else node.running_pid() is not None)), None)
     if chosen is None:

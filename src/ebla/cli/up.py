@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.live import Live
 
-from ebla.cli.asking import ask_all, ask_to_stop
+from ebla.cli.asking import ask_to_stop, ask_view
 from ebla.cli.local_cluster import LocalNode, end, last_words, start
 from ebla.cli.status_table import as_lines, as_table, essence
-from ebla.client.cluster_view import ClusterView, view_of
+from ebla.client.cluster_view import ClusterView
 from ebla.model.errors import EblaError, Unavailable
 from ebla.runtime import file_lock
 from ebla.runtime.event_loop import new_event_loop
@@ -86,7 +86,7 @@ async def _wait_all_up(started: Started) -> None:
             if status is not None:
                 raise Unavailable(f"{node.name} ended with status {status} while starting; its log ends with\n"
                                   f"{last_words(node)}")  # fmt: skip
-        view = view_of(await ask_all(started.nodes))
+        view = await ask_view(started.nodes)
         if view.all_up and all([await _takes_clients(node) for node in started.nodes]):
             return
         if time.monotonic() >= deadline:
@@ -114,11 +114,11 @@ async def _follow(started: Started, console: Console) -> None:
     if not console.is_terminal:
         await _follow_lines(started, console, stop)
         return
-    view = view_of(await ask_all(started.nodes))
+    view = await ask_view(started.nodes)
     with Live(as_table(view), console=console, auto_refresh=False) as live:
         while not await _is_set_within(stop, FOLLOW_S):
             started.reap()
-            live.update(as_table(view_of(await ask_all(started.nodes))), refresh=True)
+            live.update(as_table(await ask_view(started.nodes)), refresh=True)
 
 
 async def _follow_lines(started: Started, console: Console, stop: asyncio.Event) -> None:
@@ -126,7 +126,7 @@ async def _follow_lines(started: Started, console: Console, stop: asyncio.Event)
     shown: tuple[object, ...] = ()
     while True:
         started.reap()
-        view: ClusterView = view_of(await ask_all(started.nodes))
+        view: ClusterView = await ask_view(started.nodes)
         if essence(view) != shown:
             shown = essence(view)
             for line in as_lines(view):

@@ -9,9 +9,11 @@ from ebla.group0.members import Role
 from ebla.model.identity import HostId
 from ebla.topology.states import NodeState as TopologyState
 from ebla.wire.group0_messages import MemberReport
+from ebla.wire.jobs import PipelineState
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
 
 SHARD_PREFIX = "shard-"
+PIPELINE = "pipeline"
 
 
 class NodeState(enum.StrEnum):
@@ -43,6 +45,11 @@ class ProcessView(msgspec.Struct, frozen=True):
     @property
     def is_shard(self) -> bool:
         return self.name.startswith(SHARD_PREFIX)
+
+    @property
+    def is_pipeline(self) -> bool:
+        """It comes and goes, and nothing is served by it."""
+        return self.name == PIPELINE
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -104,7 +111,7 @@ class NodeView(msgspec.Struct, frozen=True):
             return self.ring.waits_for
         if self.ring.state != TopologyState.NORMAL:
             return "it has no place in the ring yet"
-        waiting = [_why_not_serving(process) for process in self.processes]
+        waiting = [_why_not_serving(process) for process in self.processes if not process.is_pipeline]
         return "; ".join(words for words in waiting if words)
 
 
@@ -116,17 +123,33 @@ def _why_not_serving(process: ProcessView) -> str:
     return f"{process.name} does not serve yet" if process.is_shard and not process.serving else ""
 
 
+class PipelineView(msgspec.Struct, frozen=True):
+    """What the pipeline of the leader says of itself."""
+
+    state: str
+    cause: str = ""
+    master: str = ""
+    version: str = ""
+    user_interface: str = ""
+    host: HostId | None = None
+    pid: int = 0
+
+
+NOT_STARTED = PipelineView("not started")
+
+
 class ClusterView(msgspec.Struct, frozen=True):
     cluster: str | None
     cluster_name: str | None
     nodes: tuple[NodeView, ...]
+    pipeline: PipelineView = NOT_STARTED
 
     @property
     def all_up(self) -> bool:
         return all(
             node.state is NodeState.UP
             and node.held_up_by == node.asked_others == len(self.nodes) - 1
-            and all(process.state == ProcessState.RUNNING for process in node.processes)
+            and all(process.state == ProcessState.RUNNING for process in node.processes if not process.is_pipeline)
             and node.group0 is not None
             and node.group0.applied > 0
             and not node.why_not_serving
@@ -136,8 +159,9 @@ class ClusterView(msgspec.Struct, frozen=True):
         ) and any(node.group0 is not None and node.group0.leads for node in self.nodes)
 
 
-def view_of(asked: Sequence[Asked]) -> ClusterView:
-    """Nodes that were asked, in their order, then those that only the answers mention."""
+def view_of(asked: Sequence[Asked], pipeline: PipelineState | None = None) -> ClusterView:
+    """Nodes that were asked, in their order, then those that only the answers mention. `pipeline`: what stands in group
+    0 of it, which may be the word of a former leader's."""
     answers = [node.answer for node in asked if node.answer is not None]
     addresses = [node.address for node in asked]
     mentioned = sorted({peer.address for answer in answers for peer in answer.peers} - set(addresses))
@@ -146,6 +170,15 @@ def view_of(asked: Sequence[Asked]) -> ClusterView:
         str(answers[0].cluster) if answers else None,
         answers[0].cluster_name if answers else None,
         tuple(_node_view(node, answers) for node in everybody),
+        pipeline_view(pipeline, next((each.group0.leader for each in answers if each.group0 is not None), None)),
+    )
+
+
+def pipeline_view(state: PipelineState | None, leader: HostId | None) -> PipelineView:
+    if state is None or (leader is not None and state.host != leader):
+        return NOT_STARTED
+    return PipelineView(
+        state.state, state.cause, state.master, state.version, state.user_interface, state.host, state.pid
     )
 
 

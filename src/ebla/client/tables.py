@@ -1,10 +1,11 @@
 """Tables from outside of a node: statements run here, their rows are written and read by any shard of the cluster."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
+from ebla.client.topology import Ask, read_topology
 from ebla.cql.describe import Describer
 from ebla.cql.execute import Executor, ExecutorParts
 from ebla.cql.results import Answer, Parameters, Rows, Session
@@ -15,23 +16,13 @@ from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
 from ebla.request.parts import Mutation, ReadPage, ReadQuery
 from ebla.request.timestamps import Timestamps
-from ebla.topology.keys import PREFIX
-from ebla.topology.rebuild import from_group0
 from ebla.topology.snapshot import Snapshot
-from ebla.wire.group0_messages import ReadAnswer, ReadRequest
-from ebla.wire.group0_pages import ReadPages
 from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
 from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest, SchemaWish
 from ebla.wire.topology_view import TopologyView, view_of
-from ebla.wire.verbs import GROUP0_READ, ROUTE_READ, ROUTE_WRITE, SCHEMA, A, Q, Verb
+from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, SCHEMA
 
 NOBODY = Replica(HostId(UUID(int=0)), ShardNumber(0))
-
-
-class Ask(Protocol):
-    """One question to a process of a node."""
-
-    def __call__(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> Awaitable[A]: ...
 
 
 class RemoteRows:
@@ -98,12 +89,8 @@ class TableClient:
 
     async def refresh(self, deadline_ms: int) -> None:
         """Learns the topology and the schema as they are now."""
-        pages = ReadPages(ReadRequest((), (PREFIX,), quorum=True))
-        whole: ReadAnswer | None = None
-        while whole is None:
-            whole = pages.take(await self._ask_control(GROUP0_READ, pages.request(), deadline_ms))
-        found = {entry.key: (entry.value, entry.revision) for entry in whole.found}
-        self._view.install(view_of(from_group0(found), whole.revision))
+        snapshot, revision = await read_topology(self._ask_control, deadline_ms)
+        self._view.install(view_of(snapshot, revision))
 
     async def change(self, wish: SchemaWish, deadline_ms: int) -> SchemaAnswer:
         answer = await self._ask_control(SCHEMA, SchemaRequest(wish), deadline_ms)

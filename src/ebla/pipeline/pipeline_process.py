@@ -1,4 +1,4 @@
-"""The pipeline process of a node: follows the topology, keeps in touch with its control, and runs jobs while that leads.
+"""The pipeline process of a node: follows the topology, keeps in touch with its control, runs jobs while that leads.
 
 Every control starts one when it becomes the leader and ends it when it is not any more. It runs nothing unless its
 control says so, and stops by itself where control is silent: two pipelines are at work on one job for a moment at most,

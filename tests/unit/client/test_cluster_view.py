@@ -15,6 +15,7 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, TopologyVersion
 from ebla.options import Ports
 from ebla.wire.group0_messages import Group0Report, MemberReport
+from ebla.wire.jobs import PipelineState
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer, TopologyStatus
 
 HOSTS = [HostId(uuid.UUID(int=number)) for number in range(4)]
@@ -84,9 +85,28 @@ def test_each_node_shows_its_place_in_group_0_and_the_lag_its_leader_knows() -> 
         Group0View("leader", True, True, 4, 90, 89, 0),
         Group0View("follower", True, False, 4, 90, 88, 3),
     ]
-    first, second = as_lines(view)
+    first, second, last = as_lines(view)
+    assert last == "pipeline: not started"
     assert "group0:leader term 4 index 89/90 lag 0" in first
     assert "group0:follower term 4 index 88/90 lag 3" in second
+
+
+def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() -> None:
+    leaders = PipelineState(HOSTS[1], 77, "ready", master="local[*]", version="4.1")
+    nodes = [asked(1, peer(2)), asked(2, peer(1))]
+    ready = view_of(nodes, leaders)
+    assert as_lines(ready)[-1] == "pipeline: ready on local[*], Spark 4.1"
+    assert essence(ready) != essence(view_of(nodes))
+    former = msgspec.structs.replace(leaders, host=HOSTS[2])
+    assert view_of(nodes, former).pipeline.state == "not started"
+    away = view_of(nodes, msgspec.structs.replace(leaders, state="unavailable", cause="no Java was found"))
+    assert as_lines(away)[-1] == "pipeline: unavailable on local[*], Spark 4.1: no Java was found"
+
+    starting = ProcessStatus("pipeline", 0, 0, state=ProcessState.WAITING)
+    first = nodes[0].answer
+    assert first is not None
+    first = msgspec.structs.replace(first, processes=(*first.processes, starting))
+    assert view_of([msgspec.structs.replace(nodes[0], answer=first), nodes[1]]).all_up
 
 
 def without_group0(node: Asked) -> Asked:

@@ -1,0 +1,169 @@
+"""A command that asks for a job and follows it to its end: with a bar in a terminal, line by line elsewhere."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+from ebla.cli.job_access import JobAccess, with_jobs
+from ebla.cli.shown_jobs import as_json, job_words
+from ebla.cli.shown_rows import print_json
+from ebla.client.jobs import LIFE_DEFAULT_MS
+from ebla.model.errors import NotFound
+from ebla.model.identity import JobId
+from ebla.wire.jobs import ENDED, Job, JobState, Wish
+
+INTERRUPTED = 130
+"""What shells take for "ended by Ctrl-C"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a command was called."""
+
+    data: Path
+    node: str | None
+    as_json: bool
+    detach: bool
+
+
+def carry_out(asked: Asked, plan: Callable[[JobAccess], tuple[Wish, str]]) -> Job:
+    """Asks for the job and follows it. `plan` refuses what makes no sense, before anything is written."""
+
+    async def submit(access: JobAccess) -> Job:
+        wish, what = plan(access)
+        return await access.jobs.submit(wish, what, LIFE_DEFAULT_MS)
+
+    job = with_jobs(asked.data, asked.node, submit)
+    if asked.detach:
+        _tell_detached(asked, job)
+        return job
+    try:
+        return follow(asked, job.id)
+    except KeyboardInterrupt:
+        return _interrupted(asked, job)
+
+
+def follow(asked: Asked, job: JobId) -> Job:
+    console = Console(stderr=True)
+    shows_bar = console.is_terminal and not asked.as_json
+
+    async def watch(access: JobAccess) -> Job:
+        shown = _Bar(console) if shows_bar else _Lines(quiet=asked.as_json)
+        with shown:
+            async for record in access.jobs.follow(job):
+                shown.update(record)
+                if record.state in ENDED:
+                    return record
+        raise NotFound(f"job {job} is not there any more")
+
+    return with_jobs(asked.data, asked.node, watch)
+
+
+def _interrupted(asked: Asked, job: Job) -> Job:
+    """Whoever can be asked is asked; elsewhere it goes on, since that is what undoes nothing."""
+    sys.stderr.write("\n")
+    if sys.stdin.isatty() and sys.stderr.isatty() and not typer.confirm("Leave the job running?", True, err=True):
+
+        async def cancel(access: JobAccess) -> Job:
+            return await access.jobs.cancel(job.id)
+
+        with_jobs(asked.data, asked.node, cancel)
+        return follow(asked, job.id)
+    sys.stderr.write(f"job {job.id} goes on; {_how_to_cancel(asked, job)}\n")
+    raise typer.Exit(INTERRUPTED)
+
+
+def _tell_detached(asked: Asked, job: Job) -> None:
+    if asked.as_json:
+        print_json(as_json(job))
+    else:
+        typer.echo(f"job {job.id}: {job.what}; look with `ebla pipeline jobs`, {_how_to_cancel(asked, job)}")
+
+
+def _how_to_cancel(asked: Asked, job: Job) -> str:
+    flag = "" if asked.data == Path("data") else f" --data {asked.data}"
+    return f"cancel it with: ebla pipeline cancel {job.id}{flag}"
+
+
+# ---- while it runs
+
+
+class _Amount(ProgressColumn):
+    """Bytes where they are known, tasks elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes = DownloadColumn(binary_units=True)
+
+    def render(self, task: Task) -> Text:
+        if task.fields["by_bytes"]:
+            return self._bytes.render(task)
+        return Text(f"{task.completed:.0f}/{task.total:.0f} tasks" if task.total else "")
+
+
+class _Rate(ProgressColumn):
+    def __init__(self) -> None:
+        super().__init__()
+        self._speed = TransferSpeedColumn()
+
+    def render(self, task: Task) -> Text:
+        return self._speed.render(task) if task.fields["by_bytes"] else Text("")
+
+
+class _Bar:
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), _Rate(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task: TaskID = self._progress.add_task("waiting", total=None, by_bytes=False)
+
+    def __enter__(self) -> "_Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, job: Job) -> None:
+        told = job.progress
+        by_bytes = told.bytes_total > 0
+        done, total = (told.bytes_done, told.bytes_total) if by_bytes else (told.tasks_done, told.tasks_total)
+        words = told.step if job.state is JobState.RUNNING and told.step else job_words(job)
+        self._progress.update(
+            self._task, description=words, completed=min(done, total), total=total or None, by_bytes=by_bytes
+        )
+
+
+class _Lines:
+    """Only what is new, so that a log of it stays readable."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._told = ""
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, job: Job) -> None:
+        words = job.progress.step if job.state is JobState.RUNNING and job.progress.step else job_words(job)
+        if not self._quiet and job.state not in ENDED and words != self._told:
+            self._told = words
+            sys.stderr.write(f"{words}\n")

@@ -1,0 +1,127 @@
+"""Jobs for the pipeline, from outside: asked for, looked at, followed to their end, cancelled.
+
+A job is a key of group 0. Whoever asks writes it and may go; the pipeline of the leader takes it up from there.
+"""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from ebla.client.topology import Ask, read_whole
+from ebla.group0.commands import Answer, ConditionFailed, Done
+from ebla.model.errors import EblaError, InvalidRequest, NotFound, Outcome, Refused, Unavailable
+from ebla.model.identity import JobId
+from ebla.model.stored import Stored, decode_stored, encode_stored
+from ebla.model.transaction import Condition, Missing, Put, Revision, Transaction, Unchanged
+from ebla.ports.chance import Chance
+from ebla.ports.clock import Clock
+from ebla.wire.group0_messages import ExecuteRequest, ReadRequest
+from ebla.wire.group0_pages import WatchPages
+from ebla.wire.jobs import ENDED, JOBS_PREFIX, PIPELINE_KEY, Job, JobState, PipelineState, Wish, job_key
+from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_WATCH
+
+LIFE_DEFAULT_MS = 6 * 3_600_000
+TRIES_MAX = 10
+WATCH_MS = 5_000
+PREFIX_LETTERS_MIN = 4
+
+
+class JobClient:
+    def __init__(self, ask: Ask, ports: tuple[Clock, Chance], deadline_ms: int = 10_000) -> None:
+        """`ask` is for the control process of any node."""
+        self._ask = ask
+        self._clock, self._chance = ports
+        self._deadline_ms = deadline_ms
+
+    # ---- looking
+
+    async def jobs(self) -> list[Job]:
+        """All that are known, in the order in which they were asked for."""
+        found = await read_whole(self._ask, ReadRequest((), (JOBS_PREFIX,)), self._deadline_ms)
+        jobs = [decode_stored(Job, one.value).value for one in found.found]
+        return sorted(jobs, key=lambda job: (job.asked_ms, job.id))
+
+    async def find(self, text: str) -> Job:
+        """By its id, or the first letters of it."""
+        alike = [job for job in await self.jobs() if str(job.id).startswith(text.lower())]
+        if len(text) < PREFIX_LETTERS_MIN or not alike:
+            raise NotFound(f"there is no job {text!r}", advice="see `ebla pipeline jobs --all`")
+        if len(alike) > 1:
+            raise InvalidRequest(f"{len(alike)} jobs begin with {text!r}", advice="name more of the id")
+        return alike[0]
+
+    async def pipeline(self) -> PipelineState | None:
+        """What the pipeline last said of itself; None: none has ever run."""
+        found = await read_whole(self._ask, ReadRequest((PIPELINE_KEY,)), self._deadline_ms)
+        return next((decode_stored(PipelineState, one.value).value for one in found.found), None)
+
+    async def follow(self, job: JobId) -> AsyncIterator[Job]:
+        """Each state of it until it has ended. Raises `NotFound` where it is gone."""
+        pages = WatchPages(job_key(job))
+        while True:
+            told = await self._ask(GROUP0_WATCH, pages.request(WATCH_MS), WATCH_MS + self._deadline_ms)
+            answer = pages.take(told)
+            if answer is None:
+                continue
+            if answer.reset and not answer.changes:
+                raise _gone(job)
+            for change in answer.changes:
+                if change.value is None:
+                    raise _gone(job)
+                record = decode_stored(Job, change.value).value
+                yield record
+                if record.state in ENDED:
+                    return
+
+    # ---- asking
+
+    async def submit(self, wish: Wish, what: str, life_ms: int = LIFE_DEFAULT_MS) -> Job:
+        """Written when this returns. The id makes it safe to write it again where an answer was lost."""
+        asked_ms = self._clock.wall_us() // 1000
+        job = Job(JobId(self._chance.uuid()), wish, what, asked_ms, life_ms)
+        for number in range(TRIES_MAX):
+            try:
+                answer = await self._write((Missing(job_key(job.id)),), Stored(job))
+            except EblaError as error:
+                if error.outcome is Outcome.NOT_APPLIED or number == TRIES_MAX - 1:
+                    raise
+                continue
+            # One that is there already is this one: nobody else draws its id.
+            if isinstance(answer, Done | ConditionFailed):
+                return job
+            raise Refused(f"the job was not written: {answer}")
+        raise AssertionError("the last try raises or returns")
+
+    async def cancel(self, job: JobId) -> Job:
+        """Asked for when this returns; it has an end a while later."""
+        for _ in range(TRIES_MAX):
+            stored, revision = await self._read(job)
+            record = stored.value
+            if record.state in ENDED:
+                raise Refused(f"job {job} has ended: it is {record.state}")
+            if record.cancel_asked:
+                return record
+            wanted = msgspec.structs.replace(record, cancel_asked=True)
+            answer = await self._write((Unchanged(job_key(job), revision),), stored.with_value(wanted))
+            if isinstance(answer, Done):
+                return wanted
+        raise Unavailable(f"job {job} changes too quickly to be cancelled", advice="try again")
+
+    async def _read(self, job: JobId) -> tuple[Stored[Job], Revision]:
+        found = await read_whole(self._ask, ReadRequest((job_key(job),)), self._deadline_ms)
+        if not found.found:
+            raise _gone(job)
+        return decode_stored(Job, found.found[0].value), found.found[0].revision
+
+    async def _write(self, conditions: tuple[Condition, ...], stored: Stored[Job]) -> Answer:
+        put = Put(job_key(stored.value.id), encode_stored(stored))
+        request = ExecuteRequest(Transaction(conditions, (put,)))
+        return (await self._ask(GROUP0_EXECUTE, request, self._deadline_ms)).answer
+
+
+def _gone(job: JobId) -> NotFound:
+    return NotFound(f"job {job} is not there any more", advice="only the latest ones are kept")
+
+
+def has_failed(job: Job) -> bool:
+    return job.state in (JobState.FAILED, JobState.CANCELLED)
