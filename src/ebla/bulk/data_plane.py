@@ -79,7 +79,7 @@ class DataPlane(Protocol):
         ...
 
     async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
-        """The bytes that follow. Of rows: whole records, as `row_file.encode_record` makes them."""
+        """The bytes that follow. Of rows: whole records, as `row_file.encode_rows` makes them."""
         ...
 
     async def finish_put(self, place: PutPlace) -> PutAnswer:

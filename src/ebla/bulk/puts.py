@@ -80,6 +80,14 @@ class Puts:
         if put.size_bytes < 0 or put.offset < 0 or (target.kind is StagingKind.FILES and put.offset > put.size_bytes):
             raise InvalidRequest(f"a put of {put.size_bytes} bytes from {put.offset} on makes no sense")
         staged.state = staged.state.put(put.attempt, self._parts.limits.attempts_max)
+        try:
+            return await self._open_file(staged, put)
+        except DiskFull:
+            await self._drop(staged, put.attempt)
+            raise
+
+    async def _open_file(self, staged: StagedTransfer, put: FlightPut) -> PutPlace:
+        target = staged.target
         key = (staged.transfer, put.attempt, put.name)
         self._take_away(key)
         file = self._file(staged, put)
@@ -134,8 +142,7 @@ class Puts:
             self._staging.check_space(len(data))
             checksum = await self._disk.run(partial(_written, opened.file, place, bytes(data)))
         except DiskFull:
-            self._forget_attempt(staged.transfer, place.attempt)
-            await self._staging.drop_attempt(staged, place.attempt)
+            await self._drop(staged, place.attempt)
             raise
         place.received_bytes, place.checksum = end, checksum
         staged.received[place.attempt] = staged.received.get(place.attempt, 0) + len(data)
@@ -164,9 +171,11 @@ class Puts:
         for key in [key for key, opened in self._open.items() if opened.place.session == session]:
             self._take_away(key)
 
-    def _forget_attempt(self, transfer: TransferId, attempt: AttemptId) -> None:
-        for key in [key for key in self._open if key[:2] == (transfer, attempt)]:
+    async def _drop(self, staged: StagedTransfer, attempt: AttemptId) -> None:
+        """For want of space it cannot be finished, and what it holds may be what others want."""
+        for key in [key for key in self._open if key[:2] == (staged.transfer, attempt)]:
             self._take_away(key)
+        await self._staging.drop_attempt(staged, attempt)
 
     def _take_away(self, key: _Key) -> None:
         opened = self._open.pop(key, None)

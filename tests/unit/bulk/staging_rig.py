@@ -1,0 +1,116 @@
+"""Staging on a machine that can die and lose power, without the process around it."""
+
+import uuid
+import zlib
+from collections.abc import Mapping
+
+from tests.unit.journal.on_disks import Machine
+
+from ebla.bulk.puts import Puts
+from ebla.bulk.seal import Sealer, SealOrder
+from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.model.identity import AttemptId, SessionId, ShardNumber, TransferId
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transfers import StagedFile, StagingKind
+from ebla.ports.disk import Disk
+from ebla.sim.chance import SimChance
+from ebla.sim.disk import LifeDisk
+from ebla.sim.file_isolation import SimIsolation
+from ebla.sim.layer_building import SimBuilding
+from ebla.sim.workloads.store_rows import SMALL, TABLE
+from ebla.storage.manifest import Incarnation
+from ebla.storage.staging_format import TargetFile
+from ebla.wire.report import unreported
+from ebla.wire.transfer_messages import FlightPut
+
+FOLDER = "/data/staging"
+SESSION = SessionId(uuid.UUID(int=1))
+TRANSFER = TransferId(uuid.UUID(int=2))
+FIRST, SECOND = AttemptId(uuid.UUID(int=11)), AttemptId(uuid.UUID(int=12))
+MACHINE = "machine.1"
+PLACE = f"{FOLDER}/{SESSION}/{TRANSFER}"
+
+FILES = {"0/000001.sst": b"first" * 300, "0/CURRENT": b"MANIFEST", "1/000002.sst": b"second" * 200}
+RANGES = (WHOLE_RING, WHOLE_RING)
+
+
+def target(kind: StagingKind = StagingKind.FILES, tokens: TokenRange = WHOLE_RING, incarnation: int = 5) -> TargetFile:
+    return TargetFile(TABLE, ShardNumber(0), Incarnation(incarnation), tokens, kind)
+
+
+def told(files: Mapping[str, bytes]) -> tuple[StagedFile, ...]:
+    return tuple(StagedFile(name, len(data), zlib.crc32(data)) for name, data in files.items())
+
+
+def order_of(
+    attempt: AttemptId, files: Mapping[str, bytes] = FILES, layers: tuple[TokenRange, ...] = RANGES
+) -> SealOrder:
+    return SealOrder(attempt, told(files), layers, SMALL)
+
+
+class StagingRig:
+    """One life of it. `disk` may be a disk in front of the life's own."""
+
+    def __init__(self, own: LifeDisk, disk: Disk | None = None, limits: TransferLimits | None = None) -> None:
+        self.disk: Disk = own if disk is None else disk
+        self.own = own
+        parts = StagingParts(
+            self.disk,
+            SimChance("staging"),
+            FOLDER,
+            MACHINE,
+            SimIsolation(own),
+            SimBuilding(self.disk),
+            limits or TransferLimits(),
+            unreported,
+        )
+        self.staging = Staging(parts)
+        self.puts = Puts(parts, self.staging)
+        self.sealer = Sealer(parts, self.puts)
+
+    async def begin(self) -> "StagingRig":
+        await self.staging.recover()
+        return self
+
+    async def opened(self, kind: StagingKind = StagingKind.FILES, tokens: TokenRange = WHOLE_RING) -> StagedTransfer:
+        return await self.staging.open(SESSION, TRANSFER, target(kind, tokens))
+
+    async def put(self, staged: StagedTransfer, attempt: AttemptId, name: str, data: bytes, pieces: int = 3) -> int:
+        """All of it, from wherever the place is; its checksum."""
+        place = await self.puts.open(staged, FlightPut(b"", attempt, name, len(data)))
+        step = max(1, len(data) // pieces)
+        while place.received_bytes < len(data):
+            await self.puts.append(place, data[place.received_bytes : place.received_bytes + step])
+        answer = self.puts.finish(place)
+        self.puts.close(place)
+        return answer.checksum
+
+    async def put_all(
+        self, staged: StagedTransfer, attempt: AttemptId, files: Mapping[str, bytes] = FILES
+    ) -> StagedTransfer:
+        for name, data in files.items():
+            assert await self.put(staged, attempt, name, data) == zlib.crc32(data)
+        return staged
+
+    def read(self, path: str) -> bytes:
+        file = self.own.open(path)
+        try:
+            return file.read(0, file.size())
+        finally:
+            file.close()
+
+    def below(self, folder: str) -> list[str]:
+        """Every file."""
+        found: list[str] = []
+        for name in self.own.list_folder(folder):
+            path = f"{folder}/{name}"
+            try:
+                found += [f"{name}/{one}" for one in self.below(path)]
+            except NotADirectoryError:
+                found.append(name)
+        return found
+
+
+def machine(seed: int = 1) -> Machine:
+    return Machine(seed)

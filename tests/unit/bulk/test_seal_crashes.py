@@ -1,0 +1,158 @@
+"""A seal in which the process dies before each of its disk calls in turn: it is there whole, or not at all."""
+
+import dataclasses
+from asyncio import timeout as seal_timeout
+
+import pytest
+from tests.unit.bulk.staging_rig import FILES, FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, order_of
+from tests.unit.bulk.test_staged_rows import ITEMS, RECORDS, ROWS_TOLD
+from tests.unit.journal.on_disks import Machine
+from tests.unit.storage.failing_disk import Died, FailingDisk, Failure
+
+from ebla.bulk import seal as seal_module
+from ebla.bulk.seal import SealOrder
+from ebla.bulk.staging_state import Phase
+from ebla.model.errors import DiskFull, Refused
+from ebla.model.transfers import StagingKind
+from ebla.sim.disk import LifeDisk
+from ebla.sim.workloads.store_rows import SMALL
+from ebla.storage.memory import MemoryEngine
+from ebla.storage.row_file import items_of, read_row_file
+from ebla.storage.staging_format import SealedFile, read_sealed
+
+CALLS_MAX = 200
+ORDERS = {StagingKind.FILES: order_of(FIRST), StagingKind.ROWS: SealOrder(FIRST, ROWS_TOLD, (), SMALL)}
+CASES = [(StagingKind.FILES, 1 << 20), (StagingKind.ROWS, 1 << 20), (StagingKind.ROWS, 0)]
+
+
+async def stage(disk: LifeDisk, kind: StagingKind) -> None:
+    """Durably, so that what is lost afterwards was lost by the seal."""
+    rig = await StagingRig(disk).begin()
+    staged = await rig.opened(kind)
+    for attempt in (FIRST, SECOND):
+        await rig.put_all(staged, attempt, FILES if kind is StagingKind.FILES else {"rows": RECORDS})
+    folders = dict.fromkeys([PLACE, f"{PLACE}/{FIRST}", f"{PLACE}/{SECOND}"])
+    for path in rig.below(PLACE):
+        file = disk.open(f"{PLACE}/{path}")
+        await file.sync()
+        file.close()
+        folders[f"{PLACE}/{path}".rpartition("/")[0]] = None
+    for folder in folders:
+        await disk.sync_folder(folder)
+
+
+async def failing_seal(disk: LifeDisk, kind: StagingKind, call: int, failure: Failure) -> bool:
+    """Whether the call came."""
+    failing = FailingDisk(disk)
+    rig = await StagingRig(disk, failing).begin()
+    failing.arm(failure, call)
+    staged = rig.staging.find(SESSION, TRANSFER)
+    try:
+        await rig.sealer.seal(staged, ORDERS[kind])
+    except Died:
+        return True
+    except DiskFull:
+        assert staged.state.phase is Phase.OPEN
+        assert await read_sealed(disk, PLACE) is None
+        assert not [name for name in rig.below(PLACE) if name.endswith((".new", ".copy"))]
+        return True
+    return False
+
+
+async def check_whole(disk: LifeDisk, sealed: SealedFile, kind: StagingKind) -> None:
+    """INV-XFER-2."""
+    if kind is StagingKind.FILES:
+        found = {
+            f"{number}/{name}": StagingRig(disk).read(f"{PLACE}/{layer.folder}/{name}")
+            for number, layer in enumerate(sealed.layers)
+            for name in disk.list_folder(f"{PLACE}/{layer.folder}")
+        }
+        assert found == FILES
+    elif sealed.rows_file:
+        batches = [batch async for batch in read_row_file(disk, f"{PLACE}/{sealed.rows_file}")]
+        assert [item for batch in batches for item in items_of(batch)] == ITEMS
+    else:
+        layer = await MemoryEngine(disk).open(f"{PLACE}/{sealed.layers[0].folder}", writable=False)
+        assert list(layer.scan()) == ITEMS
+        await layer.discard()
+
+
+async def look_and_seal_again(disk: LifeDisk, kind: StagingKind, *, power_lost: bool = False) -> bool:
+    """Whether it was sealed before. The same seal asked again ends well in either case; unless the power took the old
+    name of a file and not the new one along, and then another attempt counts."""
+    found = await read_sealed(disk, PLACE)
+    if found is not None:
+        assert found.attempt == FIRST
+        await check_whole(disk, found, kind)
+    rig = await StagingRig(disk).begin()
+    staged = rig.staging.find(SESSION, TRANSFER)
+    assert (staged.state.phase is Phase.SEALED) == (found is not None)
+    try:
+        sealed = await rig.sealer.seal(staged, ORDERS[kind])
+    except Refused:
+        assert power_lost
+        assert found is None
+        assert staged.state.phase is Phase.OPEN
+        sealed = await rig.sealer.seal(staged, dataclasses.replace(ORDERS[kind], attempt=SECOND))
+    await check_whole(disk, sealed, kind)
+    return found is not None
+
+
+@pytest.mark.parametrize(("kind", "merged_max"), CASES)
+@pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power"])
+def test_a_seal_that_is_cut_off_is_there_whole_or_not_at_all(
+    kind: StagingKind, merged_max: int, power_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seal_module, "ROWS_MERGED_BYTES_MAX", merged_max)
+    ends: list[bool] = []
+    for call in range(CALLS_MAX):
+        machine = Machine(call)
+        machine.run(lambda disk: stage(disk, kind))
+        if not machine.run(lambda disk, at=call: failing_seal(disk, kind, at, Failure.DEATH)):  # type: ignore[misc]
+            break
+        if power_lost:
+            machine.lose_power()
+        ends.append(machine.run(lambda disk: look_and_seal_again(disk, kind, power_lost=power_lost)))
+    else:
+        pytest.fail("it never came to its end")
+    assert {True, False} == set(ends)
+
+
+@pytest.mark.parametrize(("kind", "merged_max"), CASES)
+def test_a_seal_without_space_seals_nothing_and_can_be_asked_again(
+    kind: StagingKind, merged_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seal_module, "ROWS_MERGED_BYTES_MAX", merged_max)
+    for call in range(CALLS_MAX):
+        machine = Machine(call)
+        machine.run(lambda disk: stage(disk, kind))
+        if not machine.run(lambda disk, at=call: failing_seal(disk, kind, at, Failure.NO_SPACE)):  # type: ignore[misc]
+            assert call > 3
+            break
+        assert machine.run(lambda disk: look_and_seal_again(disk, kind)) is False
+    else:
+        pytest.fail("it never came to its end")
+
+
+def test_a_caller_that_gives_up_leaves_it_sealed_or_open() -> None:
+    """At any moment: the state in memory is what is on disk, so that no second attempt is named beside the first."""
+    phases = []
+    for step in range(40):
+        machine = Machine(step)
+
+        async def story(disk: LifeDisk, seconds: float = 0.0006 * step) -> Phase:
+            rig = await StagingRig(disk).begin()
+            staged = rig.staging.find(SESSION, TRANSFER)
+            try:
+                async with seal_timeout(seconds):
+                    await rig.sealer.seal(staged, ORDERS[StagingKind.FILES])
+            except TimeoutError:
+                pass
+            phase = staged.state.phase
+            assert (await read_sealed(disk, PLACE) is not None) == (phase is Phase.SEALED)
+            await check_whole(disk, await rig.sealer.seal(staged, ORDERS[StagingKind.FILES]), StagingKind.FILES)
+            return phase
+
+        machine.run(lambda disk: stage(disk, StagingKind.FILES))
+        phases.append(machine.run(story))
+    assert set(phases) == {Phase.OPEN, Phase.SEALED}
