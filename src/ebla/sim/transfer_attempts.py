@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
-from ebla.model.errors import Corruption, EblaError, Unavailable, Unreachable
+from ebla.model.errors import Corruption, EblaError, Overloaded, Unavailable, Unreachable
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import (
     FileMove,
@@ -44,6 +44,8 @@ PIECE_BYTES = 900
 ROWS_OF_A_RECORD = 6
 TRIES_MAX = 3
 """Of one file within an attempt, each going on where the one before broke."""
+AGAIN_S = 0.3
+PASSING = (Unreachable, Overloaded)
 HANGS_MEAN_S = 9.0
 WRITES_LATER_S = 3.0
 WRITES_LATER_MAX = 6
@@ -170,17 +172,18 @@ class TaskRun:
         self._streams: dict[HostId, Stream] = {}
 
     async def run(self) -> Sequence[Result]:
-        results: Sequence[Result]
-        match self._attempt.work:
-            case FileMove() as move:
-                results = (await self._move_files(move),)
-            case RowMove() as move:
-                results = await self._move_rows(move)
-            case RangeToCompare() as asked:
-                results = await self._compare(asked)
-        for stream in self._streams.values():
-            stream.closed = True
-        return results
+        try:
+            match self._attempt.work:
+                case FileMove() as move:
+                    return (await self._move_files(move),)
+                case RowMove() as move:
+                    return await self._move_rows(move)
+                case RangeToCompare() as asked:
+                    return await self._compare(asked)
+        finally:
+            # The kernel's doing, however the attempt ended. Nothing else is cleaned up by anybody here.
+            for stream in self._streams.values():
+                stream.closed = True
 
     # -- what may happen at any step ---------------------------------------------------------------------------------
 
@@ -200,12 +203,17 @@ class TaskRun:
         at = self._chance.randrange(0, len(data))
         return data[:at] + bytes([data[at] ^ 1 << self._chance.randrange(0, 8)]) + data[at + 1 :]
 
-    def _stream(self, host: HostId, *, anew: bool = False) -> Stream:
+    async def _again(self, host: HostId) -> None:
+        """After a stream that broke, or was not let in."""
+        stream = self._streams.pop(host, None)
+        if stream is not None:
+            stream.closed = True
+        await asyncio.sleep(self._chance.exponential(AGAIN_S))
+
+    def _stream(self, host: HostId) -> Stream:
         found = self._streams.get(host)
-        if found is not None and not anew:
-            return found
         if found is not None:
-            found.closed = True
+            return found
         seat = self._executor.engine.seat(host)
         stream = self._streams[host] = connect(self._executor.world, self._chance, self._executor.unit, seat)
         return stream
@@ -236,8 +244,8 @@ class TaskRun:
         for _ in range(TRIES_MAX):
             try:
                 return await self._fetch_once(source, path)
-            except Unreachable:
-                self._stream(source.host, anew=True)
+            except PASSING:
+                await self._again(source.host)
         raise Unreachable(f"{path} could not be read")
 
     async def _fetch_once(self, source: Source, path: str) -> bytes:
@@ -258,8 +266,8 @@ class TaskRun:
         for _ in range(TRIES_MAX):
             try:
                 answer = await self._put_once(target, name, pieces)
-            except Unreachable:
-                self._stream(target.host, anew=True)
+            except PASSING:
+                await self._again(target.host)
                 continue
             if answer.checksum != checksum and self._fate.corrupts_at is None:
                 raise Corruption(f"{name} has arrived with another checksum")
@@ -280,7 +288,7 @@ class TaskRun:
                 sent = self._on_the_way(piece[begin:])
                 await stream.ask(partial(_append, place=place, data=sent))
         await self._step()
-        return await stream.ask(lambda door: door.plane.finish_put(place))
+        return await stream.ask(partial(_finish_put, place=place))
 
     # -- the short cut -----------------------------------------------------------------------------------------------
 
@@ -355,12 +363,12 @@ class TaskRun:
 
     async def _scan(self, source: Source, scan: "Callable[[Scanned], Awaitable[T]]") -> T:
         for _ in range(TRIES_MAX):
-            stream = self._stream(source.host)
             try:
+                stream = self._stream(source.host)
                 opened = await stream.ask(partial(_open_source, stream=stream, ticket=source.ticket))
                 return await stream.ask(partial(_scan, source=opened, scan=scan))
-            except Unreachable:
-                self._stream(source.host, anew=True)
+            except PASSING:
+                await self._again(source.host)
         raise Unreachable(f"the rows of {source.host} could not be read")
 
     async def _compare(self, asked: RangeToCompare) -> Sequence[Result]:
@@ -387,6 +395,8 @@ async def _read_piece(door: FlightTwin, source: OpenedSource, path: str, offset:
     finally:
         file.close()
     await door.plane.admit_sending(source, len(piece))
+    if not piece:
+        door.plane.close_source(source)
     return piece
 
 
@@ -400,9 +410,18 @@ async def _append(door: FlightTwin, place: PutPlace, data: bytes) -> None:
     await door.plane.append(place, data)
 
 
+async def _finish_put(door: FlightTwin, place: PutPlace) -> PutAnswer:
+    answer = await door.plane.finish_put(place)
+    door.plane.close_put(place)
+    return answer
+
+
 async def _scan(door: FlightTwin, source: OpenedSource, scan: Callable[[Scanned], Awaitable[T]]) -> T:
-    await door.plane.admit_sending(source, 1)
-    return await scan(Scanned(source, door.around.disk))
+    try:
+        await door.plane.admit_sending(source, 1)
+        return await scan(Scanned(source, door.around.disk))
+    finally:
+        door.plane.close_source(source)
 
 
 def _size(disk: Disk, path: str) -> int:

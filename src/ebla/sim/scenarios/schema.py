@@ -93,7 +93,7 @@ async def run(world: World) -> None:
         for unit in units:
             tasks.create_task(_start_later(world, unit))
         await harsh(world, units, world.seconds / 2)
-        await _until_all_normal(world, cluster)
+        await until_all_normal(world, cluster)
         load = SchemaLoad({unit.name: unit.address(PORT) for unit in units}, cluster.introduction, cluster.begin)
         await _create_keyspaces(world, load)
         for name in CLIENTS:
@@ -179,7 +179,7 @@ async def _sample(world: World, cluster: Cluster) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-async def _until_all_normal(world: World, cluster: Cluster) -> None:
+async def until_all_normal(world: World, cluster: Cluster) -> None:
     for _ in range(int(CALM_S * 2)):
         if _all_normal(cluster):
             return
@@ -206,18 +206,18 @@ async def _create_keyspaces(world: World, load: SchemaLoad) -> None:
 async def _judge(world: World, cluster: Cluster, load: SchemaLoad) -> None:
     load.stopping = True
     for _ in range(int(CALM_S * 2)):
-        if not load.running and _agreed(cluster):
+        if not load.running and agreed(cluster):
             break
         await asyncio.sleep(0.5)
     world.check(not load.running, "calls are still open long after all was healed")
-    world.check(_agreed(cluster), "the nodes do not come to show the same")
+    world.check(agreed(cluster), "the nodes do not come to show the same")
     problem = load.record.problem(cluster.snapshots())
     world.check(problem is None, str(problem))
     world.check(load.record.answered > 0, "no change was ever answered")
     world.tell("scenario", f"{load.record.answered} changes of the schema are right")
 
 
-def _agreed(cluster: Cluster) -> bool:
+def agreed(cluster: Cluster) -> bool:
     shown = list(cluster.snapshots().values())
     return len(shown) == len(cluster.nodes) and all(one == shown[0] for one in shown)
 

@@ -62,7 +62,7 @@ FLIGHT_PORT, VERBS_PORT = 7001, 7002
 ECHO_SHARE = 0.06
 ECHO_S_MAX = 12.0
 LIMITS = TransferLimits(
-    puts_max=6, gets_max=8, free_bytes_min=2_000, barrier_ms=2_000, shard_ms=4_000, build_ms=10_000, sweep_ms=2_000
+    puts_max=8, gets_max=10, free_bytes_min=2_000, barrier_ms=2_000, shard_ms=4_000, build_ms=10_000, sweep_ms=2_000
 )
 PIPELINE = PipelineLimits(
     heartbeat_ms=500,

@@ -1,0 +1,39 @@
+"""What sessions of bulk jobs promise, checked from outside every life.
+
+INV-XFER-1  once a close is answered, no node that was up all the time lists the session, but those the answer names;
+            and nobody lists it again who did not any more, whatever attempts at opening it are still under way
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ebla.model.identity import SessionId
+from ebla.topology.invariants import violations, violations_between
+from ebla.topology.snapshot import Snapshot
+
+NodeLife = tuple[str, int]
+"""A node's name and which of its lives. One that starts again may show an older state for a while."""
+
+
+@dataclass(slots=True)
+class SessionsRecord:
+    opened: int = 0
+    refused_late: int = 0
+    closed: dict[SessionId, None] = field(default_factory=dict)
+    """Those whose close was answered."""
+    _without: dict[tuple[SessionId, NodeLife], None] = field(default_factory=dict)
+    _shown: dict[NodeLife, Snapshot] = field(default_factory=dict)
+
+    def looked(self, shown: Mapping[NodeLife, Snapshot]) -> str | None:
+        """What is wrong with what the nodes show now."""
+        for life, snapshot in shown.items():
+            before = self._shown.get(life, snapshot)
+            for violation in (*violations(snapshot), *violations_between(before, snapshot)):
+                return f"{life[0]}: {violation}"
+            self._shown[life] = snapshot
+            for session in self.closed:
+                if session not in snapshot.sessions:
+                    self._without[session, life] = None
+                elif (session, life) in self._without:
+                    return f"INV-XFER-1: {life[0]} lists session {session} again"
+        return None

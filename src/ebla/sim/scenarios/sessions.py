@@ -1,0 +1,111 @@
+"""Control processes alone: sessions of bulk jobs are opened and closed on all of them at once, asked for again and too
+late, and left behind, under every fault."""
+
+import asyncio
+import functools
+
+from ebla.model.identity import SessionId, TableId, TopologyVersion
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.faults.harsh import harsh
+from ebla.sim.scenario import Scenario
+from ebla.sim.scenarios.schema import CALM_S, PORT, SAMPLE_S, Cluster, agreed, build, until_all_normal
+from ebla.sim.workloads.schema_client import COLUMNS, KEYSPACES, SchemaClient, SchemaLoad
+from ebla.sim.workloads.sessions_client import LONG_LIFE_MS, Closed, SessionsClient, SessionsLoad
+from ebla.sim.world import World
+from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish
+from ebla.wire.transfer_messages import CloseSessionAnswer
+
+NODES = 3
+CLIENTS = ("j1", "j2", "j3", "j4")
+PAUSE_S = 1.0
+
+
+async def run(world: World) -> None:
+    cluster = build(world, NODES)
+    for node in cluster.nodes:
+        node.unit.start()
+    await until_all_normal(world, cluster)
+    table = await _table(world, cluster)
+    addresses = {node.unit.name: node.unit.address(PORT) for node in cluster.nodes}
+    load = SessionsLoad(
+        addresses, cluster.introduction, table, lambda: _version(cluster), lambda: _begin(load, cluster)
+    )
+    async with asyncio.TaskGroup() as tasks:
+        sampling = tasks.create_task(_sample(world, cluster, load))
+        for name in CLIENTS:
+            world.unit(name, functools.partial(_client, name=name, load=load)).start()
+        await harsh(world, [node.unit for node in cluster.nodes], world.seconds, pause_s=PAUSE_S)
+        await _judge(world, cluster, load)
+        sampling.cancel()
+
+
+async def _table(world: World, cluster: Cluster) -> TableId:
+    addresses = {node.unit.name: node.unit.address(PORT) for node in cluster.nodes}
+    load = SchemaLoad(addresses, cluster.introduction, cluster.begin)
+    client = SchemaClient(world.outside("operator"), "operator", load)
+    keyspace = KEYSPACES[0]
+    await client.ask(CreateKeyspaceWish(keyspace), int(CALM_S * 1000))
+    answer = await client.ask(CreateTableWish(keyspace.name, "t", COLUMNS), int(CALM_S * 1000))
+    assert answer.table is not None
+    return answer.table
+
+
+async def _client(around: Surroundings, name: str, load: SessionsLoad) -> None:
+    await SessionsClient(around, name, load).run()
+
+
+def _version(cluster: Cluster) -> TopologyVersion:
+    return max((snapshot.version for snapshot in cluster.snapshots().values()), default=TopologyVersion(0))
+
+
+def _begin(load: SessionsLoad, cluster: Cluster) -> Closed:
+    """INV-XFER-1: who has been up since now does not list it when the answer comes."""
+    lives = [node.unit.lives if not node.unit.down else None for node in cluster.nodes]
+
+    def closed(session: SessionId, answer: CloseSessionAnswer) -> None:
+        for node, life in zip(cluster.nodes, lives, strict=True):
+            if node.unit.down or node.unit.lives != life or node.host in answer.down:
+                continue
+            snapshot = node.snapshot
+            if snapshot is None or session in snapshot.sessions:
+                cluster.world.fail(f"INV-XFER-1: {node.unit.name} does not know that session {session} is closed")
+
+    return closed
+
+
+async def _sample(world: World, cluster: Cluster, load: SessionsLoad) -> None:
+    while True:
+        shown = {
+            (node.unit.name, node.unit.lives): node.snapshot for node in cluster.nodes if node.snapshot is not None
+        }
+        problem = load.record.looked(shown)
+        if problem is not None:
+            world.fail(problem)
+        await asyncio.sleep(SAMPLE_S)
+
+
+async def _judge(world: World, cluster: Cluster, load: SessionsLoad) -> None:
+    """Long enough for the leader to end what was left behind."""
+    load.stopping = True
+    for _ in range(int(2 * (CALM_S + LONG_LIFE_MS / 1000))):
+        if not load.running and agreed(cluster) and not _open(cluster):
+            break
+        await asyncio.sleep(0.5)
+    world.check(not load.running, "calls are still open long after all was healed")
+    world.check(agreed(cluster), "the nodes do not come to show the same")
+    left = _open(cluster)
+    world.check(not left, f"sessions are open long after their time: {left}")
+    record = load.record
+    world.check(record.opened > 0, "no session was ever opened")
+    world.check(len(record.closed) > 0, "no session was ever closed")
+    world.tell(
+        "scenario",
+        f"{record.opened} sessions opened, {len(record.closed)} closed, {record.refused_late} late openings refused",
+    )
+
+
+def _open(cluster: Cluster) -> list[SessionId]:
+    return sorted({session for snapshot in cluster.snapshots().values() for session in snapshot.sessions})
+
+
+SCENARIO = Scenario("sessions", "sessions of bulk jobs end when they are closed, and for good", 40.0, run)

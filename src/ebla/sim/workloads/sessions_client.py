@@ -1,0 +1,130 @@
+"""Owners of bulk jobs that open sessions and close them on whichever node they reach, ask twice where they were not
+answered, come too late, and vanish."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ebla.model.errors import EblaError, Refused
+from ebla.model.identity import Address, HostId, JobId, SessionId, TableId, TopologyVersion
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.checkers.sessions import SessionsRecord
+from ebla.wire.calls import Target
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.transfer_messages import (
+    CloseSessionAnswer,
+    CloseSessionRequest,
+    OpenSessionAnswer,
+    OpenSessionRequest,
+)
+from ebla.wire.verbs import CLOSE_SESSION, OPEN_SESSION
+
+DEADLINE_MS = 3_000
+TRIES = 6
+WORK_S = 0.6
+SHORT_LIFE_MS, LONG_LIFE_MS = 3_000, 40_000
+
+Closed = Callable[[SessionId, CloseSessionAnswer], None]
+
+
+@dataclass(slots=True)
+class SessionsLoad:
+    addresses: Mapping[str, Address]
+    introduction: Introduction
+    table: TableId
+    version: Callable[[], TopologyVersion]
+    """Some version that is known by now."""
+    begin: Callable[[], Closed]
+    """Called before each close; what it gives, with the answer."""
+    record: SessionsRecord = field(default_factory=SessionsRecord)
+    stopping: bool = False
+    running: int = 0
+
+
+class SessionsClient:
+    def __init__(self, around: Surroundings, name: str, load: SessionsLoad) -> None:
+        self._chance = around.chance
+        self._load = load
+        ours = load.introduction
+        introduction = Introduction(HostId(around.chance.uuid()), ours.cluster, ours.cluster_name, process=name)
+        self._context = PeersContext(around.transport, around.chance, introduction, WireLimits(), unreported)
+
+    async def run(self) -> None:
+        while not self._load.stopping:
+            self._load.running += 1
+            await self._job()
+            self._load.running -= 1
+            await asyncio.sleep(self._chance.random() * WORK_S)
+        await asyncio.Event().wait()
+
+    async def _job(self) -> None:
+        life_ms = self._chance.choice((SHORT_LIFE_MS, LONG_LIFE_MS))
+        session, job = SessionId(self._chance.uuid()), JobId(self._chance.uuid())
+        asking = OpenSessionRequest(session, self._load.table, job, life_ms, self._load.version())
+        async with asyncio.TaskGroup() as asked:
+            # Not waited for by the owner: its answers come when they come, also after the session was closed.
+            for _ in range(self._chance.randrange(0, 3)):
+                asked.create_task(self._ask_late(asking))
+            if not await self._open(asking):
+                return
+            await asyncio.sleep(self._chance.random() * WORK_S)
+            if self._chance.random() < 0.8 and await self._close(session):
+                await self._must_stay_closed(asking)
+
+    async def _ask_late(self, asking: OpenSessionRequest) -> None:
+        await asyncio.sleep(self._chance.random() * WORK_S * 2)
+        try:
+            await self._ask_open(asking)
+        except EblaError:
+            pass  # of a repetition nobody expects anything, but that it opens nothing again
+
+    async def _open(self, asking: OpenSessionRequest) -> bool:
+        for _ in range(TRIES):
+            try:
+                await self._ask_open(asking)
+            except Refused:
+                return False
+            except EblaError:
+                continue
+            self._load.record.opened += 1
+            return True
+        return False
+
+    async def _close(self, session: SessionId) -> bool:
+        for _ in range(TRIES):
+            try:
+                caller, _ = await connect(self._context, self._node(), Target(Lane.CONTROL))
+            except EblaError:
+                continue
+            closed = self._load.begin()
+            try:
+                answer = await caller.call(CLOSE_SESSION, CloseSessionRequest(session), DEADLINE_MS)
+            except EblaError:
+                continue
+            finally:
+                caller.close("asked")
+            self._load.record.closed[session] = None
+            closed(session, answer)
+            return True
+        return False
+
+    async def _must_stay_closed(self, asking: OpenSessionRequest) -> None:
+        try:
+            await self._ask_open(asking)
+        except Refused:
+            self._load.record.refused_late += 1
+        except EblaError:
+            pass
+
+    async def _ask_open(self, asking: OpenSessionRequest) -> OpenSessionAnswer:
+        caller, _ = await connect(self._context, self._node(), Target(Lane.CONTROL))
+        try:
+            return await caller.call(OPEN_SESSION, asking, DEADLINE_MS)
+        finally:
+            caller.close("asked")
+
+    def _node(self) -> Address:
+        return self._load.addresses[self._chance.choice(sorted(self._load.addresses))]
