@@ -75,7 +75,9 @@ FIRST, SECOND = rows(range(20), "first", AT_US), rows(range(10, 30), "second", A
 LOGGED = rows(range(25, 35), "logged", AT_US + 2)
 BEFORE = merged(FIRST, SECOND, LOGGED)
 WRITTEN = [rows(range(number, number + 2), "written", AT_US + 3) for number in (30, 60, 90)]
-ADOPTED = rows(range(100, 110), "adopted", AT_US)
+ADOPTED, NEWER = rows(range(100, 110), "adopted", AT_US), rows(range(105, 115), "newer", AT_US + 1)
+STAGED = {"staged-0": ADOPTED, "staged-1": NEWER}
+"""Two layers of one transfer: with the first alone, old values would show."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ async def seal(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
 
 
 async def adopt(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
-    await shard.store.adopt_all(stack, [Adoption(f"{shard.folder}/staged", WHOLE_RING, "job 1")])
+    adoptions = [Adoption(f"{shard.folder}/{name}", WHOLE_RING, "job 1") for name in STAGED]
+    assert await shard.store.adopt_all(stack, adoptions) in (0, len(STAGED))
     acknowledge()
 
 
@@ -183,7 +186,7 @@ async def created(shard: Shard, told: int) -> None:
 
 async def adopted(shard: Shard, told: int) -> None:
     found = await shard.content()
-    after = merged(BEFORE, ADOPTED)
+    after = merged(BEFORE, ADOPTED, NEWER)
     assert found in ([after] if told else [BEFORE, after])
 
 
@@ -252,8 +255,8 @@ async def fill(shard: Shard) -> None:
         await shard.store.write(stack, items)
         await shard.store.seal(stack)
     await shard.store.write(stack, LOGGED)
-    facts = facts_of([value for _, value in ADOPTED], TABLE)
-    await build_layer(shard.engine, f"{shard.folder}/staged", ADOPTED, facts)
+    for name, items in STAGED.items():
+        await build_layer(shard.engine, f"{shard.folder}/{name}", items, facts_of([one for _, one in items], TABLE))
 
 
 async def operate(operation: Operation, acknowledge: Acknowledge, shard: Shard) -> None:

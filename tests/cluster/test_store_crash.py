@@ -61,7 +61,7 @@ def test_layers(folder: str) -> None:
         ("create", 6, "fsync"),
         ("flush", 6, "fsync"),
         ("seal", 12, "fsync"),
-        ("adopt", 15, "fsync"),
+        ("adopt", 25, "fsync"),
         ("checkpoint", 40, "fsync"),
         ("fold", 80, "rmdir"),
         ("drop", 25, "rmdir"),
