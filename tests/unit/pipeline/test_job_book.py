@@ -1,0 +1,234 @@
+"""What the pipeline decides about jobs: their records, their places, what is taken over."""
+
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from ebla.model.identity import HostId, JobId, SessionId, TableId
+from ebla.model.token import WHOLE_RING
+from ebla.pipeline.job_book import (
+    TRANSITIONS,
+    Attended,
+    Begin,
+    BookLimits,
+    Cancel,
+    Change,
+    EndWaiting,
+    Explain,
+    Happening,
+    Prune,
+    Scene,
+    TakeOver,
+    changed,
+    claim_of,
+    left,
+    next_steps,
+)
+from ebla.wire.jobs import ENDED, Compare, CopyTablet, Job, JobResult, JobState, Progress, StreamRange, Wish
+
+TABLE, OTHER_TABLE = TableId(UUID(int=1)), TableId(UUID(int=2))
+A, B, C = (HostId(UUID(int=number)) for number in (11, 12, 13))
+OWN, FOREIGN = UUID(int=21), UUID(int=22)
+SESSION, OTHER_SESSION = SessionId(UUID(int=31)), SessionId(UUID(int=32))
+LIMITS = BookLimits(file_jobs_max=2, row_jobs_max=1, runs_max=2, kept_max=2)
+RESULT = JobResult(bytes_moved=5)
+
+
+def job(number: int = 1, wish: Wish | None = None, **changes: object) -> Job:
+    record = Job(JobId(UUID(int=number)), wish or CopyTablet(TABLE, number, A, B), "a job", asked_ms=number, life_ms=9)
+    return msgspec.structs.replace(record, **changes)
+
+
+def running(number: int = 1, session: SessionId = SESSION, keeper: UUID = FOREIGN, **changes: object) -> Job:
+    begun = {"state": JobState.RUNNING, "session": session, "keeper": keeper, "runs": 1}
+    return job(number, **begun | changes)
+
+
+def scene(*jobs: Job, attended: dict[JobId, Attended] | None = None, **changes: object) -> Scene:
+    return Scene({one.id: one for one in jobs}, attended or {}, OWN, **changes)  # type: ignore[arg-type]  # few fields
+
+
+# ---- records
+
+
+def test_every_change_has_its_place_or_none() -> None:
+    """An ended job stays as it is, whatever is said of it."""
+    for state in JobState:
+        for happening in Happening:
+            record = job(state=state, session=SESSION if state is JobState.RUNNING else None, runs=1)
+            session = SESSION if happening is Happening.BEGUN else None
+            after = changed(record, Change(happening, 50, "why", session), LIMITS)
+            assert (after is None) == ((state, happening) not in TRANSITIONS)
+            assert after is None or state not in ENDED
+            if after is not None:
+                assert (after.state is JobState.RUNNING) == (after.session is not None)
+                assert (after.ended_ms == 50) == (after.state in ENDED)
+
+
+def test_every_state_is_reached_from_the_first() -> None:
+    reached, before = {JobState.WAITING}, 0
+    while len(reached) != before:
+        before = len(reached)
+        reached |= {after for (state, _), after in TRANSITIONS.items() if state in reached}
+    # FAILED is also where runs that are used up lead.
+    assert reached == set(JobState)
+
+
+def test_a_run_is_counted_when_it_begins_and_not_if_the_engine_went_away() -> None:
+    begun = changed(job(), Change(Happening.BEGUN, 7, session=SESSION, keeper=OWN), LIMITS)
+    assert begun is not None
+    assert (begun.runs, begun.session, begun.keeper, begun.started_ms) == (1, SESSION, OWN, 7)
+    away = changed(begun, Change(Happening.AWAY, 8, "pipeline unavailable: no Java"), LIMITS)
+    assert away is not None
+    assert (away.state, away.runs, away.session, away.keeper) == (JobState.WAITING, 0, None, None)
+    assert away.cause == "pipeline unavailable: no Java"
+
+
+@pytest.mark.parametrize("happening", [Happening.BROKE, Happening.LEFT])
+def test_after_so_many_runs_it_has_failed(happening: Happening) -> None:
+    once = changed(running(), Change(happening, 8, "a shard is gone"), LIMITS)
+    assert once is not None
+    assert (once.state, once.cause) == (JobState.WAITING, "a shard is gone")
+    last = changed(running(runs=LIMITS.runs_max), Change(happening, 8, "a shard is gone"), LIMITS)
+    assert last is not None
+    assert (last.state, last.cause, last.ended_ms) == (JobState.FAILED, "a shard is gone (tried 2 times)", 8)
+
+
+def test_what_cannot_be_done_is_not_tried_again() -> None:
+    refused = changed(running(), Change(Happening.REFUSED, 8, "no such tablet"), LIMITS)
+    assert refused is not None
+    assert (refused.state, refused.cause) == (JobState.FAILED, "no such tablet")
+
+
+def test_the_result_and_the_last_progress_of_what_is_done_stay() -> None:
+    progress = Progress("copying", 5, 5)
+    done = changed(running(progress=progress), Change(Happening.SUCCEEDED, 8, result=RESULT), LIMITS)
+    assert done is not None
+    assert (done.state, done.result, done.progress) == (JobState.DONE, RESULT, progress)
+
+
+def test_a_run_that_was_left_is_cancelled_if_that_was_asked_for() -> None:
+    assert left(running(), 9).happening is Happening.LEFT
+    assert left(running(cancel_asked=True), 9).happening is Happening.CANCELLED
+
+
+# ---- places
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        (CopyTablet(TABLE, 3, A, B), CopyTablet(TABLE, 3, C, B), True),
+        (CopyTablet(TABLE, 3, A, B), CopyTablet(TABLE, 3, A, C), False),
+        (CopyTablet(TABLE, 3, A, B), CopyTablet(TABLE, 4, A, B), False),
+        (CopyTablet(TABLE, 3, A, B), CopyTablet(OTHER_TABLE, 3, A, B), False),
+        (CopyTablet(TABLE, 3, A, B), StreamRange(TABLE, WHOLE_RING, (A,), B), True),
+        (CopyTablet(TABLE, 3, A, B), StreamRange(TABLE, WHOLE_RING, (A,), C), False),
+        (CopyTablet(TABLE, 3, A, B), Compare(TABLE, heal=True), True),
+        (StreamRange(TABLE, WHOLE_RING, (A,), B), Compare(TABLE, heal=True), True),
+        (Compare(TABLE, heal=True), Compare(OTHER_TABLE, heal=True), False),
+    ],
+)
+def test_jobs_that_write_to_one_stack_meet(one: Wish, other: Wish, meet: bool) -> None:
+    first, second = claim_of(one), claim_of(other)
+    assert first is not None
+    assert second is not None
+    assert first.meets(second) == second.meets(first) == meet
+
+
+def test_a_comparison_alone_writes_nowhere() -> None:
+    assert claim_of(Compare(TABLE)) is None
+
+
+def test_file_jobs_and_row_jobs_have_places_of_their_own() -> None:
+    copies = [job(number, CopyTablet(TABLE, number, A, B)) for number in (1, 2, 3)]
+    rows = [job(number, Compare(TABLE)) for number in (4, 5)]
+    steps = next_steps(scene(*copies, *rows), LIMITS)
+    assert steps == (
+        Begin(copies[0].id),
+        Begin(copies[1].id),
+        Explain(copies[2].id, "waits for its turn"),
+        Begin(rows[0].id),
+        Explain(rows[1].id, "waits for its turn"),
+    )
+
+
+def test_what_writes_to_the_same_stack_waits_and_says_for_whom() -> None:
+    first, second = job(1, CopyTablet(TABLE, 3, A, B)), job(2, CopyTablet(TABLE, 3, C, B))
+    waits = f"waits for job {first.id}, which writes to the same place"
+    assert next_steps(scene(first, second), LIMITS) == (Begin(first.id), Explain(second.id, waits))
+    told = msgspec.structs.replace(second, cause=waits)
+    assert next_steps(scene(first, told), LIMITS) == (Begin(first.id),), "it is not said twice"
+
+
+def test_nothing_that_came_later_passes_one_that_waits_for_the_same() -> None:
+    """Else a heal of the whole table would wait for ever behind tablets that are copied one after the other."""
+    copy = running(1, keeper=OWN)
+    heal, later = job(2, Compare(TABLE, heal=True)), job(3, CopyTablet(TABLE, 9, A, C))
+    steps = next_steps(scene(copy, heal, later, attended={copy.id: Attended(SESSION)}), LIMITS)
+    assert [type(step) for step in steps] == [Explain, Explain]
+
+
+def test_what_only_has_its_record_written_takes_no_place() -> None:
+    told = job(1, CopyTablet(TABLE, 3, A, B))
+    other = job(2, CopyTablet(TABLE, 3, C, B))
+    steps = next_steps(scene(told, other, attended={told.id: Attended(only_writes=True)}), LIMITS)
+    assert steps == (Begin(other.id),)
+
+
+def test_with_the_engine_away_jobs_wait_with_the_cause() -> None:
+    steps = next_steps(scene(job(), unavailable="no Java was found"), LIMITS)
+    assert steps == (Explain(job().id, "pipeline unavailable: no Java was found"),)
+
+
+def test_a_job_that_broke_rests_and_keeps_its_cause() -> None:
+    broke = job(cause="a shard is gone")
+    assert next_steps(scene(broke, resting={broke.id: 100}, now_boot_ms=99), LIMITS) == ()
+    assert next_steps(scene(broke, resting={broke.id: 100}, now_boot_ms=100), LIMITS) == (Begin(broke.id),)
+
+
+# ---- runs
+
+
+def test_a_run_that_nobody_attends_to_is_taken_over() -> None:
+    assert next_steps(scene(running()), LIMITS) == (TakeOver(running().id),)
+    assert next_steps(scene(running(cancel_asked=True)), LIMITS) == (TakeOver(running().id),)
+
+
+def test_what_is_left_keeps_its_place_until_its_session_is_closed() -> None:
+    found, other = running(1, wish=None), job(2, CopyTablet(TABLE, 1, C, B))
+    steps = next_steps(scene(found, other), LIMITS)
+    assert [type(step) for step in steps] == [TakeOver, Explain]
+
+
+def test_cancel_is_told_once_to_what_runs_here() -> None:
+    asked = running(keeper=OWN, cancel_asked=True)
+    assert next_steps(scene(asked, attended={asked.id: Attended(SESSION)}), LIMITS) == (Cancel(asked.id),)
+    assert next_steps(scene(asked, attended={asked.id: Attended(SESSION, told_to_end=True)}), LIMITS) == ()
+
+
+def test_what_waits_is_cancelled_at_once() -> None:
+    asked = job(cancel_asked=True)
+    assert next_steps(scene(asked), LIMITS) == (EndWaiting(asked.id),)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        running(keeper=FOREIGN),
+        running(session=OTHER_SESSION, keeper=OWN),
+        job(cause="left"),
+        None,
+    ],
+    ids=["taken over", "another run", "put back", "gone"],
+)
+def test_a_run_whose_record_is_not_its_own_any_more_ends(record: Job | None) -> None:
+    attended = {job().id: Attended(SESSION)}
+    found = scene(*([] if record is None else [record]), attended=attended)
+    assert next_steps(found, LIMITS) == (Cancel(job().id),)
+
+
+def test_the_oldest_of_the_ended_go() -> None:
+    ended = [job(number, state=JobState.DONE, ended_ms=100 - number) for number in (1, 2, 3, 4)]
+    assert next_steps(scene(*ended), LIMITS) == (Prune(ended[3].id), Prune(ended[2].id))
