@@ -145,13 +145,14 @@ class Sealer:
         """Blocks. Whether it had to be copied."""
         disk, isolation = self._disk, self._parts.isolation
         staged, taken = f"{source}/{expected.name}", f"{folder}/{expected.name}"
-        if not disk.exists(taken):
-            try:
-                disk.link(staged, taken)
-            except FileNotFoundError:
-                raise Refused(f"{expected.name} was not brought by this attempt", advice="name another") from None
         if disk.exists(staged):
+            # What an earlier seal of this attempt had taken is older: it failed, and the attempt went on.
+            if disk.exists(taken):
+                disk.unlink(taken)
+            disk.link(staged, taken)
             disk.unlink(staged)
+        elif not disk.exists(taken):
+            raise Refused(f"{expected.name} was not brought by this attempt", advice="name another")
         size_bytes = isolation.size_bytes(taken)
         if size_bytes != expected.size_bytes:
             raise Corruption(f"{expected.name} has {size_bytes} bytes, and {expected.size_bytes} were brought")
