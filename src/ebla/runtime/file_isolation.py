@@ -1,5 +1,6 @@
 """Whether a file can still be written to by somebody who has it open: read leases of Linux."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -21,7 +22,12 @@ class FileIsolation:
         """Nobody has the file open for writing, under whichever name. Where the kernel cannot tell: False."""
         if not _LEASES:
             return False
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as failure:
+            if failure.errno == errno.ELOOP:
+                return False  # no file of its own
+            raise
         try:
             # A writer that opens it in between breaks the lease, and is told of by a signal. SIGIO, which it would be,
             # ends a process that has not asked for it; this one is ignored by default.
