@@ -31,6 +31,8 @@ from ebla.model.identity import Address
 from ebla.wire.flight_forms import encode_failure
 from ebla.wire.report import Report
 
+REOPEN_PAUSE_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class FlightIdentity:
@@ -79,6 +81,8 @@ class FlightServer:
         self._door: _Door | None = None
         self._address: Address | None = None
         self._closing: list[threading.Thread] = []
+        self._replacing: threading.Thread | None = None
+        self._is_closing = threading.Event()
 
     @property
     def streams(self) -> int:
@@ -93,23 +97,43 @@ class FlightServer:
         return self._address
 
     def reload(self, identity: FlightIdentity) -> None:
-        """A second door at the same port with the new certificate, and the old one closes behind its last stream: a
-        stream that is under way goes on."""
-        if self._door is None or self._address is None:
-            return
-        old, self._door = self._door, self._opened(self._address, identity)
-        self._close_behind(old)
+        """The door closes and another one with the new certificate opens at its place, within a moment in which
+        clients are turned away and come again. Streams that are under way go on behind the closed door."""
+        if self._door is not None and self._address is not None:
+            old, self._door = self._door, None
+            self._close_behind(old)
+            self._replacing = threading.Thread(
+                target=self._replace, args=(identity,), name="flight-reload", daemon=True
+            )
+            self._replacing.start()
 
     async def close(self) -> None:
         """New calls are refused, and those under way have a moment to end."""
         self._room.is_closed = True
+        self._is_closing.set()
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._limits.close_s
+        if self._replacing is not None:
+            await asyncio.to_thread(self._replacing.join, self._limits.close_s)
         if self._door is not None:
             self._close_behind(self._door)
             self._door = None
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._limits.close_s
         for thread in self._closing:
             await asyncio.to_thread(thread.join, max(0.0, ends_at - loop.time()))
+
+    def _replace(self, identity: FlightIdentity) -> None:
+        """As soon as the port is free. Without a door nobody could come any more, so it does not give up."""
+        assert self._address is not None
+        while not self._is_closing.is_set():
+            try:
+                _check_free(self._address)
+                self._door = self._opened(self._address, identity)
+                return
+            except EblaError as error:
+                last = error.message
+            if self._is_closing.wait(REOPEN_PAUSE_S):
+                return
+            self._report("flight.not_open_yet", {"cause": last})
 
     def _opened(self, address: Address, identity: FlightIdentity) -> "_Door":
         assert self._served is not None
@@ -217,8 +241,7 @@ def _not_offered(what: str) -> flight.FlightError:
 
 
 def _check_free(address: Address) -> None:
-    """gRPC would share the port with whoever of this user listens there already, and each would get half of what
-    comes."""
+    """gRPC would say no more than that it did not start."""
     if not address.port:
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET

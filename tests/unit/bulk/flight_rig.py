@@ -1,0 +1,232 @@
+"""A Flight door on a loopback address of the test's own, over a real checkpoint, with certificates and scan workers."""
+
+import asyncio
+import uuid
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+from tests.unit.runtime.tls_rig import Cluster, free_address, host
+from tests.unit.storage.random_rows import MIXED, layer_facts
+
+from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
+from ebla.bulk.flight_server import FlightIdentity, FlightServer
+from ebla.bulk.flight_streams import FlightLimits
+from ebla.bulk.tickets import Grant, GrantKind, Tickets
+from ebla.model.errors import Refused, Stale
+from ebla.model.identity import Address, AttemptId, CheckpointId, SessionId, ShardNumber, TransferId
+from ebla.model.schema import TableSchema
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, Source, StagingKind, Target
+from ebla.pipeline.flight_client import ClientLimits, FlightClient
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.scan_workers import ScanLimits, ScanWorkers
+from ebla.runtime.tls import TlsFolder
+from ebla.storage.columns import Shape, chunk_of
+from ebla.storage.fold import BaseWriter
+from ebla.storage.layer import Item, build_layer
+from ebla.storage.rocks import RocksEngine
+from ebla.wire.transfer_messages import FlightPut, HashesQuestion, PutAnswer, Question
+
+T = TypeVar("T")
+SESSION = SessionId(uuid.UUID(int=0x5E))
+CHECKPOINT = CheckpointId(uuid.UUID(int=0xCE))
+TRANSFER = TransferId(uuid.UUID(int=0x7F))
+ATTEMPT = AttemptId(uuid.UUID(int=0xA7))
+QUICK = ClientLimits(call_s=20, scan_s=40, tries_max=2, pause_s=0.05)
+Layer = tuple[Sequence[Item], TokenRange, bool]
+"""What it holds, its range, and whether it has a sidecar."""
+
+
+@dataclass(slots=True)
+class RigPlane:
+    """`data_plane.DataPlane` without a node around it: one checkpoint, one transfer, sessions by hand."""
+
+    folder: Path
+    parts: tuple[CheckpointPart, ...] = ()
+    schema: TableSchema = MIXED
+    tickets: Tickets = field(default_factory=lambda: Tickets(b"k" * 32))
+    listed: list[SessionId] = field(default_factory=lambda: [SESSION])
+    now_ms: int = 1_000
+    refused: int = 0
+    sources: int = 0
+    places: int = 0
+    sent_bytes: int = 0
+    sent: Callable[[int], None] = lambda _: None
+    appended: Callable[[PutPlace], None] = lambda _: None
+
+    def open_source(self, ticket: bytes) -> OpenedSource:
+        self._check(self.tickets.read(ticket, GrantKind.GET, self.now_ms).session)
+        self.sources += 1
+        folder = str(self.folder / "checkpoint")
+        return OpenedSource(SESSION, CHECKPOINT, self.schema.id, folder, self.parts, self.schema)
+
+    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+        self._check(source.session)
+        self.sent_bytes += size_bytes
+        self.sent(self.sent_bytes)
+
+    def close_source(self, source: OpenedSource) -> None:
+        self.sources -= 1
+
+    async def open_put(self, put: FlightPut) -> PutPlace:
+        self._check(self.tickets.read(put.ticket, GrantKind.PUT, self.now_ms).session)
+        path = self._path(put.attempt, put.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_rows = put.name == ROWS_NAME
+        if is_rows and not put.offset:
+            path.unlink(missing_ok=True)
+        path.touch()
+        received = path.stat().st_size
+        if put.offset > received:
+            raise Refused("the offset is beyond what came")
+        self.places += 1
+        kind = StagingKind.ROWS if is_rows else StagingKind.FILES
+        checksum = zlib.crc32(path.read_bytes())
+        return PutPlace(SESSION, TRANSFER, put.attempt, put.name, kind, WHOLE_RING, put.size_bytes, received, checksum)
+
+    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+        self._check(place.session)
+        with self._path(place.attempt, place.name).open("ab") as file:
+            file.write(data)
+        place.received_bytes += len(data)
+        place.checksum = zlib.crc32(data, place.checksum)
+        self.appended(place)
+
+    async def finish_put(self, place: PutPlace) -> PutAnswer:
+        self._check(place.session)
+        if place.size_bytes and place.received_bytes != place.size_bytes:
+            raise Refused(f"{place.name} has {place.received_bytes} bytes of {place.size_bytes}")
+        return PutAnswer(place.received_bytes, place.checksum)
+
+    def close_put(self, place: PutPlace) -> None:
+        self.places -= 1
+
+    def staged(self, name: str, attempt: AttemptId = ATTEMPT) -> bytes:
+        return self._path(attempt, name).read_bytes()
+
+    def _path(self, attempt: AttemptId, name: str) -> Path:
+        return self.folder / "staging" / str(attempt) / name
+
+    def _check(self, session: SessionId) -> None:
+        if session not in self.listed:
+            self.refused += 1
+            raise Stale(f"session {session} is closed", advice="nothing of it counts")
+
+
+class FlightRig:
+    def __init__(self, folder: Path, plane: RigPlane, server: FlightServer, scans: ScanWorkers) -> None:
+        self.folder = folder
+        self.plane = plane
+        self.server = server
+        self.scans = scans
+        self.cluster = Cluster(folder)
+        self.address = Address("", 0)
+        self.reports: list[tuple[str, Mapping[str, object]]] = []
+
+    @property
+    def authority_pem(self) -> bytes:
+        return self.cluster.authority.certificate_pem
+
+    def source(self, *, expires_ms: int = 10_000, ticket: bytes | None = None) -> Source:
+        grant = Grant(GrantKind.GET, SESSION, CHECKPOINT, self.plane.schema.id, expires_ms)
+        signed = self.plane.tickets.sign(grant) if ticket is None else ticket
+        return Source(host(1), CHECKPOINT, self.plane.schema.id, self.plane.parts, signed, self.address)
+
+    def target(self, kind: StagingKind = StagingKind.FILES, *, expires_ms: int = 10_000) -> Target:
+        grant = Grant(GrantKind.PUT, SESSION, TRANSFER, self.plane.schema.id, expires_ms)
+        ticket = self.plane.tickets.sign(grant)
+        return Target(host(1), ShardNumber(0), SESSION, TRANSFER, kind, WHOLE_RING, ticket, self.address)
+
+    async def ask(self, act: Callable[[FlightClient], T], limits: ClientLimits = QUICK) -> T:
+        """A task's code, on a thread as tasks are not on the loop of the node."""
+
+        def run() -> T:
+            with FlightClient(self.authority_pem, limits) as client:
+                return act(client)
+
+        return await asyncio.to_thread(run)
+
+    async def read_rows(self, asked: TokenRange = WHOLE_RING) -> list[pa.RecordBatch]:
+        return await self.ask(lambda client: list(client.get_rows(self.source(), asked)))
+
+    async def hashes(self, question: HashesQuestion) -> pa.RecordBatch:
+        return await self.ask(lambda client: client.get_hashes(self.source(), question))
+
+    async def answer(self, source: Source, question: Question) -> list[pa.RecordBatch]:
+        return await self.ask(lambda client: list(client._batches(source, question)))
+
+    async def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Looked at every few milliseconds; bounded by the rig's own time."""
+        while not holds():  # noqa: ASYNC110  # threads of gRPC change what is looked at
+            await asyncio.sleep(0.01)
+
+
+def identity_of(folder: TlsFolder) -> FlightIdentity:
+    certificate = folder.node_certificate()
+    return FlightIdentity(certificate.certificate_pem, certificate.key_pem)
+
+
+@asynccontextmanager
+async def flight_rig(
+    folder: Path, *, limits: FlightLimits | None = None, scan_limits: ScanLimits | None = None, life_s: float = 60
+) -> AsyncIterator[FlightRig]:
+    plane = RigPlane(folder)
+    scans = ScanWorkers(scan_limits)
+    reports: list[tuple[str, Mapping[str, object]]] = []
+    server = FlightServer(plane, scans, limits or FlightLimits(), lambda *told: reports.append(told))
+    rig = FlightRig(folder, plane, server, scans)
+    rig.reports = reports
+    async with asyncio.timeout(life_s), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(scans.run())
+        rig.address = server.listen(free_address(), identity_of(rig.cluster.folder(1)))
+        try:
+            yield rig
+        finally:
+            await server.close()
+            running.cancel()
+    assert scans.pids == []
+
+
+async def build_part(
+    rig: FlightRig, layers: Sequence[Layer], schema: TableSchema = MIXED, part_range: TokenRange = WHOLE_RING
+) -> None:
+    """One more stack in the checkpoint."""
+    number = len(rig.plane.parts)
+    disk = FileDisk()
+    engine = RocksEngine(disk)
+    built = []
+    for place, (items, layer_range, with_sidecar) in enumerate(layers):
+        name = f"stack{number}/layer{place}"
+        path = rig.folder / "checkpoint" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if with_sidecar:
+            writer = BaseWriter(engine, disk, str(path), schema)
+            keys, values = (pa.array([item[side] for item in items], pa.binary()) for side in (0, 1))
+            writer.add(chunk_of(Shape(schema), keys, values))
+            await writer.finish()
+        else:
+            await build_layer(engine, str(path), items, layer_facts(schema, items))
+        files = tuple(
+            CheckpointFile(one.name, one.stat().st_size, one.stat().st_ino)
+            for one in sorted(path.iterdir())
+            if one.name not in ("LOCK", "LOG")
+        )
+        built.append(CheckpointLayer(name, layer_range, files))
+    disk.close()
+    rig.plane.schema = schema
+    rig.plane.parts = (*rig.plane.parts, CheckpointPart(ShardNumber(number), part_range, tuple(built)))
+
+
+def add_file(rig: FlightRig, name: str, content: bytes) -> None:
+    """A part with one file of any bytes."""
+    number = len(rig.plane.parts)
+    folder = rig.folder / "checkpoint" / f"files{number}"
+    folder.mkdir(parents=True)
+    (folder / name).write_bytes(content)
+    layer = CheckpointLayer(f"files{number}", WHOLE_RING, (CheckpointFile(name, len(content)),))
+    rig.plane.parts = (*rig.plane.parts, CheckpointPart(ShardNumber(number), WHOLE_RING, (layer,)))
