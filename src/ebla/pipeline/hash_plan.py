@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
 from ebla.model.errors import EblaError, InternalError
+from ebla.model.token import TokenRange, advance
 from ebla.model.transfers import Compared, Different, RangeToCompare, Result, Source
 from ebla.pipeline.attempts import prepare_worker
 from ebla.pipeline.flight_client import FlightClient
@@ -20,7 +22,7 @@ from ebla.pipeline.task_bundles import share_bytes
 from ebla.pipeline.task_outcome import TaskFailed
 from ebla.wire.transfer_messages import HashesQuestion
 
-HASHES_SCHEMA = "range int, bucket int, replica int, host string, hash binary, rows bigint"
+HASHES_SCHEMA = "range int, bucket int, replica int, host string, hash binary, rows bigint, replica_rows bigint"
 
 
 class HashOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -84,34 +86,41 @@ def _read(client: FlightClient, order: HashOrder) -> pa.RecordBatch:
         "host": pa.repeat(str(order.source.host), count),
         "hash": found.column("hash").cast(pa.binary()),
         "rows": found.column("rows").cast(pa.int64()),
+        "replica_rows": pa.repeat(pc.sum(found.column("rows")).cast(pa.int64()), count),
     }
     return pa.RecordBatch.from_pydict(columns)
 
 
 def differing(hashes: DataFrame) -> DataFrame:
     """Buckets of which the replicas have more than one version."""
-    replicas = f.sort_array(f.collect_list(f.struct("replica", "hash", "rows"))).alias("replicas")
-    by_bucket = hashes.groupBy("range", "bucket").agg(f.count_distinct("hash").alias("versions"), replicas)
-    return by_bucket.where("versions > 1").orderBy("range", "bucket")
+    replicas = f.collect_list(f.struct("replica", "hash", "rows")).alias("replicas")
+    return hashes.groupBy("range", "bucket").agg(replicas).where("size(array_distinct(replicas.hash)) > 1")
 
 
 def totals(hashes: DataFrame) -> DataFrame:
-    """How many rows each range has, on the replica that has most."""
-    by_replica = hashes.groupBy("range", "replica").agg(f.sum("rows").alias("rows"), f.count("*").alias("buckets"))
-    return by_replica.groupBy("range").agg(f.max("rows").alias("rows"), f.min("buckets").alias("buckets"))
+    """How many hashes were told of each range, and how many rows the replica has that has most."""
+    return hashes.groupBy("range").agg(f.max("replica_rows").alias("rows"), f.count("*").alias("hashes"))
 
 
 def results(ranges: Sequence[RangeToCompare], different: Sequence[Row], counted: Sequence[Row]) -> list[Result]:
     """What the collected rows say of the ranges. Raises `InternalError` where a replica left a bucket out: it would
     look like one that is the same everywhere."""
-    totals_of = {row["range"]: row for row in counted}
-    if any(totals_of[place]["buckets"] != asked.buckets for place, asked in enumerate(ranges)):
-        raise InternalError("a replica has not told the hashes of all buckets it was asked for")
-    buckets = {place: ranges[place].range.split(ranges[place].buckets) for place in {row["range"] for row in different}}
+    told_of = {row["range"]: row for row in counted}
+    for place, asked in enumerate(ranges):
+        if told_of[place]["hashes"] != asked.buckets * len(asked.sources):
+            raise InternalError("a replica has not told the hashes of all buckets that it was asked for")
     told: list[Result] = []
-    for row in different:
-        sources = ranges[row["range"]].sources
-        replicas = tuple((sources[one["replica"]].host, bytes(one["hash"]), one["rows"]) for one in row["replicas"])
-        told.append(Different(buckets[row["range"]][row["bucket"]], replicas))
-    told += [Compared(asked.range, asked.buckets, totals_of[place]["rows"]) for place, asked in enumerate(ranges)]
+    for row in sorted(different, key=lambda row: (row["range"], row["bucket"])):
+        asked = ranges[row["range"]]
+        found = sorted(row["replicas"], key=lambda one: one["replica"])
+        replicas = tuple((asked.sources[one["replica"]].host, bytes(one["hash"]), one["rows"]) for one in found)
+        told.append(Different(bucket_range(asked, row["bucket"]), replicas))
+    told += [Compared(asked.range, asked.buckets, told_of[place]["rows"]) for place, asked in enumerate(ranges)]
     return told
+
+
+def bucket_range(asked: RangeToCompare, bucket: int) -> TokenRange:
+    """As `TokenRange.split` cuts, without all the others."""
+    width, start = asked.range.width, asked.range.start
+    first, last = (width * edge // asked.buckets for edge in (bucket, bucket + 1))
+    return TokenRange(advance(start, first), advance(start, last))

@@ -153,8 +153,9 @@ class SparkEngine:
             return live.lost
         finally:
             self._live = None
+            end = session.kill if live.lost else session.stop
             live.lost = live.lost or "the pipeline is being stopped"
-            await self._to_its_end(self._life_thread, session.kill if live.lost else session.stop)
+            await self._to_its_end(self._asking_threads, end)
 
     async def _started(self, start: SessionStart) -> WarmSession:
         future = self._life_thread.submit(start.run)

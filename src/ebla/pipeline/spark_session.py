@@ -38,16 +38,13 @@ class WarmSession:
     places: SparkPlaces
 
     def stop(self) -> None:
-        """Returns when no process of it is left."""
-        try:
-            if self.process.exit_code is None:
-                self.spark.stop()
-        finally:
-            self.process.stop()
-            self._forget()
+        """Returns when no process of it is left. Spark stops by itself when its Java process exits, which unlike a call
+        has a bound."""
+        self.process.stop()
+        self._forget()
 
     def kill(self) -> None:
-        """The same without asking Spark, which is gone or does not answer."""
+        """The same without any word to it."""
         self.process.kill()
         self._forget()
 

@@ -27,13 +27,13 @@ _ARROW = pa.schema(
 
 CAUSE_LENGTH_MAX = 500
 _CAUSE_MARK = "ebla-cause:"
-_CAUSE_LINE = re.compile(re.escape(_CAUSE_MARK) + r"(\{.*\})")
+_CAUSE_LINE = re.compile(re.escape(_CAUSE_MARK) + r"(\[.*\])")
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)): (.*)$", re.MULTILINE)
 _STAGE_FAILURE = re.compile(r"most recent failure: (?:Lost task [^:]*: )?([^\n]*)")
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     kind: str
     message: str
 

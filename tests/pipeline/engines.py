@@ -1,0 +1,49 @@
+"""An engine that runs for as long as tests need it."""
+
+import asyncio
+from types import TracebackType
+
+from tests.pipeline.flight_rig import PATIENCE_S, LoopThread
+
+from ebla.pipeline.process_tree import ProcessMark, descendants, is_running
+from ebla.pipeline.spark_engine import SparkEngine
+from ebla.pipeline.spark_settings import SparkOptions
+from ebla.ports.transfers import EngineState
+
+
+class RunningEngine:
+    def __init__(self, loop: LoopThread, options: SparkOptions, authority: bytes) -> None:
+        self._loop = loop
+        self.engine = loop.call(lambda: SparkEngine(options, authority))
+
+    def __enter__(self) -> "RunningEngine":
+        self._serving = self._loop.start(self.engine.serve)
+        self.wait_for(EngineState.READY)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        below = descendants(self.java_pid) if self.engine.status().state is EngineState.READY else ()
+        self._loop.run(self._stop())
+        assert not [mark for mark in below if is_running(mark)]
+
+    async def _stop(self) -> None:
+        self._serving.cancel()
+        await asyncio.wait({self._serving})
+        assert self._serving.cancelled()
+
+    @property
+    def java_pid(self) -> int:
+        assert self.engine._live is not None
+        return self.engine._live.session.process.pid
+
+    def workers(self) -> tuple[ProcessMark, ...]:
+        """The Python processes that run tasks, without the daemon that makes them."""
+        below = descendants(self.java_pid)
+        return tuple(mark for mark in below if not descendants(mark.pid))
+
+    def wait_for(self, state: EngineState) -> None:
+        self._loop.run(self._reached(state), PATIENCE_S)
+
+    async def _reached(self, state: EngineState) -> None:
+        while self.engine.status().state is not state:  # noqa: ASYNC110  # the port has no event for it
+            await asyncio.sleep(0.02)

@@ -1,0 +1,291 @@
+"""`TransfersRig` for the engine on Spark: real Flight doors before plain folders, all in this process.
+
+The doors, the rows and the hashes are the product's; what stands behind them here is only as much as a task can see.
+"""
+
+import asyncio
+import threading
+import uuid
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+from tests.pipeline.transfers_contract import Files
+from tests.unit.storage.random_rows import MIXED
+
+from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
+from ebla.bulk.flight_server import FlightIdentity, FlightServer
+from ebla.bulk.flight_streams import FlightLimits
+from ebla.model.errors import EblaError, Stale
+from ebla.model.identity import (
+    Address,
+    CheckpointId,
+    ClusterId,
+    HostId,
+    JobId,
+    SessionId,
+    ShardNumber,
+    TransferId,
+)
+from ebla.model.schema import TableSchema
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transfers import (
+    CheckpointFile,
+    CheckpointLayer,
+    CheckpointPart,
+    Moved,
+    Source,
+    StagingKind,
+    Target,
+)
+from ebla.runtime.machine import machine_id
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tls import Validity, make_authority, make_node_certificate
+from ebla.storage.columns import Shape, chunk_of
+from ebla.storage.layer import Item
+from ebla.storage.merge import in_spans, key_spans
+from ebla.storage.range_hashes import HASHES_SCHEMA, RangeHashes
+from ebla.storage.row_file import RECORD_HEADER_BYTES, ROWS_SCHEMA, decode_body, read_head, rows_batch
+from ebla.wire.scan_messages import ScanJob
+from ebla.wire.transfer_messages import FlightPut, HashesQuestion, PutAnswer, StoredRowsQuestion
+
+T = TypeVar("T")
+ROWS_OF_A_BATCH = 7
+PATIENCE_S = 150.0
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for what outlives a test."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test-loop")
+        self._thread.start()
+
+    def run(self, work: "Awaitable[T]", timeout_s: float = PATIENCE_S) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(timeout_s):
+                return await work
+
+        return asyncio.run_coroutine_threadsafe(bounded(), self._loop).result(timeout_s + 10)
+
+    def call(self, act: Callable[[], T]) -> T:
+        async def called() -> T:
+            return act()
+
+        return self.run(called())
+
+    def start(self, work: Callable[[], Awaitable[None]]) -> "asyncio.Future[None]":
+        async def started() -> "asyncio.Future[None]":
+            return asyncio.ensure_future(work())
+
+        return self.run(started())
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+@dataclass(slots=True)
+class Plane:
+    """`bulk.data_plane.DataPlane` over plain folders. Tickets are the names of folders."""
+
+    root: Path
+    sources: dict[bytes, OpenedSource] = field(default_factory=dict)
+    closed: dict[SessionId, None] = field(default_factory=dict)
+    refused: int = 0
+    fails: int = 0
+    """So many streams break off before their first byte."""
+    is_held: bool = False
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    someone_waits: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open_source(self, ticket: bytes) -> OpenedSource:
+        source = self.sources[ticket]
+        self._check(source.session)
+        return source
+
+    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise EblaError("the disk of the source is on fire")
+        while self.is_held:
+            self.someone_waits.set()
+            await self.released.wait()
+        self._check(source.session)
+
+    def close_source(self, source: OpenedSource) -> None:
+        pass
+
+    async def open_put(self, put: FlightPut) -> PutPlace:
+        session, _, transfer = put.ticket.decode().partition("/")
+        self._check(SessionId(uuid.UUID(session)))
+        path = self.root / transfer / str(put.attempt) / put.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("xb").close()
+        kind = StagingKind.ROWS if put.name == ROWS_NAME else StagingKind.FILES
+        identity = (SessionId(uuid.UUID(session)), TransferId(uuid.UUID(transfer)), put.attempt, put.name)
+        return PutPlace(*identity, kind, WHOLE_RING, put.size_bytes, 0)
+
+    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+        self._check(place.session)
+        with (self.root / str(place.transfer) / str(place.attempt) / place.name).open("ab") as file:
+            file.write(data)
+        place.received_bytes += len(data)
+        place.checksum = zlib.crc32(data, place.checksum)
+
+    async def finish_put(self, place: PutPlace) -> PutAnswer:
+        return PutAnswer(place.received_bytes, place.checksum)
+
+    def close_put(self, place: PutPlace) -> None:
+        pass
+
+    def _check(self, session: SessionId) -> None:
+        if session in self.closed:
+            self.refused += 1
+            raise Stale(f"session {session} is closed")
+
+
+class Scan:
+    """`bulk.flight_streams.ScanStream` over the rows that a source was made of."""
+
+    def __init__(self) -> None:
+        self._found: Sequence[pa.RecordBatch] = ()
+
+    def ask(self, job: ScanJob) -> pa.Schema:
+        folders = [Path(folder) for stack in job.stacks for folder, _ in stack.layers]
+        rows = [item for folder in folders for item in msgspec.msgpack.decode((folder / "rows").read_bytes())]
+        spans = key_spans(job.question.range)
+        rows = [(key, value) for key, value in rows if in_spans(key, spans)]
+        match job.question:
+            case StoredRowsQuestion():
+                starts = range(0, len(rows), ROWS_OF_A_BATCH)
+                self._found = [rows_batch(rows[start : start + ROWS_OF_A_BATCH]) for start in starts]
+                return ROWS_SCHEMA
+            case HashesQuestion() as asked:
+                hashes = RangeHashes(job.schema, asked.range, asked.buckets, asked.gc_before_s)
+                if rows:
+                    hashes.add(chunk_of(Shape(job.schema), *rows_batch(rows).columns))
+                self._found = [hashes.result()]
+                return HASHES_SCHEMA
+            case _:
+                raise AssertionError(job.question)
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        yield from self._found
+
+    def close(self) -> None:
+        pass
+
+
+class Scans:
+    async def start(self, deadline_s: float) -> Scan:
+        return Scan()
+
+
+def unheard(event: str, details: Any) -> None:
+    """Tasks that are killed break streams, as they should."""
+
+
+class FlightRig:
+    """Its doors live on the loop that is given; `transfers` is set by whoever has an engine."""
+
+    transfers: Any
+
+    def __init__(self, loop: LoopThread, folder: Path) -> None:
+        self.loop = loop
+        self._folder = folder
+        self._machine = f"{machine_id()}.{uuid.uuid4().hex}"
+        self.plane = loop.call(lambda: Plane(folder / "staging"))
+        self.session = SessionId(uuid.uuid4())
+        cluster, self.host = ClusterId(uuid.uuid4()), HostId(uuid.uuid4())
+        validity = Validity.days(SystemClock(), 1)
+        authority = make_authority(cluster, "test", validity)
+        certificate = make_node_certificate(authority, self.host, cluster, validity)
+        self.authority = authority.certificate_pem
+        identity = FlightIdentity(certificate.certificate_pem, certificate.key_pem)
+        self._server = FlightServer(self.plane, Scans(), FlightLimits(piece_bytes=1 << 18), unheard)
+        self._address = loop.call(lambda: self._server.listen(Address("127.0.0.1", 0), identity))
+        self.with_short_cut = False
+
+    def close(self) -> None:
+        self.loop.run(self._server.close())
+
+    # -- tests.pipeline.transfers_contract.TransfersRig --------------------------------------------------------------
+
+    def new_job(self) -> JobId:
+        return JobId(uuid.uuid4())
+
+    async def files_source(self, *layers: Files) -> Source:
+        return self._source(layers)
+
+    async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> Source:
+        assert schema is MIXED
+        return self._source([{"rows": msgspec.msgpack.encode(rows)}])
+
+    def _source(self, layers: Sequence[Files]) -> Source:
+        checkpoint = CheckpointId(uuid.uuid4())
+        folder = self._folder / "checkpoints" / str(checkpoint)
+        listed = tuple(self._layer(folder / f"layer-{place}", files) for place, files in enumerate(layers))
+        (folder / self._machine).touch()
+        parts = (CheckpointPart(ShardNumber(0), WHOLE_RING, listed),)
+        ticket = str(checkpoint).encode()
+        self.plane.sources[ticket] = OpenedSource(self.session, checkpoint, MIXED.id, str(folder), parts, MIXED)
+        source = Source(self.host, checkpoint, MIXED.id, parts, ticket, self._address)
+        if self.with_short_cut:
+            source = msgspec.structs.replace(source, machine=self._machine, folder=str(folder))
+        return source
+
+    def _layer(self, folder: Path, files: Files) -> CheckpointLayer:
+        folder.mkdir(parents=True)
+        listed = []
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+            listed.append(CheckpointFile(name, len(data), (folder / name).stat().st_ino))
+        return CheckpointLayer(folder.name, WHOLE_RING, tuple(listed))
+
+    async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> Target:
+        transfer = TransferId(uuid.uuid4())
+        folder = self.plane.root / str(transfer)
+        folder.mkdir(parents=True)
+        (folder / self._machine).touch()
+        ticket = f"{self.session}/{transfer}".encode()
+        place = (self.host, ShardNumber(0), self.session, transfer, kind, token_range, ticket, self._address)
+        if self.with_short_cut:
+            return Target(*place, machine=self._machine, folder=str(folder))
+        return Target(*place)
+
+    async def staged(self, target: Target, moved: Moved) -> Files:
+        folder = self.plane.root / str(target.transfer) / str(moved.attempt)
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+    async def staged_rows(self, target: Target, moved: Moved) -> Sequence[Item]:
+        files = await self.staged(target, moved)
+        data = files.get(ROWS_NAME, b"")
+        rows: list[Item] = []
+        while data:
+            head = read_head(data[:RECORD_HEADER_BYTES])
+            batch = decode_body(head, data[RECORD_HEADER_BYTES : head.record_bytes])
+            rows += zip(batch.column(0).to_pylist(), batch.column(1).to_pylist())
+            data = data[head.record_bytes :]
+        return rows
+
+    async def close_session(self) -> None:
+        self.plane.closed[self.session] = None
+        self.session = SessionId(uuid.uuid4())
+
+    async def wait_until_held(self, held: bool) -> None:
+        self.plane.is_held = held
+        if held:
+            self.plane.released.clear()
+            self.plane.someone_waits.clear()
+            await self.plane.someone_waits.wait()
+        else:
+            self.plane.released.set()

@@ -1,0 +1,253 @@
+"""What everything that calls itself `ports.transfers.Transfers` does: Spark, and its twin in simulation.
+
+Each function is one test, given a rig that knows how to make sources with a known content and to look into staging. A
+twin that misbehaves on purpose is to be told to behave, but for what the port allows: to tell of a transfer twice.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import Random
+from typing import Protocol
+
+import pyarrow.compute as pc
+import pytest
+from tests.unit.storage.random_rows import MIXED, Mix, RandomRows
+
+from ebla.model.identity import JobId
+from ebla.model.schema import TableSchema
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transfers import (
+    Compared,
+    Different,
+    FileMove,
+    Moved,
+    RangeToCompare,
+    Result,
+    RowMove,
+    RowTarget,
+    Source,
+    StagingKind,
+    Target,
+)
+from ebla.ports.transfers import EngineState, TaskCounts, Transfers, WorkFailed
+from ebla.storage.columns import Shape, chunk_of
+from ebla.storage.key_codec import decode_token
+from ebla.storage.layer import Item
+from ebla.storage.merge import merge_streams
+from ebla.storage.range_hashes import RangeHashes
+from ebla.storage.row_file import rows_batch
+
+Files = Mapping[str, bytes]
+"""Of one layer, by name."""
+
+BUCKETS = 8
+
+
+class TransfersRig(Protocol):
+    @property
+    def transfers(self) -> Transfers: ...
+
+    def new_job(self) -> JobId: ...
+
+    async def files_source(self, *layers: Files) -> Source:
+        """One part with these layers."""
+        ...
+
+    async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> Source:
+        """One part, on a host of its own."""
+        ...
+
+    async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> Target: ...
+
+    async def staged(self, target: Target, moved: Moved) -> Files:
+        """What the attempt that is told of has brought, by the names of its files."""
+        ...
+
+    async def staged_rows(self, target: Target, moved: Moved) -> Sequence[Item]: ...
+
+    async def close_session(self) -> None:
+        """That of all the sources and targets given out so far."""
+        ...
+
+    async def wait_until_held(self, held: bool) -> None:
+        """Sources send nothing from here on, and a task waits for one; or they go on."""
+        ...
+
+
+Contract = Callable[[TransfersRig], Awaitable[None]]
+
+
+def moved_by_transfer(results: Sequence[Result]) -> dict[str, Moved]:
+    """Each transfer is told of at least once; any of its attempts will do."""
+    return {str(one.transfer): one for one in results if isinstance(one, Moved)}
+
+
+def content(seed: int, size: int) -> bytes:
+    return Random(seed).randbytes(size)
+
+
+def some_rows(seed: int) -> list[Item]:
+    return RandomRows(seed, Mix(0.6, 8, 60)).layer()
+
+
+async def says_that_it_is_ready(rig: TransfersRig) -> None:
+    status = rig.transfers.status()
+    assert status.state is EngineState.READY
+    assert status.cause == ""
+    assert rig.transfers.tasks(rig.new_job()) == TaskCounts()
+
+
+async def nothing_is_done_at_once(rig: TransfersRig) -> None:
+    assert list(await rig.transfers.run(rig.new_job(), [])) == []
+
+
+async def files_arrive_as_they_are(rig: TransfersRig) -> None:
+    layers = ({"a.sst": content(1, 3000), "MANIFEST": b"m"}, {"b.sst": content(2, 1_500_000), "empty": b""})
+    source = await rig.files_source(*layers)
+    target = await rig.target(StagingKind.FILES)
+    results = await rig.transfers.run(rig.new_job(), [FileMove(source, 0, target)])
+    moved = moved_by_transfer(results)[str(target.transfer)]
+    expected = {f"{place}/{name}": data for place, layer in enumerate(layers) for name, data in layer.items()}
+    assert await rig.staged(target, moved) == expected
+    assert {file.name: file.size_bytes for file in moved.files} == {name: len(data) for name, data in expected.items()}
+    for file in moved.files:
+        assert file.inode or file.checksum == zlib.crc32(expected[file.name]), file
+    assert moved.size_bytes == sum(map(len, expected.values()))
+
+
+async def every_transfer_is_told_of(rig: TransfersRig) -> None:
+    sources = [await rig.files_source({"f": content(number, 100 + number)}) for number in range(7)]
+    targets = [await rig.target(StagingKind.FILES) for _ in sources]
+    moves = [FileMove(source, 0, target) for source, target in zip(sources, targets)]
+    moved = moved_by_transfer(await rig.transfers.run(rig.new_job(), moves))
+    assert sorted(moved) == sorted(str(target.transfer) for target in targets)
+    for number, target in enumerate(targets):
+        assert await rig.staged(target, moved[str(target.transfer)]) == {"0/f": content(number, 100 + number)}
+
+
+async def the_same_again_is_another_attempt(rig: TransfersRig) -> None:
+    source, target = await rig.files_source({"f": b"bytes"}), await rig.target(StagingKind.FILES)
+    told = [await rig.transfers.run(rig.new_job(), [FileMove(source, 0, target)]) for _ in range(2)]
+    first, second = (moved_by_transfer(results)[str(target.transfer)] for results in told)
+    assert first.attempt != second.attempt
+    assert await rig.staged(target, first) == await rig.staged(target, second) == {"0/f": b"bytes"}
+
+
+async def rows_of_one_replica_arrive(rig: TransfersRig) -> None:
+    """Those of the target's range, tombstones and heads among them."""
+    rows = some_rows(3)
+    middle = sorted(decode_token(key) for key, _ in rows)[len(rows) // 2]
+    upper = TokenRange(middle, WHOLE_RING.end)
+    source = await rig.rows_source(MIXED, rows)
+    whole, half = await rig.target(StagingKind.ROWS), await rig.target(StagingKind.ROWS, upper)
+    moves = [RowMove(to.range, (source,), (RowTarget(to),)) for to in (whole, half)]
+    moved = moved_by_transfer(await rig.transfers.run(rig.new_job(), moves))
+    assert await rig.staged_rows(whole, moved[str(whole.transfer)]) == rows
+    expected = [(key, value) for key, value in rows if decode_token(key) > middle]
+    assert await rig.staged_rows(half, moved[str(half.transfer)]) == expected
+    assert moved[str(half.transfer)].rows == len(expected)
+
+
+async def rows_of_several_are_merged(rig: TransfersRig) -> None:
+    replicas = [some_rows(seed) for seed in (4, 5, 6)]
+    sources = tuple([await rig.rows_source(MIXED, rows) for rows in replicas])
+    fresh = await rig.target(StagingKind.ROWS)
+    owners = [await rig.target(StagingKind.ROWS) for _ in sources]
+    targets = (RowTarget(fresh), *(RowTarget(to, own) for own, to in enumerate(owners)))
+    results = await rig.transfers.run(rig.new_job(), [RowMove(WHOLE_RING, sources, targets, MIXED)])
+    moved = moved_by_transfer(results)
+    expected = list(merge_streams(replicas, MIXED))
+    assert await rig.staged_rows(fresh, moved[str(fresh.transfer)]) == expected
+    for to, has in zip(owners, replicas):
+        known = dict(has)
+        lacking = [(key, value) for key, value in expected if known.get(key) != value]
+        assert await rig.staged_rows(to, moved[str(to.transfer)]) == lacking
+
+
+async def who_lacks_nothing_is_sent_nothing(rig: TransfersRig) -> None:
+    rows = some_rows(7)
+    sources = tuple([await rig.rows_source(MIXED, rows) for _ in range(2)])
+    target = await rig.target(StagingKind.ROWS)
+    move = RowMove(WHOLE_RING, sources, (RowTarget(target, 1),), MIXED)
+    moved = moved_by_transfer(await rig.transfers.run(rig.new_job(), [move]))[str(target.transfer)]
+    assert moved.files == ()
+    assert moved.rows == 0
+
+
+async def replicas_are_compared_by_bucket(rig: TransfersRig) -> None:
+    rows = some_rows(8)
+    changed = [*rows[:5], (rows[5][0], some_row_of_its_own(rows[5][1])), *rows[6:]]
+    same = [await rig.rows_source(MIXED, rows) for _ in range(2)]
+    other = await rig.rows_source(MIXED, changed)
+    equal = RangeToCompare(WHOLE_RING, (same[0], same[1]), BUCKETS, 0)
+    unequal = RangeToCompare(WHOLE_RING, (same[0], other, same[1]), BUCKETS, 0)
+    assert list(await rig.transfers.run(rig.new_job(), [equal])) == [Compared(WHOLE_RING, BUCKETS, counted(rows))]
+    results = await rig.transfers.run(rig.new_job(), [unequal])
+    different = [one for one in results if isinstance(one, Different)]
+    token = decode_token(rows[5][0])
+    assert different
+    assert all(token in one.range and one.range in WHOLE_RING.split(BUCKETS) for one in different)
+    hosts = [host for host, _, _ in different[0].replicas]
+    hashes = [told for _, told, _ in different[0].replicas]
+    assert hosts == [source.host for source in unequal.sources]
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert any(isinstance(one, Compared) and one.range == WHOLE_RING for one in results)
+
+
+def counted(rows: Sequence[Item]) -> int:
+    """Without those that partition heads delete."""
+    hashes = RangeHashes(MIXED, WHOLE_RING, BUCKETS, 0)
+    hashes.add(chunk_of(Shape(MIXED), *rows_batch(rows).columns))
+    total: int = pc.sum(hashes.result().column("rows")).as_py()
+    return total
+
+
+def some_row_of_its_own(other: bytes) -> bytes:
+    """A value that says something else."""
+    return next(
+        value for seed in range(100, 200) for _, value in some_rows(seed) if value[1] == other[1] and value != other
+    )
+
+
+async def a_closed_session_ends_the_work(rig: TransfersRig) -> None:
+    source, target = await rig.files_source({"f": content(9, 10)}), await rig.target(StagingKind.FILES)
+    await rig.close_session()
+    with pytest.raises(WorkFailed, match="session") as told:
+        await rig.transfers.run(rig.new_job(), [FileMove(source, 0, target)])
+    assert "Traceback" not in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+async def a_cancelled_job_ends_for_its_caller(rig: TransfersRig) -> None:
+    source, target = await rig.files_source({"f": content(10, 5_000_000)}), await rig.target(StagingKind.FILES)
+    job = rig.new_job()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(rig.transfers.run(job, [FileMove(source, 0, target)]))
+        await rig.wait_until_held(held=True)
+        running.cancel()
+        async with asyncio.timeout(1.0):
+            await asyncio.wait({running})
+    assert running.cancelled()
+    assert rig.transfers.tasks(job) == TaskCounts()
+    await rig.wait_until_held(held=False)
+    # Whatever the one before left running, the next is not in its way.
+    fresh = await rig.target(StagingKind.FILES)
+    source = await rig.files_source({"f": b"next"})
+    moved = moved_by_transfer(await rig.transfers.run(rig.new_job(), [FileMove(source, 0, fresh)]))
+    assert await rig.staged(fresh, moved[str(fresh.transfer)]) == {"0/f": b"next"}
+
+
+CONTRACTS: Sequence[Contract] = (
+    says_that_it_is_ready,
+    nothing_is_done_at_once,
+    files_arrive_as_they_are,
+    every_transfer_is_told_of,
+    the_same_again_is_another_attempt,
+    rows_of_one_replica_arrive,
+    rows_of_several_are_merged,
+    who_lacks_nothing_is_sent_nothing,
+    replicas_are_compared_by_bucket,
+    a_closed_session_ends_the_work,
+    a_cancelled_job_ends_for_its_caller,
+)
