@@ -100,7 +100,7 @@ class EblaCluster:
         self, folder: Path, value: bytes, runner: asyncio.Runner, entry: Callable[[LocalNode], Entry] = plain_entry
     ) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-        overrides = ("limits.free_disk_bytes_min=0",)
+        overrides = ("limits.free_disk_bytes_min=0", "pipeline.enabled=false")
         made = find_or_make_nodes(folder, Shape(3, 1, base, "bench", overrides))
         give_identities(made)
         self.folder = folder

@@ -30,6 +30,7 @@ FILL_S = 120.0
 KEYS = 20_000
 QUIET = (
     "limits.free_disk_bytes_min=0",
+    "pipeline.enabled=false",
     "limits.write_timeout_ms=30000",
     "limits.read_timeout_ms=30000",
     "limits.feed_silence_ms=20000",

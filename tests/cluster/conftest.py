@@ -25,6 +25,7 @@ QUICK = (
     "limits.child_restart_pause_ms=50",
     "limits.free_disk_bytes_min=0",
     "pipeline.enabled=false",
+    "pipeline.enabled=false",
 )
 """Limits short enough for a test and long enough for a busy machine."""
 

@@ -49,6 +49,10 @@ from ebla.wire.server import Server
 
 PIPELINE = "pipeline"
 
+FIRST_STATE_WAIT_S = 10.0
+"""How long the first start of a child waits for this node's first state of group 0. Without one it has nothing to do,
+and its start would take the processor from a node that is just taking in the state of a large cluster."""
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -166,8 +170,10 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
         try:
             await control.ready.wait()
             report("node.started", {"host": str(identity.host), "address": str(options.control_address)})
-            children = tasks.create_task(supervisor.run())
             stopping = tasks.create_task(stop.wait())
+            first = tasks.create_task(control.topology.wait_change(None, FIRST_STATE_WAIT_S))
+            await asyncio.wait([first, stopping], return_when=asyncio.FIRST_COMPLETED)
+            children = tasks.create_task(supervisor.run())
             await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:  # a part that breaks ends the others as well, and their end must be bounded just so
             _end_within(options.limits.stop_ms)
