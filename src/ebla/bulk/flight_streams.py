@@ -51,7 +51,8 @@ class FlightLimits:
     loop_wait_s: float = 60.0
     """For an answer of this process's own loop: longer than the data plane makes a batch wait for the rate."""
     scan_s: float = 3600.0
-    close_s: float = 3.0
+    close_s: float = 1.5
+    """For streams under way when the process ends; whoever reads them comes again."""
 
 
 class ScanStream(Protocol):

@@ -1,11 +1,18 @@
-"""The bulk process: folds in processes of their own, all of it at low priority."""
+"""The bulk process: folds, layers of staged rows and scans in processes of their own, streams over Flight, all of it at
+low priority."""
 
+import asyncio
 import os
 import signal
 import sys
 
 from ebla.bulk.bulk_process import BulkProcess, BulkSetup
+from ebla.bulk.data_plane import DataPlane
+from ebla.bulk.flight_server import FlightIdentity, FlightServer
+from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.fold_desk import DeskLimits
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.transfers import TransferSetup
 from ebla.model.identity import Address
 from ebla.node.process import (
     child_parser,
@@ -22,7 +29,11 @@ from ebla.ports.surroundings import Surroundings
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, Identity
 from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.folding import FoldProcesses
+from ebla.runtime.layer_building import BuildProcesses
+from ebla.runtime.machine import machine_id
+from ebla.runtime.scan_workers import ScanWorkers
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
@@ -49,8 +60,9 @@ def _run_bulk(options: NodeOptions, _open_files: int) -> None:
 
 async def _run(options: NodeOptions, identity: Identity, report: Report) -> None:
     folder = DataFolder(options.folder)
-    on_signal(signal.SIGHUP, lambda: reload_tls((tls,), report))
+    on_signal(signal.SIGHUP, lambda: reload_tls((tls, front), report))
     tls = NodeTls(TlsFolder(folder.tls))
+    front = FlightFront(options.flight_address, TlsFolder(folder.tls), report)
     async with TcpTransport(tls, TransportLimits(), report) as transport:
         bulk = BulkProcess(
             Surroundings(SystemClock(), SystemChance(), FileDisk(), transport),
@@ -63,10 +75,61 @@ async def _run(options: NodeOptions, identity: Identity, report: Report) -> None
                 wire=WireLimits(),
                 report=report,
                 pid=os.getpid(),
+                transfers=_transfers(options, folder, front),
             ),
             FoldProcesses(),
         )
         await run_until_stopped(bulk.run())
+
+
+def _transfers(options: NodeOptions, folder: DataFolder, front: "FlightFront") -> TransferSetup:
+    return TransferSetup(
+        staging_folder=str(folder.staging),
+        checkpoints_folder=str(folder.checkpoints),
+        flight=options.flight_address,
+        peers_address=options.bulk_address,
+        shard_address=lambda number: Address(str(folder.shard_socket(number))),
+        machine=machine_id(),
+        isolation=FileIsolation(),
+        building=BuildProcesses(),
+        fronts=(front.serve,),
+        limits=TransferLimits(
+            puts_max=options.limits.transfers_max,
+            gets_max=2 * options.limits.transfers_max,
+            bytes_per_s=options.limits.transfer_bytes_per_second_max,
+            free_bytes_min=options.limits.free_disk_bytes_min,
+        ),
+    )
+
+
+class FlightFront:
+    """`bulk.transfers.Front`: the Flight door and the workers that scan for it."""
+
+    def __init__(self, address: Address, tls: TlsFolder, report: Report) -> None:
+        self._address = address
+        self._tls = tls
+        self._report = report
+        self._server: FlightServer | None = None
+
+    async def serve(self, plane: DataPlane) -> None:
+        """Until cancelled. Raises where the address is taken."""
+        scans = ScanWorkers()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(scans.run())
+            server = self._server = FlightServer(plane, scans, FlightLimits(), self._report)
+            server.listen(self._address, self._identity())
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await server.close()
+
+    def reload(self) -> None:
+        if self._server is not None:
+            self._server.reload(self._identity())
+
+    def _identity(self) -> FlightIdentity:
+        certificate = self._tls.node_certificate()
+        return FlightIdentity(certificate.certificate_pem, certificate.key_pem)
 
 
 if __name__ == "__main__":
