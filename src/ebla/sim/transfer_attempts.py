@@ -46,7 +46,7 @@ TRIES_MAX = 3
 """Of one file within an attempt, each going on where the one before broke."""
 AGAIN_S = 0.3
 PASSING = (Unreachable, Overloaded)
-HANGS_MEAN_S = 9.0
+HANGS_MEAN_S = 7.0
 WRITES_LATER_S = 3.0
 WRITES_LATER_MAX = 6
 
@@ -55,8 +55,8 @@ WRITES_LATER_MAX = 6
 class Habits:
     """How often an attempt does each of these, by itself."""
 
-    hangs: float = 0.15
-    deaf: float = 0.4
+    hangs: float = 0.25
+    deaf: float = 0.6
     """To being cancelled."""
     dies: float = 0.06
     corrupts: float = 0.05

@@ -106,7 +106,7 @@ class SessionsClient:
                 continue
             finally:
                 caller.close("asked")
-            self._load.record.closed[session] = None
+            self._load.record.closed += 1
             closed(session, answer)
             return True
         return False

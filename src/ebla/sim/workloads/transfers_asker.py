@@ -27,8 +27,8 @@ from ebla.wire.verbs import CLOSE_SESSION, GROUP0_EXECUTE, GROUP0_READ, OPEN_SES
 
 CALL_MS = 2_000
 CLOSE_MS = 6_000
-THINK_S = 1.2
-UNDER_WAY_MAX = 5
+THINK_S = 0.7
+UNDER_WAY_MAX = 8
 LIFE_MS = 40_000
 SHORT_LIFE_MS = 4_000
 """So short that some do not live to their end."""
@@ -86,9 +86,9 @@ class TransfersAsker:
         jobs = await self.jobs()
         under_way = [job for job in jobs.values() if job.state not in ENDED]
         kind = self._chance.randrange(0, 100)
-        if kind < 12 and under_way:
+        if kind < 3 and under_way:
             await self._cancel(self._chance.choice(under_way))
-        elif kind < 20:
+        elif kind < 6:
             await self._orphan()
         elif len(under_way) < UNDER_WAY_MAX:
             wish = self._draw(snapshot)
@@ -100,10 +100,10 @@ class TransfersAsker:
 
     def _draw(self, snapshot: Snapshot) -> Wish | None:
         kind = self._chance.randrange(0, 100)
-        if kind < 45:
+        if kind < 60:
             return self._draw_copy(snapshot)
         table = self._load.tables[self._chance.choice((ON_TABLETS, ON_VNODES))].id
-        if kind < 75:
+        if kind < 85:
             return self._draw_stream(snapshot, table)
         heal = self._chance.random() < 0.7
         part = self._chance.choice(WHOLE_RING.split(4)) if self._chance.random() < 0.3 else None

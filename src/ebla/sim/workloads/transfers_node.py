@@ -17,6 +17,7 @@ from ebla.model.identity import ClusterId, HostId, JobId, Replica, SessionId
 from ebla.model.stored import decode_stored
 from ebla.model.transfers import FileMove
 from ebla.pipeline.doors import DoorPlaces, WireDoors
+from ebla.pipeline.job_book import BookLimits
 from ebla.pipeline.job_queue import QueueLimits
 from ebla.pipeline.pipeline_process import NAME, PipelineLimits, PipelineProcess, PipelineSetup
 from ebla.pipeline.runs import RunLimits
@@ -59,6 +60,8 @@ BESIDE = {2: 1}
 EXECUTORS = ("n1", "n3", "x1", "x2")
 """Where they run: on machines of nodes, and on their own."""
 FLIGHT_PORT, VERBS_PORT = 7001, 7002
+KILLED_SHARE, PAUSED_SHARE = 0.02, 0.02
+"""How often a pipeline that leads is struck, each time it is looked at."""
 ECHO_SHARE = 0.06
 ECHO_S_MAX = 12.0
 LIMITS = TransferLimits(
@@ -67,7 +70,13 @@ LIMITS = TransferLimits(
 PIPELINE = PipelineLimits(
     heartbeat_ms=500,
     silence_ms=2_500,
-    queue=QueueLimits(look_ms=400, progress_ms=500, rest_first_ms=500, rest_max_ms=4_000),
+    queue=QueueLimits(
+        book=BookLimits(file_jobs_max=4, row_jobs_max=3),
+        look_ms=400,
+        progress_ms=500,
+        rest_first_ms=500,
+        rest_max_ms=4_000,
+    ),
     run=RunLimits(topology_ms=4_000, compare_pause_ms=100, buckets_min=4, buckets_max=16, bucket_bytes=2_000),
     steps=StepLimits(
         open_session_ms=3_000,
@@ -90,6 +99,7 @@ class TransfersCluster(RowsCluster):
     engine: Engine
     seats: dict[HostId, BulkSeat] = field(default_factory=dict)
     pipelines: dict[HostId, Unit] = field(default_factory=dict)
+    is_stormy: bool = False
 
     def watch_shard(self, seat: Shard, replica: ReplicaServer, around: Surroundings) -> None:
         assert isinstance(around.disk, LifeDisk)
@@ -97,9 +107,6 @@ class TransfersCluster(RowsCluster):
 
     def executor_units(self) -> list[Unit]:
         return [executor.unit for executor in self.engine.executors]
-
-    def pipeline_units(self) -> list[Unit]:
-        return list(self.pipelines.values())
 
     def close_answered(self, session: SessionId, down: Sequence[HostId]) -> None:
         self.ledger.closed(session, down)
@@ -258,17 +265,23 @@ class _WatchedPipeline(PipelineProcess):
 
 
 async def supervise_pipelines(cluster: TransfersCluster) -> None:
-    """What each control does with its own: one where it leads, and none for long where it does not."""
+    """What each control does with its own: one where it leads, and none for long where it does not. Some outlive the
+    lead for a while, and some die or stop under it."""
     chance = cluster.world.chance.fork("pipelines")
     while True:
         await asyncio.sleep(chance.between(0.1, 0.6))
         for node in cluster.nodes:
             unit = cluster.pipelines[node.host]
-            if _leads(node):
-                if unit.down:
-                    unit.start()
-            elif not unit.down and chance.happens(0.4):
+            if not _leads(node):
+                if not unit.down and chance.happens(0.3):
+                    unit.kill()
+            elif unit.down:
+                unit.start()
+            elif cluster.is_stormy and chance.happens(KILLED_SHARE):
                 unit.kill()
+            elif cluster.is_stormy and chance.happens(PAUSED_SHARE):
+                unit.pause()
+                cluster.world.loop.call_later(chance.exponential(4.0), unit.resume, context=cluster.world.kernel)
 
 
 def _leads(node: RowsNode) -> bool:
