@@ -22,7 +22,7 @@ from ebla.wire.jobs import Difference, JobResult
 
 MICROSECONDS = 1_000_000
 CUT = 16
-"""A bucket that differs is looked at again in so many."""
+"""What differs is looked at again in so many buckets for each that it was."""
 
 
 @dataclass(slots=True)
@@ -40,8 +40,9 @@ async def compare(run: Run, plan: ComparePlan) -> JobResult:
     healed = Brought()
     if plan.heal and differing:
         healed = await _heal(run, [one.range for one in differing])
-        again = await _look(run, [(one.range, 1) for one in differing], "comparing what was healed")
-        differing = await _look_again(run, again.differing)
+        healed_ranges = [one.range for one in differing]
+        again = await _look(run, _cuts_of(run, healed_ranges), "comparing what was healed")
+        differing = await _look_again(run, [one for one in again.differing if _meets(one.range, healed_ranges)])
     kept = differing[: run.parts.limits.differences_kept_max]
     return JobResult(
         bytes_moved=healed.size_bytes,
@@ -125,11 +126,29 @@ async def _look_again(run: Run, differing: list[Different]) -> list[Different]:
             break
         await asyncio.sleep(pause_ms / 1000)
         pause_ms *= 2
-        cut = CUT if len(differing) * CUT <= limits.suspects_max else 1
-        cuts = [(one.range, cut) for one in differing]
-        words = f"looking again at {len(differing)} ranges that differ (time {number} of {limits.compare_tries})"
-        differing = (await _look(run, cuts, words)).differing
+        suspects = [one.range for one in differing]
+        words = f"looking again at {len(suspects)} ranges that differ (time {number} of {limits.compare_tries})"
+        look = await _look(run, _cuts_of(run, suspects), words)
+        differing = [one for one in look.differing if _meets(one.range, suspects)]
     return differing
+
+
+def _cuts_of(run: Run, suspects: Sequence[TokenRange]) -> list[_Cut]:
+    """Neighbours together, in smaller buckets than they were found in: a replica that has lost everything differs in
+    each of its buckets, and is looked at in one go all the same."""
+    limits = run.parts.limits
+    cuts = []
+    for _, parts in _by_piece(run, suspects):
+        for whole in joined(parts, limits.suspect_ranges_max):
+            inside = sum(whole.covers(part) for part in parts)
+            cuts.append((whole, min(limits.buckets_max, inside * CUT)))
+    return cuts
+
+
+def _meets(found: TokenRange, suspects: Sequence[TokenRange]) -> bool:
+    """Whether it differed the last time too. `suspects` are in order and apart."""
+    place = bisect_left(suspects, found.end, key=lambda each: each.end)
+    return any(found.overlaps(each) for each in suspects[max(0, place - 1) : place + 1])
 
 
 # ---- healing

@@ -34,8 +34,8 @@ class RunLimits:
     bucket_bytes: int = 256 << 10
     buckets_min: int = 16
     buckets_max: int = 4_096
-    suspects_max: int = 8_192
-    """Ranges that are looked at again; with more of them they are not cut further."""
+    suspect_ranges_max: int = 64
+    """Of one piece, that are looked at again; where more of it differ, it is looked at from the first to the last."""
     heal_ranges_max: int = 8
     """Of one piece; where more of it differ, it is healed from the first to the last of them."""
     differences_kept_max: int = 100

@@ -42,7 +42,7 @@ def job(number: int = 1, wish: Wish | None = None, **changes: object) -> Job:
 
 def running(number: int = 1, session: SessionId = SESSION, keeper: UUID = FOREIGN, **changes: object) -> Job:
     begun = {"state": JobState.RUNNING, "session": session, "keeper": keeper, "runs": 1}
-    return job(number, **begun | changes)
+    return job(number, None, **begun | changes)
 
 
 def scene(*jobs: Job, attended: dict[JobId, Attended] | None = None, **changes: object) -> Scene:
@@ -197,7 +197,7 @@ def test_a_run_that_nobody_attends_to_is_taken_over() -> None:
 
 
 def test_what_is_left_keeps_its_place_until_its_session_is_closed() -> None:
-    found, other = running(1, wish=None), job(2, CopyTablet(TABLE, 1, C, B))
+    found, other = running(1), job(2, CopyTablet(TABLE, 1, C, B))
     steps = next_steps(scene(found, other), LIMITS)
     assert [type(step) for step in steps] == [TakeOver, Explain]
 

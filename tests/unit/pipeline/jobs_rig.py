@@ -1,0 +1,376 @@
+"""What stands around runs and the queue: doors and an engine that do as told, and a small group 0."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from tests.unit.topology.small_cluster import TABLE, cluster, host, node, replica
+
+from ebla.group0.commands import ConditionFailed, Done
+from ebla.model.cql_types import Scalar, ScalarType
+from ebla.model.errors import EblaError
+from ebla.model.identity import (
+    Address,
+    AttemptId,
+    CheckpointId,
+    HistoryId,
+    HostId,
+    JobId,
+    Replica,
+    ShardNumber,
+    TopologyVersion,
+)
+from ebla.model.schema import Column, ColumnKind, encode_schema, new_schema
+from ebla.model.stored import Stored, decode_stored, encode_stored
+from ebla.model.token import TokenRange
+from ebla.model.transaction import Delete, Missing, Put, Revision, Transaction, Unchanged
+from ebla.model.transfers import (
+    CheckpointFile,
+    CheckpointLayer,
+    CheckpointPart,
+    Compared,
+    Different,
+    FileMove,
+    Moved,
+    RangeToCompare,
+    Result,
+    RowMove,
+    Source,
+    StagedFile,
+    Target,
+    Work,
+)
+from ebla.ports.transfers import EngineState, EngineStatus, TaskCounts
+from ebla.sim.chance import SimChance
+from ebla.sim.loop import simulated_loop
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.snapshot import Snapshot, Table
+from ebla.topology.tablet_map import tablet_map
+from ebla.wire.group0_messages import ExecuteAnswer, FoundKey, ReadAnswer, WatchAnswer, WatchedChange
+from ebla.wire.jobs import Job, Wish, job_key
+from ebla.wire.topology_view import TopologyView, view_of
+from ebla.wire.transfer_messages import (
+    AdoptAnswer,
+    BulkStatusAnswer,
+    CloseSessionAnswer,
+    OpenSessionAnswer,
+    OpenStagingAnswer,
+    SealAnswer,
+    StagingPhase,
+    StagingStatus,
+    TakeCheckpointAnswer,
+)
+from ebla.wire.verbs import Done as DoneAnswer
+from ebla.wire.verbs import Verb
+
+T = TypeVar("T")
+HISTORY = HistoryId(UUID(int=5))
+FILE_BYTES = 1_000
+
+
+def in_simulated_time(work: Coroutine[Any, Any, T]) -> T:
+    result: T = simulated_loop(SimChance("jobs")).run_until_complete(work)
+    return result
+
+
+class LoopClock:
+    """In step with the loop."""
+
+    def boot_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    def wall_us(self) -> int:
+        return 1_700_000_000_000_000 + self.boot_ms() * 1000
+
+
+# ---- the topology
+
+
+def a_snapshot(tablets: int = 2, copies: int = 2, nodes: int = 3) -> Snapshot:
+    """Tablet n on the `copies` nodes from n + 1 on, around, all at shard 1."""
+    columns = (
+        Column("k", ScalarType(Scalar.INT), ColumnKind.PARTITION_KEY),
+        Column("v", ScalarType(Scalar.TEXT), ColumnKind.REGULAR),
+    )
+    schema = new_schema((TABLE, "ks", "t"), columns)
+    sets = [tuple(replica((number + place) % nodes + 1, 1) for place in range(copies)) for number in range(tablets)]
+    made = cluster(*(node(number) for number in range(1, nodes + 1)), tablets=tablet_map(TABLE, sets))
+    table = Table(TABLE, "ks", "t", definition=encode_schema(schema))
+    return with_fields(made, tables=FrozenMap({TABLE: table}))
+
+
+def with_fields(snapshot: Snapshot, **changes: Any) -> Snapshot:
+    fields = {name: getattr(snapshot, name) for name in snapshot.__dataclass_fields__}
+    return Snapshot(**{**fields, **changes})
+
+
+def a_view(snapshot: Snapshot | None = None) -> TopologyView:
+    view = TopologyView()
+    view.install(view_of(snapshot or a_snapshot(), Revision(HISTORY, 1)))
+    return view
+
+
+# ---- doors
+
+
+def name_of(host_id: HostId) -> str:
+    return f"n{host_id.int}"
+
+
+class ScriptedDoors:
+    """Answers every verb as processes that are well would; `failing` holds errors to raise first, by verb."""
+
+    def __init__(self, chance: SimChance, version: TopologyVersion) -> None:
+        self._chance = chance
+        self._version = version
+        self.calls: list[str] = []
+        self.requests: list[Any] = []
+        self.failing: dict[str, list[EblaError]] = defaultdict(list)
+        self.received: dict[Any, int] = {}
+        self.empty_sources: set[HostId] = set()
+        self.parts_at: dict[HostId, int] = {}
+        self.free_answers: dict[str, Callable[[Any], Any]] = {}
+
+    def words(self) -> list[str]:
+        """Without the questions for progress."""
+        return [call for call in self.calls if not call.startswith("bulk_status")]
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [request for request in self.requests if isinstance(request, kind)]
+
+    async def control(self, verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
+        return await self._answer(verb, request, None, "")
+
+    async def bulk(self, host_id: HostId, verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
+        return await self._answer(verb, request, host_id, f" {name_of(host_id)}")
+
+    async def shard(self, place: Replica, verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
+        return await self._answer(verb, request, place.host, f" {name_of(place.host)}/{place.shard}")
+
+    async def _answer(self, verb: Verb[Any, Any], request: Any, host_id: HostId | None, where: str) -> Any:
+        self.calls.append(f"{verb.name}{where}")
+        self.requests.append(request)
+        await asyncio.sleep(0.001)
+        if self.failing[verb.name]:
+            raise self.failing[verb.name].pop(0)
+        if verb.name in self.free_answers:
+            return self.free_answers[verb.name](request)
+        match verb.name:
+            case "open_session":
+                return OpenSessionAnswer(10, self._version)
+            case "close_session":
+                return CloseSessionAnswer()
+            case "open_staging":
+                assert host_id is not None
+                return OpenStagingAnswer(self._target(request, host_id))
+            case "take_checkpoint":
+                assert host_id is not None
+                return TakeCheckpointAnswer(self._source(request, host_id))
+            case "seal":
+                return SealAnswer(sum(file.size_bytes for file in request.files))
+            case "adopt":
+                return AdoptAnswer(1, 0)
+            case "release":
+                return DoneAnswer()
+            case "bulk_status":
+                stagings = tuple(
+                    StagingStatus(request.session, transfer, StagingPhase.OPEN, size, 1)
+                    for transfer, size in self.received.items()
+                )
+                return BulkStatusAnswer(stagings)
+        raise AssertionError(verb.name)
+
+    def _target(self, request: Any, host_id: HostId) -> Target:
+        return Target(
+            host_id, request.shard, request.session, request.transfer, request.kind, request.range, b"right",
+            Address("127.0.0.9", 7001), "here", f"/staging/{request.transfer}",
+        )  # fmt: skip
+
+    def _source(self, request: Any, host_id: HostId) -> Source:
+        layers = (CheckpointLayer("0", request.range, (CheckpointFile("rows", FILE_BYTES),)),)
+        parts = tuple(
+            CheckpointPart(ShardNumber(1), one, layers) for one in request.range.split(self.parts_at.get(host_id, 1))
+        )
+        if host_id in self.empty_sources:
+            parts = ()
+        checkpoint = CheckpointId(self._chance.uuid())
+        return Source(host_id, checkpoint, request.table, parts, b"right", Address("127.0.0.9", 7001), "here", "/cp")
+
+
+# ---- the engine
+
+
+class ScriptedEngine:
+    """`Transfers`. Brings everything, finds no difference but where `differs` says so."""
+
+    def __init__(self, chance: SimChance) -> None:
+        self._chance = chance
+        self.state = EngineStatus(EngineState.READY, master="local[2]", version="4")
+        self.ran: list[Sequence[Work]] = []
+        self.failing: list[EblaError] = []
+        self.differs: Callable[[TokenRange, int], bool] = lambda _range, _look: False
+        self.attempts = 1
+        self.lacking: set[HostId] | None = None
+        """Hosts that rows are brought to; None: all."""
+        self.takes_s = 0.01
+        self.looks = 0
+
+    def status(self) -> EngineStatus:
+        return self.state
+
+    def tasks(self, job: JobId) -> TaskCounts:
+        return TaskCounts(1, 1, 2)
+
+    async def run(self, job: JobId, work: Sequence[Work]) -> Sequence[Result]:
+        self.ran.append(work)
+        if any(isinstance(one, RangeToCompare) for one in work):
+            self.looks += 1
+        await asyncio.sleep(self.takes_s)
+        if self.failing:
+            raise self.failing.pop(0)
+        return [result for one in work for result in self._results(one)]
+
+    def _results(self, work: Work) -> list[Result]:
+        match work:
+            case FileMove():
+                return [self._moved(work.target, 0) for _ in range(self.attempts)]
+            case RowMove():
+                return [
+                    self._moved(one.target, 7) if self._lacks(one.target.host) else self._nothing(one.target)
+                    for one in work.targets
+                ]
+            case RangeToCompare():
+                buckets = work.range.split(work.buckets)
+                found: list[Result] = [
+                    Different(
+                        bucket, tuple((source.host, bytes([number]), 3) for number, source in enumerate(work.sources))
+                    )
+                    for bucket in buckets
+                    if self.differs(bucket, self.looks)
+                ]
+                return [*found, Compared(work.range, work.buckets, 10)]
+
+    def _lacks(self, host_id: HostId) -> bool:
+        return self.lacking is None or host_id in self.lacking
+
+    def _moved(self, target: Target, rows: int) -> Moved:
+        attempt = AttemptId(self._chance.uuid())
+        files = (StagedFile("rows" if rows else "0/rows", FILE_BYTES, 1),)
+        return Moved(target.transfer, attempt, files, rows, FILE_BYTES, short_cut=bool(target.machine))
+
+    def _nothing(self, target: Target) -> Moved:
+        return Moved(target.transfer, AttemptId(self._chance.uuid()), ())
+
+
+# ---- group 0
+
+
+class SmallGroup0:
+    """Keys with revisions, transactions, and a watch: what records need of it, within one process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[bytes, int]] = {}
+        self.index = 1
+        self._log: list[tuple[int, str, bytes | None]] = []
+        self._changed = asyncio.Event()
+        self.lost_answers: list[EblaError] = []
+        """Raised after a transaction was applied."""
+        self.refusals: list[EblaError] = []
+        """Raised instead of applying one."""
+        self.writes: list[tuple[float, str, bytes | None]] = []
+
+    async def ask(self, verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
+        await asyncio.sleep(0.001)
+        match verb.name:
+            case "group0_watch":
+                return await self._watch(request)
+            case "group0_read":
+                keys = [key for key in sorted(self.values) if key in request.keys or key.startswith(request.prefixes)]
+                found = tuple(FoundKey(key, self.values[key][0], self._at(self.values[key][1])) for key in keys)
+                return ReadAnswer(self._at(self.index), found)
+            case "group0_execute":
+                return self._execute(request.transaction)
+        raise AssertionError(verb.name)
+
+    def _at(self, index: int) -> Revision:
+        return Revision(HISTORY, index)
+
+    def _execute(self, transaction: Transaction) -> ExecuteAnswer:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        for condition in transaction.conditions:
+            there = self.values.get(condition.key)
+            actual = None if there is None else self._at(there[1])
+            match condition:
+                case Missing() if actual is not None:
+                    return ExecuteAnswer(ConditionFailed(condition.key, actual))
+                case Unchanged() if actual != condition.revision:
+                    return ExecuteAnswer(ConditionFailed(condition.key, actual))
+        for change in transaction.changes:
+            match change:
+                case Put():
+                    self.put(change.key, change.value)
+                case Delete():
+                    self.delete(change.key)
+        if self.lost_answers:
+            raise self.lost_answers.pop(0)
+        return ExecuteAnswer(Done(self._at(self.index)))
+
+    def put(self, key: str, value: bytes) -> None:
+        self.index += 1
+        self.values[key] = (value, self.index)
+        self._told(key, value)
+
+    def delete(self, key: str) -> None:
+        self.index += 1
+        self.values.pop(key, None)
+        self._told(key, None)
+
+    def _told(self, key: str, value: bytes | None) -> None:
+        self._log.append((self.index, key, value))
+        self.writes.append((asyncio.get_running_loop().time(), key, value))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _watch(self, request: Any) -> WatchAnswer:
+        if request.after is None:
+            rows = [(key, value, index) for key, (value, index) in sorted(self.values.items())]
+            changes = tuple(WatchedChange(*row) for row in rows if row[0].startswith(request.prefix))
+            return WatchAnswer(self._at(self.index), True, changes)
+        if not self._after(request):
+            try:
+                async with asyncio.timeout(request.wait_ms / 1000):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        return WatchAnswer(self._at(self.index), False, tuple(self._after(request)))
+
+    def _after(self, request: Any) -> list[WatchedChange]:
+        return [
+            WatchedChange(key, value, index)
+            for index, key, value in self._log
+            if index > request.after.index and key.startswith(request.prefix)
+        ]
+
+    # ---- jobs
+
+    def put_job(self, job: Job) -> None:
+        self.put(job_key(job.id), encode_stored(Stored(job)))
+
+    def job(self, job: JobId) -> Job:
+        return decode_stored(Job, self.values[job_key(job)][0]).value
+
+    def history_of(self, job: JobId) -> list[Job]:
+        written = [value for _, key, value in self.writes if key == job_key(job) and value is not None]
+        return [decode_stored(Job, value).value for value in written]
+
+
+def a_job(number: int, wish: Wish, **changes: Any) -> Job:
+    job = Job(JobId(UUID(int=number)), wish, "a job", asked_ms=number, life_ms=3_600_000)
+    return msgspec.structs.replace(job, **changes)
+
+
+HOSTS = tuple(host(number) for number in (1, 2, 3))

@@ -1,0 +1,370 @@
+"""One run of a job among scripted processes: the order of its steps, what is asked again, what it finds."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.unit.pipeline.jobs_rig import (
+    FILE_BYTES,
+    HOSTS,
+    LoopClock,
+    ScriptedDoors,
+    ScriptedEngine,
+    T,
+    a_job,
+    a_snapshot,
+    a_view,
+    in_simulated_time,
+)
+from tests.unit.topology.small_cluster import TABLE
+
+from ebla.model.errors import (
+    ConnectionLost,
+    Corruption,
+    DeadlineExceeded,
+    EblaError,
+    InvalidRequest,
+    Refused,
+    Stale,
+    Unavailable,
+    Unreachable,
+)
+from ebla.model.identity import SessionId, TopologyVersion
+from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.model.transfers import FileMove, RangeToCompare, RowMove
+from ebla.pipeline.job_runner import JobRunner, OutOfTime
+from ebla.pipeline.runs import Drawn, RunLimits, RunParts
+from ebla.pipeline.transfer_steps import StepLimits, TransferSteps
+from ebla.ports.transfers import PipelineUnavailable
+from ebla.sim.chance import SimChance
+from ebla.wire.jobs import Compare, CopyTablet, JobResult, Progress, StreamRange, Wish
+from ebla.wire.transfer_messages import AdoptRequest, OpenSessionRequest, OpenStagingRequest, SealRequest
+
+A, B, C = HOSTS
+"""Tablet 0 is on A and B, tablet 1 on B and C."""
+DRAWN = Drawn(SessionId(UUID(int=77)), TopologyVersion(1))
+COPY = CopyTablet(TABLE, 0, A, B)
+
+
+class Rig:
+    def __init__(self, tablets: int = 2, copies: int = 2) -> None:
+        self.chance = SimChance("rig")
+        self.view = a_view(a_snapshot(tablets, copies))
+        self.doors = ScriptedDoors(self.chance, self.view.current.version)
+        self.engine = ScriptedEngine(self.chance)
+        steps = TransferSteps(self.doors, self.chance, StepLimits())
+        self.runner = JobRunner(RunParts(steps, self.engine, self.view, LoopClock(), self.chance, RunLimits()))
+        self.told: list[Progress] = []
+        self.taken_over = False
+
+    def tell(self, progress: Progress) -> None:
+        self.told.append(progress)
+
+    async def confirm(self) -> None:
+        self.doors.calls.append("confirm")
+        if self.taken_over:
+            raise Stale("it was taken over")
+
+    async def run(self, wish: Wish, **changes: Any) -> JobResult:
+        return await self.runner.run(a_job(1, wish, **changes), DRAWN, self)
+
+
+def run(rig: Rig, wish: Wish, **changes: Any) -> JobResult:
+    return in_simulated_time(rig.run(wish, **changes))
+
+
+def until(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    async def within() -> T:
+        async with asyncio.timeout(seconds):
+            return await work
+
+    return in_simulated_time(within())
+
+
+# ---- files
+
+
+def test_the_target_is_opened_before_the_checkpoint_and_adopts_what_was_sealed() -> None:
+    rig = Rig()
+    result = run(rig, COPY)
+    assert rig.doors.words() == [
+        "open_session",
+        "confirm",
+        "open_staging n2",
+        "take_checkpoint n1",
+        "open_staging n2",
+        "seal n2",
+        "adopt n2/1",
+        "release n1",
+        "release n2",
+    ]
+    assert result == JobResult(bytes_moved=FILE_BYTES, layers=1, short_cut=True)
+    first, sized = rig.doors.of(OpenStagingRequest)
+    assert first.transfer == sized.transfer
+    assert (first.size_bytes, sized.size_bytes) == (0, FILE_BYTES), "room is asked for once the size is known"
+    (adopted,) = rig.doors.of(AdoptRequest)
+    assert (adopted.session, adopted.transfer) == (DRAWN.session, first.transfer)
+
+
+def test_a_session_is_asked_for_with_what_was_known_when_its_id_was_drawn() -> None:
+    rig = Rig()
+    run(rig, COPY)
+    (opened,) = rig.doors.of(OpenSessionRequest)
+    assert (opened.session, opened.asked_at, opened.life_ms) == (DRAWN.session, DRAWN.asked_at, 3_600_000)
+
+
+def test_without_the_short_cut_nobody_knows_the_machine() -> None:
+    rig = Rig()
+    result = run(rig, CopyTablet(TABLE, 0, A, B, short_cut=False))
+    (move,) = rig.engine.ran[0]
+    assert isinstance(move, FileMove)
+    assert (move.source.machine, move.source.folder, move.target.machine, move.target.folder) == ("", "", "", "")
+    assert not result.short_cut
+
+
+def test_an_empty_replica_moves_nothing() -> None:
+    rig = Rig()
+    rig.doors.empty_sources = {A}
+    assert run(rig, COPY) == JobResult()
+    assert rig.engine.ran == []
+    assert "seal n2" not in rig.doors.calls
+
+
+def test_each_part_of_a_checkpoint_is_a_transfer_of_its_own() -> None:
+    rig = Rig()
+    rig.doors.parts_at = {A: 2}
+    result = run(rig, COPY)
+    assert (result.bytes_moved, result.layers) == (2 * FILE_BYTES, 2)
+    sealed = rig.doors.of(SealRequest)
+    assert len({one.transfer for one in sealed}) == 2
+    assert rig.doors.words().index("take_checkpoint n1") > rig.doors.words().index("open_staging n2")
+
+
+def test_what_fails_in_passing_is_asked_again() -> None:
+    rig = Rig()
+    rig.doors.failing["adopt"] = [Unreachable("no way"), ConnectionLost("gone"), Unavailable("starting")]
+    rig.doors.failing["open_session"] = [DeadlineExceeded("slow")]
+    run(rig, COPY)
+    assert rig.doors.calls.count("adopt n2/1") == 4
+    assert len(set(rig.doors.of(AdoptRequest))) == 1, "the same question"
+
+
+def test_what_is_refused_is_not_asked_again() -> None:
+    rig = Rig()
+    rig.doors.failing["open_staging"] = [Refused("the shard is in another life")]
+    with pytest.raises(Refused, match="another life"):
+        run(rig, COPY)
+    assert rig.doors.calls.count("open_staging n2") == 1
+
+
+def test_patience_has_an_end() -> None:
+    rig = Rig()
+    rig.doors.failing["adopt"] = [Unreachable("no way")] * 1000
+    with pytest.raises(Unreachable):
+        until(rig.run(COPY), 120)
+
+
+def test_of_several_attempts_the_first_whole_one_is_sealed() -> None:
+    rig = Rig()
+    rig.engine.attempts = 2
+    rig.doors.failing["seal"] = [Corruption("a file is not what was told")]
+    run(rig, COPY)
+    first, second = rig.doors.of(SealRequest)
+    assert first.transfer == second.transfer
+    assert first.attempt != second.attempt
+
+
+def test_an_attempt_that_is_not_whole_is_no_transfer() -> None:
+    rig = Rig()
+    rig.doors.failing["seal"] = [Corruption("a file is not what was told")]
+    with pytest.raises(Corruption):
+        run(rig, COPY)
+    assert "adopt n2/1" not in rig.doors.calls
+
+
+def test_a_run_that_was_taken_over_does_nothing_under_its_session() -> None:
+    rig = Rig()
+    rig.taken_over = True
+    with pytest.raises(Stale):
+        run(rig, COPY)
+    assert rig.doors.words() == ["open_session", "confirm"]
+
+
+def test_what_makes_no_sense_is_refused_before_a_session_is_opened() -> None:
+    rig = Rig()
+    with pytest.raises(InvalidRequest, match="no tablet 9"):
+        run(rig, CopyTablet(TABLE, 9, A, B))
+    assert rig.doors.calls == []
+
+
+def test_the_engine_may_be_away() -> None:
+    rig = Rig()
+    rig.engine.failing = [PipelineUnavailable("no Java")]
+    with pytest.raises(PipelineUnavailable):
+        run(rig, COPY)
+
+
+def test_a_job_has_its_time() -> None:
+    rig = Rig()
+    rig.engine.takes_s = 1e6
+    with pytest.raises(OutOfTime, match="not done within 20 s"):
+        run(rig, COPY, life_ms=20_000)
+
+
+def test_progress_comes_from_the_target_and_the_engine() -> None:
+    rig = Rig()
+    rig.engine.takes_s = 3
+
+    async def receive() -> JobResult:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(rig.run(COPY))
+            await asyncio.sleep(1.5)
+            transfer = rig.doors.of(OpenStagingRequest)[0].transfer
+            rig.doors.received[transfer] = 400
+        return running.result()
+
+    in_simulated_time(receive())
+    steps = [one.step for one in rig.told]
+    assert steps[0] == "opening a session"
+    assert "copying files" in steps
+    assert any(
+        (one.bytes_done, one.bytes_total, one.tasks_done, one.tasks_total) == (400, 1000, 1, 2) for one in rig.told
+    )
+    assert rig.told[-1].bytes_done == FILE_BYTES
+
+
+# ---- rows
+
+
+def test_rows_of_a_range_are_streamed_tablet_by_tablet() -> None:
+    rig = Rig(tablets=2, copies=3)
+    result = run(rig, StreamRange(TABLE, WHOLE_RING, (A, C), B))
+    (work,) = rig.engine.ran
+    assert len(work) == 2
+    for move in work:
+        assert isinstance(move, RowMove)
+        assert [source.host for source in move.sources] == [A, C]
+        assert [(one.target.host, one.own) for one in move.targets] == [(B, None)]
+        assert move.targets[0].target.range == move.range
+        assert move.schema is not None
+    words = rig.doors.words()
+    assert words.index("take_checkpoint n1") > max(
+        place for place, word in enumerate(words) if word == "open_staging n2"
+    )
+    assert words.count("adopt n2/1") == 2
+    assert result.rows == 14
+
+
+def test_a_target_that_lacks_nothing_seals_nothing() -> None:
+    rig = Rig(copies=3)
+    rig.engine.lacking = set()
+    assert run(rig, StreamRange(TABLE, WHOLE_RING, (A,), B)).rows == 0
+    assert "seal n2" not in rig.doors.calls
+    assert "adopt n2/1" not in rig.doors.calls
+
+
+# ---- comparing
+
+
+def test_equal_replicas_have_no_difference() -> None:
+    rig = Rig()
+    result = run(rig, Compare(TABLE))
+    assert result == JobResult(rows=20, ranges_compared=2)
+    (work,) = rig.engine.ran
+    for one in work:
+        assert isinstance(one, RangeToCompare)
+        assert one.gc_before_s == 1_700_000_000 - 864_000
+    assert [[source.host for source in one.sources] for one in work if isinstance(one, RangeToCompare)] == [
+        [A, B],
+        [B, C],
+    ]
+
+
+POINT = Token(-5_000_000_000)
+
+
+def test_what_differs_for_a_moment_is_no_difference() -> None:
+    """A write was under way between two checkpoints."""
+    rig = Rig()
+    rig.engine.differs = lambda bucket, look: POINT in bucket and look < 3
+    result = run(rig, Compare(TABLE))
+    assert result.differences_total == 0
+    assert rig.engine.looks == 3
+    assert rig.doors.calls.count("take_checkpoint n1") == 3, "each look has checkpoints of its own"
+
+
+def test_what_differs_each_time_is_told_ever_more_narrowly() -> None:
+    rig = Rig()
+    rig.engine.differs = lambda bucket, _look: POINT in bucket
+    result = run(rig, Compare(TABLE))
+    assert result.differences_total == 1
+    (found,) = result.differences
+    assert POINT in found.range
+    assert found.range.width <= (1 << 63) // (16**4) + 1
+    assert found.replicas == ((A, "00", 3), (B, "01", 3))
+    assert not any(isinstance(one, RowMove) for work in rig.engine.ran for one in work)
+
+
+def test_only_the_first_differences_are_kept_and_all_are_counted() -> None:
+    rig = Rig()
+    rig.engine.differs = lambda bucket, _look: True
+    result = run(rig, Compare(TABLE))
+    assert len(result.differences) == 100
+    assert result.differences_total == 2 * 4_096
+    assert rig.engine.looks == 4, "however many they are, each look is one piece of work"
+
+
+def test_what_differs_elsewhere_each_time_is_no_difference() -> None:
+    rig = Rig()
+    points = (POINT, Token(POINT - 2**60), Token(POINT - 2**61), Token(2**62))
+    rig.engine.differs = lambda bucket, look: points[(look - 1) % 4] in bucket
+    assert run(rig, Compare(TABLE)).differences_total == 0
+
+
+def test_healing_brings_to_each_replica_what_it_lacks_and_looks_again() -> None:
+    rig = Rig()
+
+    def differs(bucket: TokenRange, _look: int) -> bool:
+        return POINT in bucket and not any(isinstance(one, RowMove) for work in rig.engine.ran for one in work)
+
+    rig.engine.differs = differs
+    rig.engine.lacking = {B}
+    result = run(rig, Compare(TABLE, heal=True))
+    assert result.differences_total == 0
+    assert result.healed_rows == 7
+    (moves,) = [work for work in rig.engine.ran if isinstance(work[0], RowMove)]
+    (move,) = moves
+    assert isinstance(move, RowMove)
+    assert [(one.target.host, one.own) for one in move.targets] == [(A, 0), (B, 1)]
+    assert [source.host for source in move.sources] == [A, B]
+    assert POINT in move.range
+    assert "adopt n1/1" not in rig.doors.calls
+    assert rig.doors.calls.count("adopt n2/1") == 1
+    assert isinstance(rig.engine.ran[-1][0], RangeToCompare), "what was healed is compared again"
+
+
+def test_what_differs_still_after_healing_is_told() -> None:
+    rig = Rig()
+    rig.engine.differs = lambda bucket, _look: POINT in bucket
+    result = run(rig, Compare(TABLE, heal=True))
+    assert result.differences_total == 1
+    assert result.healed_rows == 14
+
+
+def test_a_table_with_one_copy_is_equal_to_itself() -> None:
+    rig = Rig(copies=1)
+    assert run(rig, Compare(TABLE)) == JobResult()
+    assert rig.engine.ran == []
+
+
+@pytest.mark.parametrize("verb", ["take_checkpoint", "open_staging", "seal", "adopt"])
+def test_an_error_on_the_way_is_raised_as_it_is(verb: str) -> None:
+    rig = Rig()
+    rig.doors.failing[verb] = [Stale("the session is closed")] * 3
+    with pytest.raises(EblaError, match="the session is closed"):
+        run(rig, StreamRange(TABLE, TokenRange(Token(TOKEN_A), Token(TOKEN_B)), (A,), B))
+
+
+TOKEN_A, TOKEN_B = -(2**62), -(2**61)
