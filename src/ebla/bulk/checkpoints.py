@@ -64,6 +64,7 @@ class Checkpoints:
         self._parts = parts
         self._disk = parts.disk
         self._kept: dict[CheckpointId, CheckpointRecord] = {}
+        self._taking: dict[CheckpointId, None] = {}
 
     async def recover(self) -> None:
         """What is whole on disk. One without a record was not answered to anybody."""
@@ -94,6 +95,7 @@ class Checkpoints:
             raise Overloaded(f"{len(self._kept)} checkpoints are kept on this node already")
         checkpoint = CheckpointId(self._parts.chance.uuid())
         folder = self.folder_of(checkpoint)
+        self._taking[checkpoint] = None
         try:
             await make_durable_folder(self._disk, folder)
             parts: list[CheckpointPart] = []
@@ -104,11 +106,12 @@ class Checkpoints:
                 checkpoint, request.session, request.table, tuple(parts), schema, self._parts.machine
             )
             await replace_file(self._disk, f"{folder}/{RECORD_NAME}", msgspec.msgpack.encode(record))
-        except BaseException:
-            self._disk.remove_folder(folder)
-            raise
-        self._kept[checkpoint] = record
-        return record
+            self._kept[checkpoint] = record
+            return record
+        finally:
+            del self._taking[checkpoint]
+            if checkpoint not in self._kept:
+                self._disk.remove_folder(folder)
 
     async def _ask(
         self, shard: ShardNumber, request: TakeCheckpointRequest, folder: str, deadline_ms: int
@@ -173,6 +176,14 @@ class Checkpoints:
             if record is not None and record.session == session:
                 del self._kept[checkpoint]
                 await self._disk.run(partial(self._disk.remove_folder, self.folder_of(checkpoint)))
+
+    async def remove_strangers(self) -> None:
+        """Folders of checkpoints that were given up: a shard that was slow may have made one after that."""
+        for name in self._disk.list_folder(self._parts.folder):
+            found = uuid_of(name)
+            known = found is not None and (found in self._kept or found in self._taking)
+            if not known:
+                await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{name}"))
 
     async def drop_session(self, session: SessionId) -> None:
         """INV-XFER-5."""

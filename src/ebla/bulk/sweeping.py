@@ -27,6 +27,8 @@ class Sweeper:
         self._checkpoints = checkpoints
         self._counts = counts
         self._news = asyncio.Event()
+        self.failures: dict[SessionId, OSError] = {}
+        """Of the last sweep; the next one tries again."""
 
     def notice(self) -> None:
         """The list of sessions may have changed."""
@@ -45,17 +47,29 @@ class Sweeper:
                 await self.sweep(limits.barrier_ms)
             except (EblaError, OSError) as error:
                 report("staging.not_swept", {"cause": str(error)})
+            for session, failure in self.failures.items():
+                report("staging.not_swept", {"session": str(session), "cause": str(failure)})
 
     async def sweep(self, barrier_ms: int) -> None:
-        if not self._unlisted():
-            return
-        await self._guards.catch_up(barrier_ms)
-        for session in self._unlisted():
-            if session in self._guards.closing:
-                continue  # what holds the guard gives news when it lets go of it
-            self._puts.close_session(session)
+        """Raises `Unavailable` where there was no barrier."""
+        self.failures = {}
+        if self._unlisted():
+            await self._guards.catch_up(barrier_ms)
+            for session in self._unlisted():
+                await self._sweep_one(session)
+        await self._checkpoints.remove_strangers()
+
+    async def _sweep_one(self, session: SessionId) -> None:
+        if session in self._guards.closing:
+            return  # there is a next time
+        self._puts.close_session(session)
+        try:
             await self._staging.drop_session(session)
             await self._checkpoints.drop_session(session)
+        except OSError as failure:
+            # A task that was given up may be making files in the very folder that is removed.
+            self.failures[session] = failure
+        else:
             self._counts.swept.add()
 
     def _unlisted(self) -> list[SessionId]:

@@ -1,0 +1,365 @@
+"""Transfers at the doors of a bulk process: checkpoints, staging, the seal, and what is left of sessions."""
+
+import asyncio
+import uuid
+import zlib
+from pathlib import Path
+
+import pytest
+from tests.unit.bulk.test_bulk_process import BULK, OURS
+from tests.unit.bulk.transfer_rig import (
+    ATTEMPT,
+    CALL_MS,
+    FLIGHT,
+    LAYER,
+    SESSION,
+    TRANSFER,
+    VERSION,
+    TransferRig,
+    job,
+    seal_of,
+    take_of,
+    with_transfers,
+)
+
+from ebla.bulk.data_plane import DataPlane, OpenedSource
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.model.errors import DiskFull, InvalidRequest, NotFound, Overloaded, Refused, Stale, Unavailable
+from ebla.model.identity import AttemptId, CheckpointId, SessionId, ShardNumber, TableId
+from ebla.model.token import WHOLE_RING
+from ebla.model.transfers import CheckpointLayer, StagedFile, StagingKind
+from ebla.sim.workloads.store_rows import TABLE
+from ebla.storage.staging_format import read_sealed
+from ebla.topology.keys import session_key, table_key
+from ebla.wire.calls import Caller
+from ebla.wire.calls import Target as CallTarget
+from ebla.wire.frames import Lane
+from ebla.wire.metrics_messages import MetricsRequest
+from ebla.wire.peers import connect
+from ebla.wire.transfer_messages import (
+    CheckpointRequest,
+    FlightPut,
+    OpenStagingRequest,
+    ReleaseRequest,
+    TakeCheckpointRequest,
+)
+from ebla.wire.verbs import METRICS, OPEN_STAGING, RELEASE, SEAL, TAKE_CHECKPOINT
+
+MOVED = {name: data for name, data in LAYER.items() if name not in ("LOCK", "LOG")}
+OTHER = SessionId(uuid.UUID(int=55))
+
+
+async def put_layer(rig: TransferRig, caller: Caller) -> list[StagedFile]:
+    target = await rig.open_staging(caller)
+    return [await rig.put(target, f"0/{name}", data) for name, data in MOVED.items()]
+
+
+def check_files(folder: Path, layer: CheckpointLayer) -> None:
+    for file in layer.files:
+        assert (folder / file.name).stat().st_ino == file.inode
+        assert (folder / file.name).read_bytes() == LAYER[file.name]
+
+
+def test_a_checkpoint_is_listed_read_and_given_back(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
+            assert rig.shard.asked == [
+                CheckpointRequest(SESSION, TABLE, WHOLE_RING, VERSION, f"{source.folder}/shard-0")
+            ]
+            assert (source.host, source.table, source.flight) == (OURS.host, TABLE, FLIGHT)
+            (part,) = source.parts
+            (layer,) = part.layers
+            assert {file.name: file.size_bytes for file in layer.files} == {
+                name: len(data) for name, data in MOVED.items()
+            }
+            check_files(Path(source.folder, layer.folder), layer)
+            assert source.machine in rig.below(f"checkpoints/{source.checkpoint}")
+            assert source.machine.startswith("machine.")
+            opened = rig.plane.open_source(source.ticket)
+            assert (opened.folder, opened.parts, opened.schema.name) == (source.folder, source.parts, "small")
+            await rig.plane.admit_sending(opened, 123)
+            status = await rig.status(caller)
+            assert (status.checkpoints, status.streams, status.sent_bytes) == (1, 1, 123)
+            rig.plane.close_source(opened)
+            rig.plane.close_source(opened)
+            await caller.call(RELEASE, ReleaseRequest(SESSION, (source.checkpoint,)), CALL_MS)
+            assert rig.below("checkpoints") == []
+            with pytest.raises(Refused, match="not here any more"):
+                rig.plane.open_source(source.ticket)
+            status = await rig.status(caller)
+            assert (status.checkpoints, status.streams) == (0, 0)
+
+    with_transfers(tmp_path, story)
+
+
+def test_what_is_staged_is_sealed_and_told_of(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            files = await put_layer(rig, caller)
+            (staging,) = (await rig.status(caller)).stagings
+            total = sum(map(len, MOVED.values()))
+            assert (staging.transfer, staging.phase, staging.received_bytes) == (TRANSFER, "open", total)
+            answer = await caller.call(SEAL, seal_of(*files), CALL_MS)
+            assert (answer.size_bytes, answer.copied_files) == (total, 0)
+            assert await caller.call(SEAL, seal_of(*files), CALL_MS) == answer
+            with pytest.raises(Refused, match=str(ATTEMPT)):
+                await caller.call(SEAL, seal_of(*files, attempt=AttemptId(uuid.UUID(int=8))), CALL_MS)
+            sealed = await read_sealed(rig.disk, str(tmp_path / f"staging/{SESSION}/{TRANSFER}"))
+            assert sealed is not None
+            assert sealed.attempt == ATTEMPT
+            (staging,) = (await rig.status(caller)).stagings
+            assert staging.phase == "sealed"
+            await caller.call(RELEASE, ReleaseRequest(SESSION, (), (TRANSFER,)), CALL_MS)
+            assert rig.below("staging") == []
+            assert (await rig.status(caller)).stagings == ()
+
+    with_transfers(tmp_path, story)
+
+
+def test_a_closed_session_has_no_effect_and_leaves_nothing(tmp_path: Path) -> None:
+    """INV-XFER-1, INV-XFER-5."""
+
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
+            opened = rig.plane.open_source(source.ticket)
+            target = await rig.open_staging(caller)
+            file = await rig.put(target, "0/a.sst", b"rows")
+            place = await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/b.sst", 100))
+            await rig.plane.append(place, b"some")
+            rig.control.close_session()
+            await rig.until(lambda: rig.below("staging") == [] and rig.below("checkpoints") == [])
+            with pytest.raises(Stale, match="closed"):
+                await rig.plane.append(place, b"more")
+            with pytest.raises(Stale, match="closed"):
+                await rig.plane.finish_put(place)
+            with pytest.raises(Stale, match="closed"):
+                await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/b.sst", 100))
+            with pytest.raises(Stale, match="closed"):
+                await rig.plane.admit_sending(opened, 5)
+            with pytest.raises(Stale, match="closed"):
+                rig.plane.open_source(source.ticket)
+            with pytest.raises(Stale, match="closed"):
+                await caller.call(SEAL, seal_of(file), CALL_MS)
+            with pytest.raises(Stale, match="closed"):
+                await rig.open_staging(caller)
+            with pytest.raises(Stale, match="closed"):
+                await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)
+            await caller.call(RELEASE, ReleaseRequest(SESSION, (source.checkpoint,), (TRANSFER,)), CALL_MS)
+            assert rig.below("staging") == []
+            status = await rig.status(caller)
+            assert (status.refused_closed, status.stagings, status.checkpoints) == (8, (), 0)
+            rig.plane.close_put(place)
+            rig.plane.close_source(opened)
+            assert rig.plane.streams == 0
+
+    with_transfers(tmp_path, story)
+
+
+def test_a_process_that_has_not_heard_of_the_end_asks_first(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            files = await put_layer(rig, caller)
+            rig.control.close_session(told=False)
+            async with asyncio.TaskGroup() as tasks:
+                asked = rig.control.barriers
+                late = tasks.create_task(_refusal(caller, files))
+                await rig.until(lambda: rig.control.barriers > asked)
+                assert not late.done()
+                rig.control.tell(rig.control.index, {session_key(SESSION): None})
+            assert "closed" in late.result()
+
+    with_transfers(tmp_path, story)
+
+
+async def _refusal(caller: Caller, files: list[StagedFile]) -> str:
+    with pytest.raises(Stale) as caught:
+        await caller.call(SEAL, seal_of(*files), CALL_MS)
+    return caught.value.message
+
+
+def test_without_a_quorum_nothing_begins_and_nothing_is_removed(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job(), job(OTHER)) as caller:
+            files = await put_layer(rig, caller)
+            before = rig.below("staging")
+            rig.control.has_quorum = False
+            with pytest.raises(Unavailable, match="quorum"):
+                await caller.call(SEAL, seal_of(*files), CALL_MS)
+            rig.control.close_session()
+            await rig.until(lambda: "staging.not_swept" in rig.told)
+            assert rig.below("staging") == before
+            rig.control.has_quorum = True
+            await rig.until(lambda: rig.below("staging") == [])
+
+    with_transfers(tmp_path, story)
+
+
+def test_a_put_and_a_ticket_outlive_the_process(tmp_path: Path) -> None:
+    data = b"0123456789" * 100
+
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
+            target = await rig.open_staging(caller)
+            place = await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/a.sst", len(data)))
+            await rig.plane.append(place, data[:300])
+        async with rig.life(job()) as caller:
+            opened: OpenedSource = rig.plane.open_source(source.ticket)
+            assert opened.parts == source.parts
+            place = await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/a.sst", len(data)))
+            assert place.received_bytes == 300
+            await rig.plane.append(place, data[300:])
+            assert (await rig.plane.finish_put(place)).checksum == zlib.crc32(data)
+            rig.plane.close_put(place)
+            file = StagedFile("0/a.sst", len(data), zlib.crc32(data))
+            await caller.call(SEAL, seal_of(file), CALL_MS)
+        async with rig.life():
+            await rig.until(lambda: rig.below("staging") == [] and rig.below("checkpoints") == [])
+
+    with_transfers(tmp_path, story)
+
+
+def test_tickets_open_what_they_name(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job(deadline_ms=1 << 50)) as caller:
+            source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
+            target = await rig.open_staging(caller)
+            with pytest.raises(Refused, match="for a put, not for a get"):
+                rig.plane.open_source(target.ticket)
+            with pytest.raises(Refused, match="for a get, not for a put"):
+                await rig.plane.open_put(FlightPut(source.ticket, ATTEMPT, "0/a", 1))
+            with pytest.raises(Refused, match="no ticket"):
+                rig.plane.open_source(b"let me in")
+            with pytest.raises(InvalidRequest, match="no name"):
+                await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "../key", 1))
+            assert (await rig.status(caller)).refused_tickets == 3
+            assert rig.plane.streams == 0
+            key = tmp_path / "staging" / "key"
+            assert key.stat().st_mode & 0o077 == 0
+
+    with_transfers(tmp_path, story)
+
+
+def test_streams_are_bounded(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
+            target = await rig.open_staging(caller)
+            opened = rig.plane.open_source(source.ticket)
+            with pytest.raises(Overloaded, match="out of this node"):
+                rig.plane.open_source(source.ticket)
+            place = await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/a", 1))
+            with pytest.raises(Overloaded, match="into this node"):
+                await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/b", 1))
+            rig.plane.close_source(opened)
+            rig.plane.close_put(place)
+            rig.plane.close_put(place)
+            rig.plane.close_source(rig.plane.open_source(source.ticket))
+            rig.plane.close_put(await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/b", 1)))
+
+    with_transfers(tmp_path, story, TransferLimits(puts_max=1, gets_max=1, sweep_ms=50))
+
+
+def test_staging_leaves_room_to_the_shards(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            with pytest.raises(DiskFull, match="does not fit"):
+                await rig.open_staging(caller)
+            assert rig.below("staging") == []
+
+    with_transfers(tmp_path, story, TransferLimits(free_bytes_min=1 << 60, sweep_ms=50))
+
+
+def test_what_a_shard_refuses_leaves_nothing(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            rig.shard.failure = Stale("no replica of it here")
+            with pytest.raises(Stale, match="no replica"):
+                await rig.open_staging(caller)
+            with pytest.raises(Stale, match="no replica"):
+                await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)
+            assert (rig.below("staging"), rig.below("checkpoints")) == ([], [])
+            assert (await rig.status(caller)).refused_closed == 0
+            rig.shard.failure = None
+            await rig.open_staging(caller)
+            rig.shard.incarnation += 1
+            with pytest.raises(Stale, match="another life"):
+                await rig.open_staging(caller)
+
+    with_transfers(tmp_path, story)
+
+
+def test_a_checkpoint_that_comes_too_late_goes(tmp_path: Path) -> None:
+    """Whoever asked has given up, and the shard makes it all the same."""
+
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            rig.shard.gate.clear()
+            async with asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS))
+                await rig.until(lambda: len(rig.shard.asked) == 1)
+                asking.cancel()
+            await rig.until(lambda: not list((tmp_path / "checkpoints").iterdir()))
+            late = tmp_path / "checkpoints" / str(CheckpointId(uuid.uuid4())) / "shard-0"
+            late.mkdir(parents=True)
+            await rig.until(lambda: not list((tmp_path / "checkpoints").iterdir()))
+            assert (await rig.status(caller)).checkpoints == 0
+
+    with_transfers(tmp_path, story)
+
+
+def test_only_what_the_session_is_for_is_touched(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            elsewhere = TakeCheckpointRequest(SESSION, TableId(uuid.UUID(int=1)), WHOLE_RING, VERSION)
+            with pytest.raises(Refused, match="is for table"):
+                await caller.call(TAKE_CHECKPOINT, elsewhere, CALL_MS)
+            no_shard = OpenStagingRequest(
+                SESSION, TRANSFER, TABLE, ShardNumber(3), WHOLE_RING, VERSION, StagingKind.FILES
+            )
+            with pytest.raises(InvalidRequest, match="none with number 3"):
+                await caller.call(OPEN_STAGING, no_shard, CALL_MS)
+            files = await put_layer(rig, caller)
+            rig.control.change({table_key(TABLE): None})
+            await rig.until(lambda: rig.bulk is not None and TABLE not in rig.bulk.view.current.schemas)
+            with pytest.raises(NotFound, match="dropped"):
+                await caller.call(SEAL, seal_of(*files), CALL_MS)
+
+    with_transfers(tmp_path, story)
+
+
+def test_the_doors_for_the_node_and_for_peers_serve_the_same(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()):
+            local, _ = await connect(rig.context, BULK, CallTarget(Lane.DATA, OURS.host))
+            asking, _ = await connect(rig.context, BULK, CallTarget(Lane.CONTROL, OURS.host))
+            target = await rig.open_staging(local)
+            await rig.put(target, "0/a", b"12345")
+            told = await asking.call(METRICS, MetricsRequest(), CALL_MS)
+            values = {metric.name: metric.series[0].value for metric in told.metrics}
+            assert values["bulk_received_bytes_total"] == 5
+            local.close("done")
+            asking.close("done")
+
+    with_transfers(tmp_path, story)
+
+
+def test_a_front_serves_as_long_as_the_process(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    async def front(plane: DataPlane) -> None:
+        seen.append(type(plane).__name__)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("ended")
+
+    async def story(rig: TransferRig) -> None:
+        rig.fronts = (front,)
+        async with rig.life():
+            await rig.until(lambda: seen == ["TransferPlane"])
+        assert seen == ["TransferPlane", "ended"]
+
+    with_transfers(tmp_path, story)

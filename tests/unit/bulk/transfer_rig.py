@@ -1,0 +1,278 @@
+"""A bulk process on real files, with a control, a shard and a peer of the test's own."""
+
+import asyncio
+import os
+import uuid
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from tests.unit.bulk.test_bulk_process import BULK, CONTROL, HISTORY, OURS, Control, state
+from tests.unit.bulk.test_fold_desk import Folds
+from tests.unit.topology.small_cluster import node, simple
+from tests.unit.wire.rig import MemoryTransport, SeededChance
+
+from ebla.bulk.bulk_process import BulkProcess, BulkSetup
+from ebla.bulk.fold_desk import DeskLimits
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.transfer_plane import TransferPlane
+from ebla.bulk.transfers import Front, TransferSetup
+from ebla.journal.replace import replace_file
+from ebla.model.errors import Unavailable
+from ebla.model.identity import Address, AttemptId, SessionId, ShardNumber, TopologyVersion, TransferId
+from ebla.model.schema import encode_schema
+from ebla.model.token import WHOLE_RING
+from ebla.model.transaction import Revision
+from ebla.model.transfers import StagedFile, StagingKind, Target
+from ebla.ports.surroundings import Surroundings
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.file_isolation import FileIsolation
+from ebla.runtime.system_clock import SystemClock
+from ebla.sim.layer_building import SimBuilding
+from ebla.sim.workloads.store_rows import SMALL, TABLE
+from ebla.storage.manifest import (
+    Incarnation,
+    LayerEntry,
+    LayerId,
+    Manifest,
+    StackEntry,
+    layer_folder,
+    manifest_path,
+)
+from ebla.topology.keys import STATE, Row, keyspace_key, node_key, session_key, table_key
+from ebla.topology.snapshot import Keyspace, Session, Table
+from ebla.topology.states import SessionKind
+from ebla.wire.calls import Caller
+from ebla.wire.calls import Target as CallTarget
+from ebla.wire.feed_messages import ReadBarrierAnswer, ReadBarrierRequest
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.transfer_messages import (
+    BulkStatusAnswer,
+    BulkStatusRequest,
+    CheckpointAnswer,
+    CheckpointedStack,
+    CheckpointRequest,
+    FindTargetAnswer,
+    FindTargetRequest,
+    FlightPut,
+    OpenStagingRequest,
+    SealRequest,
+    TakeCheckpointRequest,
+)
+from ebla.wire.verbs import BULK_STATUS, CHECKPOINT, FIND_TARGET, OPEN_STAGING, READ_BARRIER
+
+SHARD = Address("/run/shard-0.sock")
+PEERS = Address("127.0.0.1", 7002)
+FLIGHT = Address("127.0.0.1", 7001)
+SESSION = SessionId(uuid.UUID(int=5))
+TRANSFER = TransferId(uuid.UUID(int=6))
+ATTEMPT = AttemptId(uuid.UUID(int=7))
+LAYER = {"000009.sst": b"rows" * 500, "CURRENT": b"MANIFEST-1", "LOCK": b"", "LOG": b"words"}
+CALL_MS = 10_000
+VERSION = TopologyVersion(7)
+
+
+class FedControl(Control):
+    """Tells of sessions, and answers read barriers by what it has told; or not at all."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        super().__init__(tasks)
+        self.server.serve(READ_BARRIER, self._barrier)
+        self.index = 2
+        self.has_quorum = True
+        self.barriers = 0
+        self._version = 7
+
+    def begin(self, *sessions: Session) -> None:
+        rows: dict[str, Row | None] = {
+            STATE: state(self._version),
+            node_key(OURS.host): node(OURS.host.int, shard_count=1),
+            keyspace_key("ks"): Keyspace("ks", simple(1), on_tablets=False),
+            table_key(TABLE): Table(TABLE, "ks", "small", definition=encode_schema(SMALL)),
+        }
+        rows |= {session_key(one.id): one for one in sessions}
+        self.index += 1
+        self.tell(self.index, rows, reset=True)
+
+    def change(self, rows: dict[str, Row | None], *, told: bool = True) -> None:
+        """Committed; the child hears of it only where it is told."""
+        self._version += 1
+        self.index += 1
+        if told:
+            self.tell(self.index, {STATE: state(self._version), **rows})
+
+    def close_session(self, session: SessionId = SESSION, *, told: bool = True) -> None:
+        self.change({session_key(session): None}, told=told)
+
+    def _barrier(self, _request: ReadBarrierRequest, _call: IncomingCall) -> ReadBarrierAnswer:
+        self.barriers += 1
+        if not self.has_quorum:
+            raise Unavailable("no quorum")
+        return ReadBarrierAnswer(Revision(HISTORY, self.index))
+
+
+def write_files(folder: str, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        Path(folder, name).write_bytes(data)
+
+
+class ScriptedShard:
+    """Makes checkpoints of one layer, and has one stack."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, disk: FileDisk) -> None:
+        self.server = Server(tasks, OURS, WireLimits(), unreported)
+        self.server.serve(CHECKPOINT, self._checkpoint)
+        self.server.serve(FIND_TARGET, self._find_target)
+        self._disk = disk
+        self.incarnation = 77
+        self.failure: Exception | None = None
+        self.asked: list[FindTargetRequest | CheckpointRequest] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def _checkpoint(self, request: CheckpointRequest, _call: IncomingCall) -> CheckpointAnswer:
+        self.asked.append(request)
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        stack, layer = Incarnation(3), LayerEntry(LayerId(4), WHOLE_RING)
+        folder = f"{request.folder}/stack"
+        inside = layer_folder(folder, stack, layer.id)
+        self._disk.make_folder(inside)
+        write_files(inside, LAYER)
+        entry = StackEntry(stack, request.table, WHOLE_RING, LayerEntry(LayerId(5), WHOLE_RING), (layer,))
+        manifest = Manifest(tables=(SMALL,), stacks=(entry,))
+        await replace_file(self._disk, manifest_path(folder), msgspec.msgpack.encode(manifest))
+        return CheckpointAnswer((CheckpointedStack(folder, WHOLE_RING),))
+
+    def _find_target(self, request: FindTargetRequest, _call: IncomingCall) -> FindTargetAnswer:
+        self.asked.append(request)
+        if self.failure is not None:
+            raise self.failure
+        return FindTargetAnswer(self.incarnation, WHOLE_RING, 1 << 40)
+
+
+def job(session: SessionId = SESSION, deadline_ms: int = 1 << 50) -> Session:
+    return Session(session, SessionKind.BULK_JOB, TABLE, deadline_ms=deadline_ms)
+
+
+class TransferRig:
+    """`life` is one run of the bulk process; the rest goes on."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, folder: Path, limits: TransferLimits) -> None:
+        self.folder = folder
+        self.transport = MemoryTransport()
+        self.disk = FileDisk()
+        self.control = FedControl(tasks)
+        self.shard = ScriptedShard(tasks, self.disk)
+        self.limits = limits
+        self.lives = 0
+        self.told: list[str] = []
+        self.fronts: tuple[Front, ...] = ()
+        self.bulk: BulkProcess | None = None
+        self.context = PeersContext(self.transport, SeededChance(99), OURS, WireLimits(), unreported)
+
+    @property
+    def plane(self) -> TransferPlane:
+        assert self.bulk is not None
+        assert self.bulk.transfers is not None
+        assert self.bulk.transfers.plane is not None
+        return self.bulk.transfers.plane
+
+    @asynccontextmanager
+    async def life(self, *sessions: Session) -> AsyncIterator[Caller]:
+        self.lives += 1
+        own = Introduction(OURS.host, OURS.cluster, OURS.cluster_name, "bulk")
+        transfers = TransferSetup(
+            str(self.folder / "staging"),
+            str(self.folder / "checkpoints"),
+            FLIGHT,
+            PEERS,
+            lambda _shard: SHARD,
+            "machine",
+            FileIsolation(),
+            SimBuilding(self.disk),
+            fronts=self.fronts,
+            limits=self.limits,
+        )
+        setup = BulkSetup(
+            own,
+            BULK,
+            CONTROL,
+            20,
+            DeskLimits(),
+            WireLimits(),
+            lambda event, _details: self.told.append(event),
+            pid=self.lives,
+            transfers=transfers,
+        )
+        around = Surroundings(SystemClock(), SeededChance(self.lives), self.disk, self.transport)
+        self.bulk = BulkProcess(around, setup, Folds())
+        self.control.begin(*sessions)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(self.bulk.run())
+            await self.until(lambda: PEERS in self.transport.listeners and self._has_view())
+            caller, _ = await connect(self.context, PEERS, CallTarget(Lane.DATA, OURS.host))
+            yield caller
+            caller.close("the life is over")
+            running.cancel()
+
+    def _has_view(self) -> bool:
+        return self.bulk is not None and self.bulk.view.is_known
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not reached():  # noqa: ASYNC110  # real files and threads: whoever changes it tells nobody
+                await asyncio.sleep(0.002)
+
+    def below(self, folder: str) -> list[str]:
+        """Files, without the key."""
+        root = self.folder / folder
+        # What is removed meanwhile is no error to this one.
+        files = (Path(place, name) for place, _, names in os.walk(root) for name in names if name != "key")
+        return sorted(str(path.relative_to(root)) for path in files)
+
+    async def open_staging(self, caller: Caller, kind: StagingKind = StagingKind.FILES) -> Target:
+        request = OpenStagingRequest(SESSION, TRANSFER, TABLE, ShardNumber(0), WHOLE_RING, VERSION, kind)
+        return (await caller.call(OPEN_STAGING, request, CALL_MS)).target
+
+    async def put(self, target: Target, name: str, data: bytes, attempt: AttemptId = ATTEMPT) -> StagedFile:
+        place = await self.plane.open_put(FlightPut(target.ticket, attempt, name, len(data)))
+        await self.plane.append(place, data[place.received_bytes :])
+        answer = await self.plane.finish_put(place)
+        self.plane.close_put(place)
+        assert answer.checksum == zlib.crc32(data)
+        return StagedFile(name, answer.received_bytes, answer.checksum)
+
+    async def status(self, caller: Caller) -> BulkStatusAnswer:
+        return await caller.call(BULK_STATUS, BulkStatusRequest(), CALL_MS)
+
+
+def seal_of(*files: StagedFile, attempt: AttemptId = ATTEMPT) -> SealRequest:
+    return SealRequest(SESSION, TRANSFER, attempt, files, (WHOLE_RING,))
+
+
+def take_of(session: SessionId = SESSION) -> TakeCheckpointRequest:
+    return TakeCheckpointRequest(session, TABLE, WHOLE_RING, VERSION)
+
+
+def with_transfers(
+    folder: Path, story: Callable[[TransferRig], Awaitable[None]], limits: TransferLimits | None = None
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            rig = TransferRig(tasks, folder, limits or TransferLimits(sweep_ms=50))
+            await rig.transport.listen(CONTROL, rig.control.server.accept)
+            await rig.transport.listen(SHARD, rig.shard.server.accept)
+            await story(rig)
+            rig.control.server.close("the test is over")
+            rig.shard.server.close("the test is over")
+            rig.disk.close()
+
+    asyncio.run(main())
