@@ -1,14 +1,21 @@
 """An engine that runs for as long as tests need it."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
-from tests.pipeline.flight_rig import PATIENCE_S, LoopThread
+from tests.pipeline.flight_rig import LoopThread
 
 from ebla.pipeline.process_tree import ProcessMark, descendants, is_running
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfers import EngineState
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Bounded by whoever runs it."""
+    while not is_so():  # noqa: ASYNC110  # what is looked at is outside of this process, or behind a port without events
+        await asyncio.sleep(0.02)
 
 
 class RunningEngine:
@@ -42,8 +49,4 @@ class RunningEngine:
         return tuple(mark for mark in below if not descendants(mark.pid))
 
     def wait_for(self, state: EngineState) -> None:
-        self._loop.run(self._reached(state), PATIENCE_S)
-
-    async def _reached(self, state: EngineState) -> None:
-        while self.engine.status().state is not state:  # noqa: ASYNC110  # the port has no event for it
-            await asyncio.sleep(0.02)
+        self._loop.run(until(lambda: self.engine.status().state is state))

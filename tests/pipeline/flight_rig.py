@@ -20,7 +20,7 @@ from tests.unit.storage.random_rows import MIXED
 from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
 from ebla.bulk.flight_server import FlightIdentity, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
-from ebla.model.errors import EblaError, Stale
+from ebla.model.errors import Corruption, Stale
 from ebla.model.identity import (
     Address,
     CheckpointId,
@@ -114,7 +114,7 @@ class Plane:
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         if self.fails:
             self.fails -= 1
-            raise EblaError("the disk of the source is on fire")
+            raise Corruption("the disk of the source is on fire")
         while self.is_held:
             self.someone_waits.set()
             await self.released.wait()

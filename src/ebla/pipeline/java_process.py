@@ -55,6 +55,13 @@ class JavaProcess:
     def exit_code(self) -> int | None:
         return self._process.poll()
 
+    def ended_within(self, wait_s: float) -> bool:
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def wait_for_gateway(self) -> tuple[int, str]:
         """The port and the secret by which it is talked to. Raises `PipelineUnavailable`."""
         for _ in range(int(self._start.timeout_s / POLL_S)):

@@ -29,6 +29,8 @@ LOOK_S = 0.25
 """How often a running job's tasks are counted, and whether Spark is still there is looked at."""
 SILENCE_MAX_S = 30.0
 """A Java process that answers nothing for so long is ended."""
+DEATH_NOTICE_S = 2.0
+"""Between the end of connections to the Java process and its own."""
 CANCEL_AGAIN_S = 0.2
 CANCEL_TRIES_MAX = 150
 RESTART_FIRST_S = 1.0
@@ -181,10 +183,10 @@ class SparkEngine:
                 return f"Spark's Java process ended ({_ended(code)})"
             try:
                 async with asyncio.timeout(SILENCE_MAX_S):
-                    alive = await self._on(self._life_thread, live.adapter.is_alive)
+                    stopped = await self._on(self._life_thread, lambda: _has_stopped(live))
             except TimeoutError:
                 return f"Spark's Java process has not answered for {SILENCE_MAX_S:.0f} s"
-            if not alive and live.session.process.exit_code is None:
+            if stopped:
                 return f"Spark at {self._options.master} has stopped"
 
     def _say(self, state: EngineState, cause: str) -> None:
@@ -208,6 +210,11 @@ class SparkEngine:
         ending.result()
         if cancelled is not None:
             raise cancelled
+
+
+def _has_stopped(live: _Live) -> bool:
+    """While its Java process goes on: the end of that is told apart."""
+    return not live.adapter.is_alive() and not live.session.process.ended_within(DEATH_NOTICE_S)
 
 
 def _look_at_error(ended: "asyncio.Future[Sequence[Result]]") -> None:

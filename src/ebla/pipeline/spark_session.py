@@ -1,5 +1,6 @@
 """One warm Spark session, and the Java process that it lives in."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -7,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pyspark
@@ -105,6 +107,7 @@ class SessionStart:
 
 def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:
     port, secret = process.wait_for_gateway()
+    _keep_traces_out_of_logs()
     with _told_gateway(port, secret):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]  # PySpark's own, without types
     assert isinstance(gateway, JavaGateway)
@@ -116,6 +119,13 @@ def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:
     spark = SparkSession(context)
     spark.conf.set("spark.sql.shuffle.partitions", str(context.defaultParallelism))
     return spark
+
+
+@cache
+def _keep_traces_out_of_logs() -> None:
+    """The bridge to Java logs a stack trace for each call that the end of the Java process broke off. The call raises,
+    and whoever made it says in words what happened."""
+    logging.getLogger().addFilter(lambda record: record.module not in ("java_gateway", "clientserver"))
 
 
 def _say_nothing(request: object, client_address: object) -> None:
