@@ -17,7 +17,7 @@ from ebla.control.barrier_calls import Asked, BarrierCalls
 from ebla.control.group0_calls import error_of
 from ebla.control.group0_server import Group0Server
 from ebla.control.schema_changes import Topology
-from ebla.control.session_decisions import opening_of, to_close, to_open
+from ebla.control.session_decisions import Times, opening_of, still_watched, to_close, to_end, to_open
 from ebla.group0.commands import ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, Outcome, Refused
 from ebla.model.identity import SessionId, TopologyVersion
@@ -26,7 +26,6 @@ from ebla.ports.clock import Clock
 from ebla.topology.apply import Refused as CommandRefused
 from ebla.topology.apply import apply
 from ebla.topology.commands import CloseSessions, OpenBulkSession
-from ebla.topology.sessions import jobs_to_end
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.feed_messages import NodeBarrierRequest
 from ebla.wire.report import Report
@@ -112,13 +111,15 @@ class BulkSessions:
     async def enforce(self) -> None:
         """Until cancelled: while this node leads, it ends what is overdue. A node that leads no longer and does not
         know it yet commits nothing without a quorum, and what it would commit is right whoever does."""
+        watched: dict[SessionId, int] = {}
         while True:
             await asyncio.sleep(LOOK_MS / 1000)
-            group0 = self._parts.group0
-            if group0.is_running and group0.running.raft.is_leader:
-                over = jobs_to_end(self._parts.topology.snapshot, self._now_ms())
-                if over:
-                    await self._end(over)
+            group0, snapshot = self._parts.group0, self._parts.topology.snapshot
+            times = Times(self._now_ms(), self._parts.clock.boot_ms(), self._life_ms_max)
+            watched = still_watched(watched, snapshot, times.boot_ms)
+            over = to_end(snapshot, watched, times)
+            if over and group0.is_running and group0.running.raft.is_leader:
+                await self._end(over)
 
     async def _end(self, over: tuple[SessionId, ...]) -> None:
         """One attempt; the next look makes another. Nobody waits for guards here: whoever has an interest in the end

@@ -1,14 +1,23 @@
 """What opening and closing the session of a bulk job mean for the topology, from what it says now. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
 from ebla.model.identity import RequestId, SessionId, TopologyVersion
 from ebla.topology.apply_schema import may_be_closed
 from ebla.topology.commands import CloseSessions, OpenBulkSession
+from ebla.topology.sessions import jobs_to_end
 from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
 from ebla.wire.transfer_messages import OpenSessionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    wall_ms: int
+    boot_ms: int
+    life_ms_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,20 @@ def to_open(opening: Opening, snapshot: Snapshot) -> OpenBulkSession | None:
     if session.table not in snapshot.tables:
         raise NotFound(f"there is no table {session.table}")
     return OpenBulkSession(session, opening.asked_at)
+
+
+def still_watched(watched: Mapping[SessionId, int], snapshot: Snapshot, boot_ms: int) -> dict[SessionId, int]:
+    """Since when this node has seen each bulk session that is listed, by a clock that nobody sets."""
+    listed = (each for each in sorted(snapshot.sessions) if snapshot.sessions[each].kind is SessionKind.BULK_JOB)
+    return {session: watched.get(session, boot_ms) for session in listed}
+
+
+def to_end(snapshot: Snapshot, watched: Mapping[SessionId, int], times: Times) -> tuple[SessionId, ...]:
+    """Bulk sessions that the leader ends now. A deadline is a wall time of the node that was asked, whose clock may
+    have been far ahead: no session lives longer under the eyes of one leader than any may."""
+    overdue = jobs_to_end(snapshot, times.wall_ms)
+    outlived = [each for each, since_ms in watched.items() if times.boot_ms - since_ms >= times.life_ms_max]
+    return tuple(each for each in sorted(snapshot.sessions) if each in overdue or each in outlived)
 
 
 def to_close(session: SessionId, snapshot: Snapshot) -> CloseSessions | None:

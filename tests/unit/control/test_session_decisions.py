@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.unit.topology.world import World, cluster
 
-from ebla.control.session_decisions import opening_of, to_close, to_open
+from ebla.control.session_decisions import Times, opening_of, still_watched, to_close, to_end, to_open
 from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
 from ebla.model.identity import JobId, SessionId, TableId
 from ebla.topology.commands import CloseSessions, OpenBulkSession
@@ -78,3 +78,26 @@ def test_only_bulk_jobs_are_closed_here_and_only_once() -> None:
     (running,) = world.snapshot.sessions
     with pytest.raises(Refused, match="ends with it"):
         to_close(running, world.snapshot)
+
+
+def test_no_session_outlives_what_any_may_whatever_its_deadline_says() -> None:
+    world, _ = cluster(2)
+    far_ahead = to_open(opening_of(asking(world), world.snapshot, 1 << 60), world.snapshot)
+    assert far_ahead is not None
+    world.do(far_ahead)
+    watched = still_watched({}, world.snapshot, 1_000)
+    assert watched == {SESSION: 1_000}
+    assert still_watched(watched, world.snapshot, 5_000) == watched
+    assert to_end(world.snapshot, watched, Times(0, 60_999, 60_000)) == ()
+    assert to_end(world.snapshot, watched, Times(0, 61_000, 60_000)) == (SESSION,)
+    assert to_end(world.snapshot, watched, Times(1 << 60, 1_000, 60_000)) == (SESSION,)
+    world.do(CloseSessions((SESSION,)))
+    assert still_watched(watched, world.snapshot, 6_000) == {}
+
+
+def test_sessions_of_operations_are_not_watched() -> None:
+    world, coordinator = cluster(2)
+    world.ask(NodeRequestKind.REBUILD, 2)
+    coordinator.step()
+    assert len(world.snapshot.sessions) == 1
+    assert still_watched({}, world.snapshot, 1_000) == {}

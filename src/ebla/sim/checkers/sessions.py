@@ -1,7 +1,7 @@
 """What sessions of bulk jobs promise, checked from outside every life.
 
 INV-XFER-1  once a close is answered, no node that was up all the time lists the session, but those the answer names;
-            and nobody lists it again who did not any more, whatever attempts at opening it are still under way
+            and nobody who has seen it open and closed sees it open again, whatever attempts are still under way
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,10 @@ NodeLife = tuple[str, int]
 class SessionsRecord:
     opened: int = 0
     refused_late: int = 0
-    closed: dict[SessionId, None] = field(default_factory=dict)
-    """Those whose close was answered."""
-    _without: dict[tuple[SessionId, NodeLife], None] = field(default_factory=dict)
+    closed: int = 0
+    """How many closes were answered."""
+    _over: dict[tuple[SessionId, NodeLife], None] = field(default_factory=dict)
+    """Who has seen which session open, and then closed."""
     _shown: dict[NodeLife, Snapshot] = field(default_factory=dict)
 
     def looked(self, shown: Mapping[NodeLife, Snapshot]) -> str | None:
@@ -31,9 +32,8 @@ class SessionsRecord:
             for violation in (*violations(snapshot), *violations_between(before, snapshot)):
                 return f"{life[0]}: {violation}"
             self._shown[life] = snapshot
-            for session in self.closed:
-                if session not in snapshot.sessions:
-                    self._without[session, life] = None
-                elif (session, life) in self._without:
+            self._over.update({(each, life): None for each in before.sessions if each not in snapshot.sessions})
+            for session in snapshot.sessions:
+                if (session, life) in self._over:
                     return f"INV-XFER-1: {life[0]} lists session {session} again"
         return None

@@ -141,6 +141,7 @@ async def _node(around: Surroundings, cluster: Cluster, number: int) -> None:
         number,
         "sim",
         shard_count=2,
+        bulk_job_life_ms=int(CALM_S * 1000),
     )
     stop = asyncio.Event()
     node.process = process = ControlProcess(around, setup, NoChildren(), stop)

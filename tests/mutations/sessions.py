@@ -1,0 +1,83 @@
+"""Bugs of bulk sessions: open again after their close, closed before everybody is done, open for ever."""
+
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
+
+SIMULATED = SimSeeds("sessions", "1-30")
+SHELL = PytestCheck("tests/unit/control/test_bulk_sessions.py")
+DECISIONS = PytestCheck("tests/unit/control/test_session_decisions.py")
+DRAFT = PytestCheck("tests/unit/topology/test_draft.py")
+
+MUTATIONS = (
+    Mutation(
+        name="sessions-opened-by-a-late-attempt",
+        module="ebla.topology.apply_schema",
+        find="    draft.require_unchanged(keys.STATE)\n    draft.require_unchanged(keys.session_key(session.id))\n",
+        replace="    draft.require_unchanged(keys.session_key(session.id))\n",
+        check=DRAFT,
+        why="a session that was closed opens again, and tasks given up long ago may write",
+    ),
+    Mutation(
+        name="sessions-opened-by-a-late-request",
+        module="ebla.topology.apply_schema",
+        find="    return session in snapshot.state.bulk_closed or forgotten\n",
+        replace="    return False\n",
+        check=SIMULATED,
+        why="the repetition of a request, stuck in a node that was frozen, opens what was closed",
+    ),
+    Mutation(
+        name="sessions-closed-without-a-version",
+        module="ebla.topology.apply_schema",
+        find="        draft.step(bulk_closed=closed[-BULK_CLOSED_KEPT:], bulk_forgotten=forgotten)\n",
+        replace="        draft.set_state(bulk_closed=closed[-BULK_CLOSED_KEPT:], bulk_forgotten=forgotten)\n",
+        check=SIMULATED,
+        why="the barrier of the version before it lets a close through that nobody has seen",
+    ),
+    Mutation(
+        name="sessions-guards-not-drained",
+        module="ebla.control.bulk_sessions",
+        find="NodeBarrierRequest(now.version, drain=True)",
+        replace="NodeBarrierRequest(now.version, drain=False)",
+        check=SHELL,
+        why="an effect that is under way ends after the close has been answered",
+    ),
+    Mutation(
+        name="sessions-closed-before-every-node-has-it",
+        module="ebla.control.bulk_sessions",
+        find="        asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))\n",
+        replace="        asked = Asked()\n",
+        check=SIMULATED,
+        why="a node that has not heard of it gives out guards for a closed session",
+    ),
+    Mutation(
+        name="sessions-unknown-close-taken-for-done",
+        module="ebla.control.bulk_sessions",
+        find="                unanswered = error\n                continue\n",
+        replace="                return snapshot\n",
+        check=SHELL,
+        why="a close that was lost is answered",
+    ),
+    Mutation(
+        name="sessions-deadline-not-enforced",
+        module="ebla.control.session_decisions",
+        find="    overdue = jobs_to_end(snapshot, times.wall_ms)\n",
+        replace="    overdue = ()\n",
+        check=SHELL,
+        why="the session of an owner that vanished stays open for ever",
+    ),
+    Mutation(
+        name="sessions-clock-ahead-lives-for-ever",
+        module="ebla.control.session_decisions",
+        find="if times.boot_ms - since_ms >= times.life_ms_max]",
+        replace="if False]",
+        check=DECISIONS,
+        why="a node whose clock was a year ahead opens a session that outlives everything",
+    ),
+    Mutation(
+        name="sessions-local-state-believed",
+        module="ebla.control.bulk_sessions",
+        find="        await self._parts.group0.running.calls.read_barrier(within_ms)\n",
+        replace="",
+        check=SHELL,
+        why="a node that lags says that a session is closed which it has never heard of",
+    ),
+)
