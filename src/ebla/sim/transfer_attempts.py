@@ -40,7 +40,9 @@ from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 T = TypeVar("T")
 
-PIECE_BYTES = 900
+PIECE_BYTES_MIN = 900
+PIECES_MAX = 40
+"""Of one file: a large one moves in larger pieces."""
 ROWS_OF_A_RECORD = 6
 TRIES_MAX = 3
 """Of one file within an attempt, each going on where the one before broke."""
@@ -234,8 +236,7 @@ class TaskRun:
                 staged.append(await self._link_or_copy(move, name, path, file.inode))
             else:
                 data = await self._fetch(move.source, path)
-                pieces = [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
-                staged.append(await self._put(move.target, name, pieces))
+                staged.append(await self._put(move.target, name, _pieces(data)))
         self._executor.short_cuts += at_hand
         size = sum(one.size_bytes for one in staged)
         return Moved(move.target.transfer, self._attempt.id, tuple(staged), size_bytes=size, short_cut=at_hand)
@@ -319,12 +320,9 @@ class TaskRun:
 
     async def _write_here(self, place: str, name: str, data: bytes) -> StagedFile:
         file = self._disk.create(place)
-        offset = 0
-        while offset < len(data):
+        for piece in _pieces(data):
             await self._step()
-            piece = self._on_the_way(data[offset : offset + PIECE_BYTES])
-            file.append(piece)
-            offset += len(piece)
+            file.append(self._on_the_way(piece))
         if self._fate.keeps_open:
             self._tasks.create_task(self._write_later(file))
         else:
@@ -391,7 +389,7 @@ async def _open_source(door: FlightTwin, stream: Stream, ticket: bytes) -> Opene
 async def _read_piece(door: FlightTwin, source: OpenedSource, path: str, offset: int) -> bytes:
     file = door.around.disk.open(f"{source.folder}/{path}")
     try:
-        piece = file.read(offset, PIECE_BYTES)
+        piece = file.read(offset, max(PIECE_BYTES_MIN, file.size() // PIECES_MAX))
     finally:
         file.close()
     await door.plane.admit_sending(source, len(piece))
@@ -422,6 +420,11 @@ async def _scan(door: FlightTwin, source: OpenedSource, scan: Callable[[Scanned]
         return await scan(Scanned(source, door.around.disk))
     finally:
         door.plane.close_source(source)
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    size = max(PIECE_BYTES_MIN, len(data) // PIECES_MAX)
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _size(disk: Disk, path: str) -> int:

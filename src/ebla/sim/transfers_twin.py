@@ -144,6 +144,7 @@ class TransfersTwin:
         finally:
             # Also where the caller was cancelled. Whoever minds it stops at its next step, and some never look.
             running.over = True
+            self._jobs.pop(job, None)
             for attempt in (one for piece in running.pieces for one in piece.attempts):
                 attempt.cancelled = True
         results = [result for piece in running.pieces for result in self._told(piece)]
