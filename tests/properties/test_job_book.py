@@ -32,7 +32,7 @@ from ebla.wire.jobs import ENDED, Compare, CopyTablet, Job, JobState, StreamRang
 
 TABLES = [TableId(UUID(int=number)) for number in (1, 2)]
 HOSTS = [HostId(UUID(int=number)) for number in (11, 12)]
-LIMITS = BookLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, kept_max=3)
+LIMITS = BookLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, left_after_ms=0, kept_max=3)
 
 wishes: st.SearchStrategy[Wish] = st.one_of(
     st.builds(CopyTablet, st.sampled_from(TABLES), st.integers(0, 1), st.just(HOSTS[0]), st.sampled_from(HOSTS)),

@@ -38,6 +38,9 @@ class BookLimits:
     """File jobs and row jobs have places of their own: a long comparison does not keep a tablet from moving."""
     runs_max: int = 4
     """How often a job is begun before what stopped it is taken for final."""
+    left_after_ms: int = 3_000
+    """A run of somebody else is let alone for so long. A pipeline whose control has just lost the lead is about to end;
+    two that took each other's runs over in the meantime would only use them up."""
     kept_max: int = JOBS_KEPT_MAX
     waiting_max: int = 1_000
     """Jobs that are looked at; the later ones wait unread."""
@@ -234,19 +237,21 @@ class Scene:
     resting: Mapping[JobId, int] = field(default_factory=dict)
     """Jobs that broke lately: not before this time, by the boot clock."""
     now_boot_ms: int = 0
+    seen_ms: Mapping[JobId, int] = field(default_factory=dict)
+    """Since when, by the boot clock, a job that somebody else runs has been known to be run by that one."""
 
 
 def next_steps(scene: Scene, limits: BookLimits) -> tuple[Step, ...]:
     """At most one for each job."""
     ordered = sorted(scene.records.values(), key=lambda job: (job.asked_ms, job.id))
     return (
-        *_about_running(ordered, scene),
+        *_about_running(ordered, scene, limits),
         *_about_waiting(ordered, scene, limits),
         *_to_prune(ordered, scene, limits),
     )
 
 
-def _about_running(ordered: list[Job], scene: Scene) -> Iterator[Step]:
+def _about_running(ordered: list[Job], scene: Scene, limits: BookLimits) -> Iterator[Step]:
     for job_id, own in sorted(scene.attended.items()):
         record = scene.records.get(job_id)
         ours = record is not None and (record.session, record.keeper) == (own.session, scene.keeper)
@@ -257,7 +262,8 @@ def _about_running(ordered: list[Job], scene: Scene) -> Iterator[Step]:
         if job.state in ENDED or job.id in scene.attended:
             continue
         if job.session is not None or job.state is JobState.RUNNING:
-            yield TakeOver(job.id)
+            if scene.now_boot_ms - scene.seen_ms.get(job.id, scene.now_boot_ms) >= limits.left_after_ms:
+                yield TakeOver(job.id)
         elif job.cancel_asked:
             yield EndWaiting(job.id)
 

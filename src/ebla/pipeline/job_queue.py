@@ -110,6 +110,8 @@ class JobQueue:
         self._seats: dict[JobId, _Seat] = {}
         self._resting: dict[JobId, int] = {}
         self._broken: dict[JobId, int] = {}
+        self._seen: dict[JobId, tuple[object, int]] = {}
+        """Runs of others: whose, and since when."""
         self._woken = asyncio.Event()
         self._records.on_change = self._woken.set
         self._keeper = setup.chance.uuid()
@@ -129,14 +131,18 @@ class JobQueue:
     # ---- what to do
 
     def _scene(self) -> Scene:
-        status = self._transfers.status()
+        status, jobs, now_ms = self._transfers.status(), self._records.jobs(), self._setup.clock.boot_ms()
+        runs = {job: (record.session, record.keeper) for job, record in jobs.items() if job not in self._seats}
+        known = {job: self._seen.get(job, (None, 0)) for job in runs}
+        self._seen = {job: known[job] if known[job][0] == run else (run, now_ms) for job, run in runs.items()}
         return Scene(
-            self._records.jobs(),
+            jobs,
             {job: seat.as_attended() for job, seat in self._seats.items()},
             self._keeper,
             None if status.state is EngineState.READY else status.cause or f"Spark is {status.state}",
             self._resting,
-            self._setup.clock.boot_ms(),
+            now_ms,
+            {job: since_ms for job, (_, since_ms) in self._seen.items()},
         )
 
     def _take(self, tasks: asyncio.TaskGroup, step: Step) -> None:

@@ -31,7 +31,7 @@ TABLE, OTHER_TABLE = TableId(UUID(int=1)), TableId(UUID(int=2))
 A, B, C = (HostId(UUID(int=number)) for number in (11, 12, 13))
 OWN, FOREIGN = UUID(int=21), UUID(int=22)
 SESSION, OTHER_SESSION = SessionId(UUID(int=31)), SessionId(UUID(int=32))
-LIMITS = BookLimits(file_jobs_max=2, row_jobs_max=1, runs_max=2, kept_max=2)
+LIMITS = BookLimits(file_jobs_max=2, row_jobs_max=1, runs_max=2, left_after_ms=0, kept_max=2)
 RESULT = JobResult(bytes_moved=5)
 
 
@@ -194,6 +194,13 @@ def test_a_job_that_broke_rests_and_keeps_its_cause() -> None:
 def test_a_run_that_nobody_attends_to_is_taken_over() -> None:
     assert next_steps(scene(running()), LIMITS) == (TakeOver(running().id),)
     assert next_steps(scene(running(cancel_asked=True)), LIMITS) == (TakeOver(running().id),)
+
+
+def test_the_run_of_another_is_let_alone_for_a_while() -> None:
+    found, limits = running(), BookLimits(left_after_ms=100)
+    assert next_steps(scene(found, now_boot_ms=50), limits) == (), "just seen"
+    assert next_steps(scene(found, now_boot_ms=149, seen_ms={found.id: 50}), limits) == ()
+    assert next_steps(scene(found, now_boot_ms=150, seen_ms={found.id: 50}), limits) == (TakeOver(found.id),)
 
 
 def test_what_is_left_keeps_its_place_until_its_session_is_closed() -> None:
