@@ -1,0 +1,83 @@
+"""Layers of staged rows, made in a process of their own on real RocksDB."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.unit.storage.store_rig import plain
+
+from ebla.model.errors import Corruption, InvalidRequest
+from ebla.model.token import WHOLE_RING
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.layer_building import BuildFailed, BuildProcesses
+from ebla.sim.workloads.store_rows import SMALL
+from ebla.storage.build_rows import BuildJob
+from ebla.storage.layer import Item
+from ebla.storage.rocks import RocksEngine
+from ebla.storage.row_file import encode_rows, rows_batch
+from ebla.storage.sidecar import open_sidecar
+
+ITEMS = sorted(plain(partition, 0, 10 + partition % 7) for partition in range(3_000))
+
+
+def job_of(folder: Path, items: list[Item], cut: int = 0) -> BuildJob:
+    records = b"".join(encode_rows(rows_batch(items[start : start + 500])) for start in range(0, len(items), 500))
+    rows = folder / "rows"
+    rows.write_bytes(records[: len(records) - cut])
+    return BuildJob(str(rows), str(folder / "layer"), WHOLE_RING, SMALL)
+
+
+def on_files(story: Callable[[FileDisk], Awaitable[None]]) -> None:
+    async def main() -> None:
+        disk = FileDisk()
+        try:
+            await story(disk)
+        finally:
+            disk.close()
+
+    asyncio.run(main())
+
+
+def test_rows_become_a_layer_with_its_facts_and_sidecar(tmp_path: Path) -> None:
+    async def story(disk: FileDisk) -> None:
+        job = job_of(tmp_path, ITEMS)
+        result = await BuildProcesses().build(job, 60)
+        layer = await RocksEngine(disk).open(job.output_folder, writable=False)
+        assert list(layer.scan()) == ITEMS
+        assert (layer.facts.rows, layer.facts.least_us, layer.facts.greatest_us) == (3_000, 10, 16)
+        assert layer.facts == result.facts
+        await layer.close()
+        assert await open_sidecar(disk, job.output_folder) is not None
+        assert psutil.Process().children() == []
+
+    on_files(story)
+
+
+@pytest.mark.parametrize(
+    ("items", "cut", "failure", "words"),
+    [
+        ([*ITEMS[500:1000], *ITEMS[:500]], 0, InvalidRequest, "order"),
+        (ITEMS, 3, Corruption, "ends within a record"),
+        ([], 0, Corruption, "no rows"),
+    ],
+)
+def test_what_is_wrong_is_told_as_it_is_and_leaves_nothing(
+    tmp_path: Path, items: list[Item], cut: int, failure: type[Exception], words: str
+) -> None:
+    async def story(_disk: FileDisk) -> None:
+        with pytest.raises(failure, match=words):
+            await BuildProcesses().build(job_of(tmp_path, items, cut), 60)
+
+    on_files(story)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+def test_a_build_that_is_late_is_killed(tmp_path: Path) -> None:
+    async def story(_disk: FileDisk) -> None:
+        with pytest.raises(BuildFailed, match="took longer than"):
+            await BuildProcesses().build(job_of(tmp_path, ITEMS), 0.01)
+        assert psutil.Process().children() == []
+
+    on_files(story)
