@@ -1,0 +1,425 @@
+"""Real nodes with a pipeline on Spark, for tests that hurt them, and tables whose replicas are written to and read one
+by one, so that no router and no read repair hides what a transfer has brought."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from tests.cluster.conftest import LocalNodes, eventually
+from tests.cluster.group0_load import ask
+from tests.cluster.rows_load import SCHEMA_MS, ask_shard
+
+from ebla.cli.job_access import JobAccess, with_jobs
+from ebla.cli.local_cluster import LocalNode
+from ebla.model.cql_types import parse_type
+from ebla.model.errors import EblaError
+from ebla.model.identity import Address, HostId, JobId, SessionId, TableId, TopologyVersion
+from ebla.model.rows import Cell, Deletion, Row
+from ebla.model.schema import Column, ColumnKind, new_schema
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange, token_of
+from ebla.pipeline.process_tree import ProcessMark, descendants, is_running
+from ebla.ports.transfers import EngineState
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.storage.key_codec import KeyKind, partition_key_of, partition_prefix, row_key, split_key
+from ebla.storage.row_codec import decode_head, decode_row, encode_row
+from ebla.topology.snapshot import Keyspace, Replication
+from ebla.topology.states import Strategy
+from ebla.wire.calls import Target
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.jobs import ENDED, Compare, CopyTablet, Job, JobState, StreamRange, Wish
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.row_messages import ReadRowsRequest, RowWrite, WriteRowsRequest
+from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaRequest
+from ebla.wire.transfer_messages import BulkStatusAnswer, BulkStatusRequest
+from ebla.wire.verbs import BULK_STATUS, READ_ROWS, SCHEMA, WRITE_ROWS, A, Q, Verb
+
+T = TypeVar("T")
+RATE = 2 << 20
+"""Bytes per second into and out of each node: a move of some MiB has a middle, and small ones are not held up."""
+SETTINGS = ("pipeline.enabled=true", "pipeline.master=local[2]", f"limits.transfer_bytes_per_second_max={RATE}")
+PATIENCE_S = 120.0
+"""For a job of a few seconds, on a machine that is busy with others, with Spark started again in between."""
+NODES = 3
+WHOLE_RING = TokenRange(Token(TOKEN_MIN), Token(TOKEN_MAX))
+
+
+class PipelineCluster:
+    """Three nodes with one pipeline, beside whichever of them leads."""
+
+    def __init__(self, local: LocalNodes) -> None:
+        self.local = local
+        self.processes: list[subprocess.Popen[bytes]] = [local.start(number) for number in range(NODES)]
+        local.wait_all_up()
+        self.wait_pipeline()
+
+    # ---- nodes
+
+    def node(self, number: int) -> LocalNode:
+        return self.local.nodes[number]
+
+    def address(self, number: int) -> str:
+        return self.node(number).options.address
+
+    def host(self, number: int) -> HostId:
+        identity = self.node(number).folder.read_identity()
+        assert identity is not None
+        return identity.host
+
+    @property
+    def leader(self) -> int:
+        found: list[int] = []
+
+        def is_one() -> bool:
+            views = self.local.view().nodes
+            found[:] = [number for number, view in enumerate(views) if view.group0 is not None and view.group0.leads]
+            return len(found) == 1
+
+        eventually(is_one, "there is one leader", 60.0)
+        return found[0]
+
+    def kill_node(self, number: int) -> None:
+        """All its processes at once."""
+        for process in self.local.node(number).processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGKILL)
+        self.processes[number].wait(20)
+        eventually(self.node(number).is_gone, f"node {number} is gone")
+
+    def stop_node(self, number: int) -> None:
+        self.processes[number].terminate()
+        assert self.processes[number].wait(30) == 0
+        eventually(self.node(number).is_gone, f"node {number} is gone")
+
+    def start_node(self, number: int) -> None:
+        self.processes[number] = self.local.start(number)
+        self.local.wait_all_up()
+
+    def kill_child(self, name: str, number: int) -> int:
+        pid = self.local.pid(name, number)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    # ---- the pipeline and Spark below it
+
+    def wait_pipeline(self) -> None:
+        """Until it is ready, beside the node that leads now."""
+
+        def is_ready() -> bool:
+            try:
+                told = self.jobs(lambda access: access.jobs.pipeline())
+            except EblaError:
+                return False
+            leader = self.host(self.leader)
+            return told is not None and told.state == EngineState.READY and told.host == leader
+
+        eventually(is_ready, "the pipeline is ready beside the leader", PATIENCE_S)
+
+    @property
+    def pipeline_pid(self) -> int:
+        found: list[int] = []
+
+        def is_there() -> bool:
+            processes = self.local.node(self.leader).processes
+            found[:] = [each.pid for each in processes if each.is_pipeline and each.pid is not None]
+            return bool(found)
+
+        eventually(is_there, "the leader has a pipeline", 60.0)
+        return found[0]
+
+    @property
+    def java(self) -> ProcessMark:
+        """Spark's driver, in which an embedded Spark runs its tasks too."""
+        (found,) = (mark for mark in descendants(self.pipeline_pid) if program_of(mark) == "java")
+        return found
+
+    # ---- jobs
+
+    def jobs(self, work: Callable[[JobAccess], Awaitable[T]]) -> T:
+        return with_jobs(self.local.data, None, work)
+
+    def patiently(self, work: Callable[[JobAccess], Awaitable[T]]) -> T:
+        """Again where the node that was asked is the one that a test has just hurt."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.jobs(work)
+            except EblaError:
+                if time.monotonic() > deadline:
+                    raise
+
+    def submit(self, wish: Wish, what: str = "a test's") -> JobId:
+        return self.patiently(lambda access: access.jobs.submit(wish, what, 300_000)).id
+
+    def job(self, job: JobId) -> Job:
+        return self.patiently(lambda access: access.jobs.find(str(job)))
+
+    def ended(self, job: JobId) -> Job:
+        """Its last state, once it has one."""
+        seen: list[Job] = []
+
+        def has_ended() -> bool:
+            seen[:] = [self.job(job)]
+            return seen[0].state in ENDED
+
+        try:
+            eventually(has_ended, f"job {job} has ended", PATIENCE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {seen}") from None
+        return seen[0]
+
+    def done(self, job: JobId) -> Job:
+        found = self.ended(job)
+        assert (found.state, found.session) == (JobState.DONE, None), found
+        return found
+
+    def cancelled(self, job: JobId) -> Job:
+        """Asks for it, and returns when nothing of it can have an effect any more."""
+        self.patiently(lambda access: access.jobs.cancel(job))
+        found = self.ended(job)
+        assert (found.state, found.session) == (JobState.CANCELLED, None), found
+        return found
+
+    def compare(self, table: TableId, *, heal: bool = False) -> Job:
+        return self.done(self.submit(Compare(table, heal=heal)))
+
+    # ---- bulk
+
+    def bulk_status(self, number: int, session: SessionId | None = None) -> BulkStatusAnswer | None:
+        """None where it does not answer."""
+        try:
+            return ask_socket(self.node(number), self.node(number).folder.bulk_socket, BULK_STATUS,
+                              BulkStatusRequest(session))  # fmt: skip
+        except EblaError:
+            return None
+
+    def received(self, number: int, job: JobId) -> int:
+        """Bytes of the job that the node has been sent and has not adopted."""
+        session = self.job(job).session
+        told = None if session is None else self.bulk_status(number, session)
+        return 0 if told is None else sum(one.received_bytes for one in told.stagings)
+
+    def wait_middle(self, number: int, *jobs: JobId) -> None:
+        """Until something of each has come to the node, and not all."""
+        for job in jobs:
+            eventually(lambda job=job: self.received(number, job) > 0, f"job {job} is on its way", PATIENCE_S)  # type: ignore[misc]
+        assert all(self.job(job).state is JobState.RUNNING for job in jobs)
+
+    def wait_clean(self) -> None:
+        """INV-XFER-5: no staging, no checkpoint, no stream is left anywhere, on disk or in memory."""
+        for number in range(NODES):
+            eventually(lambda number=number: not self._leftovers(number), f"node {number} is clean", 60.0)  # type: ignore[misc]
+
+    def _leftovers(self, number: int) -> object:
+        told = self.bulk_status(number)
+        if told is None:
+            return "no answer"
+        folder = self.node(number).folder
+        staged = [path for path in folder.staging.iterdir() if path.is_dir()]
+        return told.stagings or told.checkpoints or told.streams or staged or list(folder.checkpoints.iterdir())
+
+
+def ask_socket(node: LocalNode, path: Path, verb: Verb[Q, A], request: Q, deadline_ms: int = 5_000) -> A:
+    async def run() -> A:
+        identity = node.folder.read_identity()
+        assert identity is not None
+        introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "test")
+        async with TcpTransport(None, TransportLimits(), unreported) as transport:
+            context = PeersContext(transport, SystemChance(), introduction, WireLimits(), unreported)
+            caller, _ = await connect(context, Address(str(path)), Target(Lane.DATA))
+            try:
+                return await caller.call(verb, request, deadline_ms)
+            finally:
+                caller.close("done")
+
+    return asyncio.run(run())
+
+
+def run_command(cluster: PipelineCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`ebla …`, as somebody at a shell."""
+    command = [sys.executable, "-m", "ebla", *arguments, "--data", str(cluster.local.data)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+# ---- processes
+
+
+def program_of(mark: ProcessMark) -> str:
+    try:
+        words = Path(f"/proc/{mark.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return "pyspark" if b"pyspark.daemon" in words else Path(words[0].decode()).name
+
+
+def python_processes(root: int) -> tuple[ProcessMark, ...]:
+    """Of Spark's tasks below a process: their common parent, which would end those that do not answer, first."""
+    return tuple(mark for mark in descendants(root) if program_of(mark) == "pyspark")
+
+
+def workers_of(root: int) -> tuple[ProcessMark, ...]:
+    """Those that run tasks, or wait for some."""
+    return tuple(mark for mark in python_processes(root) if not descendants(mark.pid))
+
+
+def signalled(marks: Sequence[ProcessMark], number: signal.Signals) -> None:
+    for mark in marks:
+        if is_running(mark):
+            os.kill(mark.pid, number)
+
+
+@contextmanager
+def frozen(marks: Sequence[ProcessMark]) -> Iterator[None]:
+    """Whatever becomes of the test, they go on afterwards."""
+    signalled(marks, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        signalled(marks, signal.SIGCONT)
+
+
+# ---- tables
+
+COLUMNS = (
+    Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
+    Column("v", parse_type("blob"), ColumnKind.REGULAR),
+)
+Written = tuple[int, bytes | None]
+"""A time and a value; without one, the row was deleted."""
+VALUE_BYTES = 8_000
+BATCH_BYTES = 256 << 10
+
+
+def new_keyspace(cluster: PipelineCluster, name: str, *, tablets: int) -> None:
+    """`tablets`: of each table; 0: on vnodes."""
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", NODES),))
+    wish = CreateKeyspaceWish(Keyspace(name, replication, bool(tablets), initial_tablets=tablets))
+    ask(cluster.node(0), SCHEMA, SchemaRequest(wish), SCHEMA_MS)
+
+
+class Replicas:
+    """A table, and what each of its replicas must hold: of each key the newest that was written to it."""
+
+    def __init__(self, cluster: PipelineCluster, keyspace: str, name: str) -> None:
+        self._cluster = cluster
+        self.name = f"{keyspace}.{name}"
+        wish = CreateTableWish(keyspace, name, COLUMNS)
+        table = ask(cluster.node(cluster.leader), SCHEMA, SchemaRequest(wish), SCHEMA_MS).table
+        assert table is not None
+        self.table: TableId = table
+        self.expected: list[dict[int, Written]] = [{} for _ in range(NODES)]
+        self._schema = new_schema((table, keyspace, name), COLUMNS)
+        self._column = self._schema.column("v").number
+
+    # ---- what is asked of the pipeline
+
+    def copy(self, source: int, target: int, *, short_cut: bool = True) -> JobId:
+        hosts = self._cluster.host(source), self._cluster.host(target)
+        return self._cluster.submit(CopyTablet(self.table, 0, *hosts, short_cut), f"copy {self.name}")
+
+    def stream(self, sources: Sequence[int], target: int) -> JobId:
+        hosts = tuple(self._cluster.host(number) for number in sources)
+        wish = StreamRange(self.table, WHOLE_RING, hosts, self._cluster.host(target))
+        return self._cluster.submit(wish, f"stream {self.name}")
+
+    # ---- what is written to one replica alone
+
+    def write(self, number: int, rows: Mapping[int, Written]) -> None:
+        keys, node = list(rows), self._cluster.node(number)
+        step = max(1, BATCH_BYTES // VALUE_BYTES)
+        version = self._version(number)
+        for start in range(0, len(keys), step):
+            items = (self._item(key, rows[key]) for key in keys[start : start + step])
+            request = WriteRowsRequest(tuple(RowWrite(version, self.table, (item,)) for item in items))
+            answer = ask_shard(node, 0, WRITE_ROWS, request, 20_000)
+            assert not answer.failures, answer.failures[0]
+        self.note(number, rows)
+
+    def note(self, number: int, rows: Mapping[int, Written]) -> None:
+        """The replica is to have these too."""
+        known = self.expected[number]
+        for key, written in rows.items():
+            known[key] = newest(known.get(key, written), written)
+
+    def brought(self, sources: Sequence[int], target: int) -> None:
+        for source in sources:
+            self.note(target, self.expected[source])
+
+    # ---- what one replica has
+
+    def held(self, number: int) -> dict[int, Written]:
+        found: dict[int, Written] = {}
+        start, node = b"", self._cluster.node(number)
+        while True:
+            version, now_s = self._version(number), int(time.time())
+            request = ReadRowsRequest(version, self.table, ((start, None),), rows_max=1_000, now_s=now_s)
+            page = ask_shard(node, 0, READ_ROWS, request, 20_000)
+            for key, value in page.items:
+                number_of = int.from_bytes(partition_key_of(key))
+                written = self._written(key, value)
+                if written is not None:
+                    found[number_of] = newest(found.get(number_of, written), written)
+            if page.is_whole:
+                return found
+            start = page.last_key + b"\0"
+
+    def check(self, *numbers: int) -> None:
+        """Nothing is missing, nothing is there that nobody wrote, nothing that was deleted or overwritten is back."""
+        for number in numbers:
+            found, wanted = self.held(number), self.expected[number]
+            wrong = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
+            told = [(key, _brief(found.get(key)), _brief(wanted.get(key))) for key in wrong[:5]]
+            assert not wrong, f"node {number}: {len(wrong)} of {len(wanted)} rows, (key, found, expected): {told}"
+
+    def _version(self, number: int) -> TopologyVersion:
+        ring = self._cluster.local.node(number).ring
+        assert ring is not None
+        return TopologyVersion(ring.version)
+
+    def _item(self, key: int, written: Written) -> tuple[bytes, bytes]:
+        timestamp_us, value = written
+        if value is None:
+            row = Row(None, Deletion(timestamp_us, int(time.time())))
+        else:
+            row = Row(None, None, {self._column: Cell(timestamp_us, value)})
+        serialized = key.to_bytes(4)
+        prefix = partition_prefix(token_of(serialized), serialized)
+        return row_key(prefix), encode_row(row, self._schema.version, self._schema.layouts[-1])
+
+    def _written(self, key: bytes, value: bytes) -> Written | None:
+        if split_key(key)[1] is KeyKind.PARTITION_HEAD:
+            deletion = decode_head(value).deletion
+            return None if deletion is None else (deletion.timestamp_us, None)
+        row = decode_row(value, self._schema.layouts)
+        cell = row.cells.get(self._column)
+        if cell is not None:
+            return cell.timestamp_us, cell.value
+        return None if row.deletion is None else (row.deletion.timestamp_us, None)
+
+
+def newest(one: Written, other: Written) -> Written:
+    return max(one, other, key=lambda written: written[0])
+
+
+def _brief(written: Written | None) -> object:
+    return None if written is None else (written[0], None if written[1] is None else written[1][:4].hex())
+
+
+def some_rows(keys: Sequence[int], timestamp_us: int, seed: int, size_bytes: int = VALUE_BYTES) -> dict[int, Written]:
+    """Values that do not compress."""
+    chance = random.Random(seed)
+    return {key: (timestamp_us, chance.randbytes(size_bytes)) for key in keys}
+
+
+def deleted(keys: Sequence[int], timestamp_us: int) -> dict[int, Written]:
+    return dict.fromkeys(keys, (timestamp_us, None))

@@ -1,0 +1,32 @@
+"""A process with an engine, as a pipeline process is one: says when it is ready, and goes on until it is killed.
+
+Run as `python -m tests.pipeline.engine_process FOLDER`.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from ebla.pipeline.spark_engine import SparkEngine
+from ebla.pipeline.spark_settings import SparkOptions
+from ebla.ports.transfers import EngineState
+
+
+async def main(folder: Path) -> None:
+    engine = SparkEngine(SparkOptions(folder, "local[2]"), b"")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(engine.serve())
+        told = ""
+        while True:
+            status = engine.status()
+            if told != str(status):
+                told = str(status)
+                assert engine._live is not None or status.state is not EngineState.READY
+                java = engine._live.session.java.place if engine._live is not None else ""
+                pid = engine._live.session.process.pid if engine._live is not None else 0
+                print(status.state, pid, java, status.cause, sep="|", flush=True)
+            await asyncio.sleep(0.05)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))

@@ -1,0 +1,118 @@
+"""A Spark cluster of one master and one worker, in processes of their own on the loopback, and Pythons for its tasks."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import TracebackType
+
+from ebla.pipeline.java import find_java, make_java_home
+from ebla.pipeline.process_tree import ProcessMark, descendants, kill
+from ebla.pipeline.spark_session import SPARK_HOME
+
+LOOPBACK = "127.0.0.1"
+START_S = 90.0
+STOP_S = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class StandaloneCluster:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.port = free_port()
+
+    @property
+    def master(self) -> str:
+        return f"spark://{LOOPBACK}:{self.port}"
+
+    def __enter__(self) -> "StandaloneCluster":
+        home = make_java_home(find_java("", os.environ), self._folder)
+        self._environment = {
+            **os.environ,
+            "JAVA_HOME": str(home),
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": LOOPBACK,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false "
+            f"-XX:-UsePerfData -Djava.io.tmpdir={self._folder} -Dspark.local.dir={self._folder}",
+        }
+        try:
+            self._start("master.Master", "--host", LOOPBACK, "--port", str(self.port), "--webui-port", "0")
+            self._wait_for("Master", "I have been elected leader")
+            worker = ("--host", LOOPBACK, "--webui-port", "0", "--cores", "2", "--memory", "2g")
+            self._start("worker.Worker", *worker, "--work-dir", str(self._folder / "work"), self.master)
+            self._wait_for("Worker", "Successfully registered with master")
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop()
+
+    @property
+    def executors(self) -> tuple[ProcessMark, ...]:
+        """All that the worker has started."""
+        return descendants(self._processes[1].pid)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+        with self._log(name.partition(".")[2]).open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._folder
+                )
+            )
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _wait_for(self, name: str, words: str) -> None:
+        process = self._processes[-1]
+        for _ in range(int(START_S / 0.05)):
+            said = self._log(name).read_text(errors="replace")
+            if words in said:
+                return
+            try:
+                process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"{name} ended: {said}")
+        raise AssertionError(f"{name} was not ready: {self._log(name).read_text(errors='replace')}")
+
+    def _stop(self) -> None:
+        below = [mark for process in self._processes for mark in descendants(process.pid)]
+        for process in reversed(self._processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for mark in below:
+            kill(mark)
+
+
+def bare_python(folder: Path, without: tuple[str, ...]) -> Path:
+    """A Python with the packages that are installed here, but for these."""
+    packages = folder / "packages"
+    packages.mkdir(parents=True)
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(without) and path.suffix != ".pth":
+            (packages / path.name).symlink_to(path)
+    base = Path(getattr(sys, "_base_executable", sys.executable))
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nexport PYTHONPATH="{packages}:$PYTHONPATH"\nexec "{base}" "$@"\n')
+    script.chmod(0o700)
+    return script

@@ -1,0 +1,50 @@
+"""The engine on a Spark cluster: tasks in processes that are not ours, with a Python that does not know us."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.pipeline import transfers_contract as contract
+from tests.pipeline.engines import RunningEngine, until
+from tests.pipeline.flight_rig import FlightRig, LoopThread
+from tests.pipeline.standalone import StandaloneCluster, bare_python
+
+from ebla.pipeline.process_tree import is_running
+from ebla.pipeline.shipping import warm_up
+from ebla.pipeline.spark_settings import SparkOptions
+from ebla.ports.transfers import PipelineUnavailable
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as running:
+        yield running
+
+
+def test_work_on_a_cluster(
+    loop: LoopThread, rig: FlightRig, cluster: StandaloneCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One test, because each engine takes a start of Spark and of an executor."""
+    folder = tmp_path_factory.mktemp("driver")
+    stranger = bare_python(folder / "stranger", ("ebla",))
+    poor = bare_python(folder / "poor", ("ebla", "msgspec"))
+    options = SparkOptions(folder / "spark", cluster.master, python=str(stranger))
+    with RunningEngine(loop, options, rig.authority) as running:
+        rig.transfers = running.engine
+        assert running.engine.status().master == cluster.master
+        for one in (
+            contract.files_arrive_as_they_are,
+            contract.every_transfer_is_told_of,
+            contract.rows_of_several_are_merged,
+            contract.replicas_are_compared_by_bucket,
+            contract.a_closed_session_ends_the_work,
+            contract.a_cancelled_job_ends_for_its_caller,
+        ):
+            loop.run(one(rig))
+        executors = cluster.executors
+        assert executors
+        assert running.engine._live is not None
+        spark = running.engine._live.session.spark
+        spark.sparkContext.pythonExec = str(poor)
+        with pytest.raises(PipelineUnavailable, match="lacks the package msgspec.*pip install"):
+            warm_up(spark)
+    loop.run(until(lambda: not any(is_running(mark) for mark in executors)))
