@@ -52,8 +52,8 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
 
 [bold]Data on the move[/bold]
 
-  ebla pipeline status        Spark, beside the leader, moves data between nodes; jobs, cancel
-  ebla compare a.b            do the replicas hold the same? --heal makes it so
+  ebla pipeline status        Spark moves data between nodes; jobs, cancel
+  ebla compare a.b            do its replicas hold the same? --heal
   ebla copy-tablet a.b 0 --from 127.0.0.1 --to 127.0.0.2
 
 [bold]Where things are[/bold]
@@ -82,10 +82,10 @@ app.add_typer(store.app)
 app.add_typer(table.app)
 app.add_typer(row.app)
 app.add_typer(pipeline.app)
+app.add_typer(copy_tablet.app)
+app.add_typer(compare.app)
 app.command("ring")(ring.ring)
 app.command("tablets")(ring.tablets)
-app.command("copy-tablet")(copy_tablet.copy_tablet)
-app.command("compare")(compare.compare)
 app.command("metrics")(metrics.metrics)
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]

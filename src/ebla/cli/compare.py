@@ -20,6 +20,11 @@ from ebla.wire.jobs import Compare, Job, Wish
 HASH_LETTERS = 8
 
 
+app = typer.Typer()
+"""Without a name: its command stands among those of whoever takes it in."""
+
+
+@app.command()
 def compare(
     table: TableArgument,
     heal: Annotated[bool, typer.Option("--heal", help="Bring to each replica what it lacks of the others.")] = False,

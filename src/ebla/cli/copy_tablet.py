@@ -20,6 +20,11 @@ from ebla.wire.jobs import CopyTablet, Job, Wish
 Detach = Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on.")]
 
 
+app = typer.Typer()
+"""Without a name: its command stands among those of whoever takes it in."""
+
+
+@app.command("copy-tablet")
 def copy_tablet(
     table: TableArgument,
     tablet: Annotated[int, typer.Argument(metavar="TABLET", help="Its number (see `ebla tablets`).")],

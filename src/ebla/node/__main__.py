@@ -1,7 +1,8 @@
 """`python -m ebla.node control --options FILE` is a node: its control process, which starts the others.
 
-Those have doors of their own, `python -m ebla.node.shard_role …` and `python -m ebla.node.bulk_role …`: a process loads
-what it runs and nothing else, which is most of the time that its start takes.
+Those have doors of their own, `python -m ebla.node.shard_role …`, `python -m ebla.node.bulk_role …` and `python
+-m ebla.node.pipeline_role …`: a process loads what it runs and nothing else, which is most of the time that its start
+takes.
 """
 
 import argparse
