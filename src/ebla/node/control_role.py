@@ -77,7 +77,7 @@ def run_control(options: NodeOptions, start: Start) -> int:
         folder.last_stop.unlink(missing_ok=True)
         clock = SystemClock()
         report = reporter(clock, "control", options.log_format)
-        supervisor = Supervisor(_child_commands(options, start), _child_limits(options), clock, report)
+        supervisor = Supervisor(child_commands(options, start), _child_limits(options), clock, report)
         reason = run_process(_run_control(options, identity, supervisor, report))
         _keep_reason(folder, reason or "asked to stop", report)
     if reason is None:
@@ -86,7 +86,7 @@ def run_control(options: NodeOptions, start: Start) -> int:
     return EXIT_GAVE_UP
 
 
-def _child_commands(options: NodeOptions, start: Start) -> list[ChildCommand]:
+def child_commands(options: NodeOptions, start: Start) -> list[ChildCommand]:
     again = (str(start.options_path), *(flag for override in start.overrides for flag in ("--set", override)))
     shard = (sys.executable, "-m", "ebla.node.shard_role", "--options", *again)
     bulk = (sys.executable, "-m", "ebla.node.bulk_role", "--options", *again)
