@@ -183,8 +183,11 @@ def test_without_a_quorum_nothing_begins_and_nothing_is_removed(tmp_path: Path) 
     async def story(rig: TransferRig) -> None:
         async with rig.life(job(), job(OTHER)) as caller:
             files = await put_layer(rig, caller)
+            target = await rig.open_staging(caller)
             before = rig.below("staging")
             rig.control.has_quorum = False
+            with pytest.raises(Unavailable, match="quorum"):
+                await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/b.sst", 100))
             with pytest.raises(Unavailable, match="quorum"):
                 await caller.call(SEAL, seal_of(*files), CALL_MS)
             rig.control.close_session()

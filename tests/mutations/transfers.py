@@ -1,0 +1,201 @@
+"""Bugs of transfers: sessions, staging, the seal, adoption, jobs.
+
+Where a directed test shows the bug it is the check; seeds are, where it takes whole nodes, or to show that the
+scenario would notice by itself.
+"""
+
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
+
+SEEDS = SimSeeds("transfers", "1-12")
+SEEDS_S = 500
+DESK = PytestCheck("tests/unit/bulk/test_transfer_desk.py")
+STAGING = PytestCheck("tests/unit/bulk/test_staging.py")
+ADOPTION = PytestCheck("tests/unit/replica/test_adoption.py")
+SESSIONS = PytestCheck("tests/unit/control/test_bulk_sessions.py")
+QUEUE = PytestCheck("tests/unit/pipeline/test_job_queue.py")
+RUNNER = PytestCheck("tests/unit/pipeline/test_job_runner.py")
+
+MUTATIONS = (
+    # -- sessions at the bulk process
+    Mutation(
+        name="transfers-session-not-checked-at-the-seal",
+        module="ebla.bulk.transfer_desk",
+        find="            async with parts.guards.materialised(request.session, call.work_ms()):\n"
+        "                staged = parts.staging.find(request.session, request.transfer)\n",
+        replace="            if True:\n"
+        "                staged = parts.staging.find(request.session, request.transfer)\n",
+        check=DESK,
+        why="a job that was cancelled, and taken over by another, names what counts all the same",
+    ),
+    Mutation(
+        name="transfers-session-not-checked-at-a-batch",
+        module="ebla.bulk.transfer_plane",
+        find="            with self._parts.guards.held_listed(place.session):\n"
+        "                await self._parts.puts.append(place, data)\n",
+        replace="            await self._parts.puts.append(place, data)\n",
+        check=DESK,
+        why="a task that was given up fills the disk of a node for as long as it likes",
+    ),
+    Mutation(
+        name="transfers-put-opened-without-a-read-barrier",
+        module="ebla.bulk.transfer_plane",
+        find="                async with parts.guards.materialised(grant.session, parts.limits.barrier_ms):\n",
+        replace="                with parts.guards.held_listed(grant.session):\n",
+        check=DESK,
+        why="a bulk process that lags takes in what belongs to a session that is over",
+    ),
+    # -- adoption
+    Mutation(
+        name="transfers-adoption-without-incarnation",
+        module="ebla.replica.adoption",
+        find="        if target.incarnation != stack.incarnation:\n",
+        replace="        if target.incarnation != stack.incarnation and not stack.incarnation:\n",
+        check=ADOPTION,
+        why="a replica that left and came back gets rows whose tombstones are gone everywhere else",
+    ),
+    Mutation(
+        name="transfers-adoption-without-guard",
+        module="ebla.replica.adoption",
+        find="            async with parts.guards.materialised(request.session, deadline_ms):\n"
+        "                # Nothing awaits between the guard and the hold: the session is open in between, and holds as "
+        "well.\n",
+        replace="            async with parts.guards.materialised(request.session, deadline_ms):\n"
+        "                pass\n"
+        "            await asyncio.sleep(0.3)\n"
+        "            if True:\n",
+        check=ADOPTION,
+        why="a session is closed everywhere, and a stack of it still becomes part of a replica",
+    ),
+    Mutation(
+        name="transfers-adoption-layer-by-layer",
+        module="ebla.storage.store",
+        find="        return await stack_changes.adopt_all(self._parts, stack, adoptions, forget)\n",
+        replace="        taken = 0\n"
+        "        for one in adoptions:\n"
+        '            own = Adoption(one.folder, one.range, f"{one.origin}/{one.folder}")\n'
+        "            taken += await stack_changes.adopt_all(self._parts, stack, (own,), forget)\n"
+        "        return taken\n",
+        check=PytestCheck("tests/unit/storage/test_adoption.py"),
+        why="for a moment, or after a crash for good, a deleted row shows, whose tombstone is in the next layer",
+    ),
+    Mutation(
+        name="transfers-adopted-again-when-asked-again",
+        module="ebla.storage.stack_changes",
+        find="        fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]\n",
+        replace="        fresh = list(adoptions)\n",
+        check=ADOPTION,
+        why="an answer that was lost doubles the size of a replica",
+    ),
+    # -- the seal
+    Mutation(
+        name="transfers-linked-file-not-isolated",
+        module="ebla.bulk.seal",
+        find="        is_copied = not isolation.has_no_writer(taken)\n",
+        replace="        is_copied = False\n",
+        check=STAGING,
+        why="a task that is given up, and still has its file open, changes a replica's file",
+    ),
+    Mutation(
+        name="transfers-staging-shared-by-attempts",
+        module="ebla.bulk.staging",
+        find='        return f"{self.folder}/{attempt}"\n',
+        replace='        return f"{self.folder}/{uuid.UUID(int=attempt.int * 0)}"\n',
+        check=STAGING,
+        why="two attempts at once write into one file",
+    ),
+    Mutation(
+        name="transfers-seal-does-not-look-at-checksums",
+        module="ebla.bulk.seal",
+        find="        return checksum_of(self._disk, path) == expected.checksum\n",
+        replace="        return self._disk.exists(path)\n",
+        check=STAGING,
+        why="a bit that changed on the way becomes part of a replica",
+    ),
+    Mutation(
+        name="transfers-seal-takes-any-size",
+        module="ebla.bulk.seal",
+        find="        if size_bytes != expected.size_bytes:\n",
+        replace="        if size_bytes < 0:\n",
+        check=STAGING,
+        why="half a file is taken for a whole one",
+    ),
+    Mutation(
+        name="transfers-seal-takes-another-attempt",
+        module="ebla.bulk.staging_state",
+        find="        is_named = self.winner is None or self.winner == attempt\n",
+        replace="        is_named = self.winner is None or self.winner.int >= 0\n",
+        check=STAGING,
+        why="a shard reads of one attempt while another is put in its place",
+    ),
+    # -- the end of sessions
+    Mutation(
+        name="transfers-guards-not-drained-at-close",
+        module="ebla.control.bulk_sessions",
+        find="        request = NodeBarrierRequest(now.version, drain=True)\n",
+        replace="        request, members = NodeBarrierRequest(now.version, drain=True), members[:0]\n",
+        check=SESSIONS,
+        why="a job is said to be over while a replica still takes something of it",
+    ),
+    Mutation(
+        name="transfers-guards-of-bulk-not-told",
+        module="ebla.bulk.sessions_followed",
+        find="            closing_sessions=self.guards.closing,\n",
+        replace="            closing_sessions=(),\n",
+        check=PytestCheck("tests/unit/bulk/test_bulk_process.py"),
+        why="a close returns while a seal of the session is under way",
+    ),
+    Mutation(
+        name="transfers-sweep-of-an-open-session",
+        module="ebla.bulk.sweeping",
+        find="            await self._guards.catch_up(barrier_ms)\n",
+        replace="",
+        check=DESK,
+        why="a bulk process that starts, and has not heard of a session yet, removes what is being brought",
+    ),
+    Mutation(
+        name="transfers-nothing-is-swept",
+        module="ebla.bulk.sweeping",
+        find="                await self._sweep_one(session)\n",
+        replace="                del session\n",
+        check=DESK,
+        why="whatever a job that died has staged stays on the disk for ever",
+    ),
+    # -- tombstones
+    Mutation(
+        name="transfers-gc-not-held-while-staging-is-open",
+        module="ebla.replica.replica_stacks",
+        find="        if table_id in staged:\n",
+        replace="        if table_id in staged and not staged:\n",
+        check=PytestCheck("tests/unit/replica/test_replica_stacks.py", "tests/unit/replica/test_adoption.py"),
+        why="a tombstone goes while an older row is on its way: what was deleted is back",
+    ),
+    Mutation(
+        name="transfers-target-found-after-the-checkpoint",
+        module="ebla.pipeline.moving",
+        find="    first = await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range)\n"
+        '    run.meter.step("taking a checkpoint")\n'
+        "    source = await steps.take_checkpoint(scope, plan.source.host, plan.range, plan.source)\n",
+        replace="    source = await steps.take_checkpoint(scope, plan.source.host, plan.range, plan.source)\n"
+        '    run.meter.step("taking a checkpoint")\n'
+        "    first = await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range)\n",
+        check=RUNNER,
+        why="a tombstone that the target drops in between is missing under a row of the checkpoint",
+    ),
+    # -- jobs
+    Mutation(
+        name="transfers-job-run-again-without-closing-the-old-session",
+        module="ebla.pipeline.job_queue",
+        find="        if record.session is not None:\n            await self._runner.close(record.session)\n",
+        replace="",
+        check=QUEUE,
+        why="two runs of one job bring things at the same time, and the first may do so after the second has ended",
+    ),
+    Mutation(
+        name="transfers-cancelled-before-its-session-is-closed",
+        module="ebla.pipeline.job_queue",
+        find="                await self._runner.close(drawn.session)\n            was_done = running.done()\n",
+        replace="                pass\n            was_done = running.done()\n",
+        check=QUEUE,
+        why="a task of a job that was cancelled goes on, and counts",
+    ),
+)
