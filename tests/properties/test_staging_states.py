@@ -3,6 +3,7 @@
 import uuid
 import zlib
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,10 +55,10 @@ def test_one_attempt_counts_whole_and_for_good(script: list[tuple[str, int, int]
         if operation[0] in ("die", "lose_power"):
             lives.append([])
     for life in lives:
-        machine.run(lambda disk, steps=life: _live(disk, steps, model))  # type: ignore[misc]
+        machine.run(partial(_live, steps=life, model=model))
         if life and life[-1][0] == "lose_power":
             machine.lose_power()
-        machine.run(lambda disk: _check(disk, model))
+        machine.run(partial(_check, model=model))
 
 
 async def _live(disk: LifeDisk, steps: list[tuple[str, int, int]], model: Model) -> None:

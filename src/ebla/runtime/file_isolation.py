@@ -31,7 +31,7 @@ class FileIsolation:
         try:
             # A writer that opens it in between breaks the lease, and is told of by a signal. SIGIO, which it would be,
             # ends a process that has not asked for it; this one is ignored by default.
-            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # type: ignore[attr-defined, unused-ignore]
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError:

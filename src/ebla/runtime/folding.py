@@ -1,5 +1,5 @@
-"""Folds in processes of their own; the child's half is `fold_process.py`. Nothing has changed until the shard swaps the
-result in."""
+"""Folds in processes of their own; the child's half is `python -m ebla.runtime.fold_process`. Nothing has changed until
+the shard swaps the result in."""
 
 import msgspec
 

@@ -1,5 +1,5 @@
-"""Layers of staged rows, made in processes of their own; the child's half is `build_process.py`. Nothing counts until
-the transfer is sealed."""
+"""Layers of staged rows, made in processes of their own; the child's half is `python -m ebla.runtime.build_process`.
+Nothing counts until the transfer is sealed."""
 
 import msgspec
 

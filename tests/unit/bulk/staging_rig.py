@@ -17,9 +17,10 @@ from ebla.ports.disk import Disk
 from ebla.sim.chance import SimChance
 from ebla.sim.disk import LifeDisk
 from ebla.sim.file_isolation import SimIsolation
-from ebla.sim.layer_building import SimBuilding
 from ebla.sim.workloads.store_rows import SMALL, TABLE
+from ebla.storage.build_rows import BuildJob, BuildResult, run_build
 from ebla.storage.manifest import Incarnation
+from ebla.storage.memory import MemoryEngine
 from ebla.storage.staging_format import TargetFile
 from ebla.wire.report import unreported
 from ebla.wire.transfer_messages import FlightPut
@@ -49,6 +50,17 @@ def order_of(
     return SealOrder(attempt, told(files), layers, SMALL)
 
 
+class BuildsHere:
+    """`bulk.staging.LayerBuilding` without another process, on the simulated engine."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    async def build(self, job: BuildJob, deadline_s: float) -> BuildResult:
+        assert deadline_s > 0
+        return await run_build(MemoryEngine(self._disk), self._disk, job)
+
+
 class StagingRig:
     """One life of it. `disk` may be a disk in front of the life's own."""
 
@@ -61,7 +73,7 @@ class StagingRig:
             FOLDER,
             MACHINE,
             SimIsolation(own),
-            SimBuilding(self.disk),
+            BuildsHere(self.disk),
             limits or TransferLimits(),
             unreported,
         )

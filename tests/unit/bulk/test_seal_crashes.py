@@ -1,7 +1,8 @@
 """A seal in which the process dies before each of its disk calls in turn: it is there whole, or not at all."""
 
+import asyncio
 import dataclasses
-from asyncio import timeout as seal_timeout
+from functools import partial
 
 import pytest
 from tests.unit.bulk.staging_rig import FILES, FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, order_of
@@ -108,7 +109,7 @@ def test_a_seal_that_is_cut_off_is_there_whole_or_not_at_all(
     for call in range(CALLS_MAX):
         machine = Machine(call)
         machine.run(lambda disk: stage(disk, kind))
-        if not machine.run(lambda disk, at=call: failing_seal(disk, kind, at, Failure.DEATH)):  # type: ignore[misc]
+        if not machine.run(partial(failing_seal, kind=kind, call=call, failure=Failure.DEATH)):
             break
         if power_lost:
             machine.lose_power()
@@ -126,7 +127,7 @@ def test_a_seal_without_space_seals_nothing_and_can_be_asked_again(
     for call in range(CALLS_MAX):
         machine = Machine(call)
         machine.run(lambda disk: stage(disk, kind))
-        if not machine.run(lambda disk, at=call: failing_seal(disk, kind, at, Failure.NO_SPACE)):  # type: ignore[misc]
+        if not machine.run(partial(failing_seal, kind=kind, call=call, failure=Failure.NO_SPACE)):
             assert call > 3
             break
         assert machine.run(lambda disk: look_and_seal_again(disk, kind)) is False
@@ -144,7 +145,7 @@ def test_a_caller_that_gives_up_leaves_it_sealed_or_open() -> None:
             rig = await StagingRig(disk).begin()
             staged = rig.staging.find(SESSION, TRANSFER)
             try:
-                async with seal_timeout(seconds):
+                async with asyncio.timeout(seconds):
                     await rig.sealer.seal(staged, ORDERS[StagingKind.FILES])
             except TimeoutError:
                 pass

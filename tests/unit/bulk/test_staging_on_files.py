@@ -9,7 +9,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.bulk.staging_rig import FILES, FIRST, MACHINE, RANGES, SESSION, TRANSFER, order_of, target
+from tests.unit.bulk.staging_rig import (
+    FILES,
+    FIRST,
+    MACHINE,
+    RANGES,
+    SESSION,
+    TRANSFER,
+    BuildsHere,
+    order_of,
+    target,
+)
 
 from ebla.bulk.puts import Puts
 from ebla.bulk.seal import Sealer, SealOrder
@@ -20,7 +30,6 @@ from ebla.runtime import file_isolation
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.system_chance import SystemChance
-from ebla.sim.layer_building import SimBuilding
 from ebla.sim.workloads.store_rows import SMALL
 from ebla.wire.report import unreported
 
@@ -47,7 +56,7 @@ class Rig:
             str(folder / "staging"),
             MACHINE,
             FileIsolation(),
-            SimBuilding(disk),
+            BuildsHere(disk),
             TransferLimits(),
             unreported,
         )

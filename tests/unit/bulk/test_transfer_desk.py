@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 import zlib
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -160,23 +161,38 @@ def test_a_closed_session_has_no_effect_and_leaves_nothing(tmp_path: Path) -> No
 def test_a_process_that_has_not_heard_of_the_end_asks_first(tmp_path: Path) -> None:
     async def story(rig: TransferRig) -> None:
         async with rig.life(job()) as caller:
+            source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
+            target = await rig.open_staging(caller)
             files = await put_layer(rig, caller)
+            put = FlightPut(target.ticket, ATTEMPT, "0/more.sst", 10)
             rig.control.close_session(told=False)
             async with asyncio.TaskGroup() as tasks:
+                late = [
+                    tasks.create_task(_refusal(work))
+                    for work in (
+                        caller.call(SEAL, seal_of(*files), CALL_MS),
+                        rig.plane.open_put(put),
+                        rig.open_staging(caller),
+                        caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS),
+                        caller.call(RELEASE, ReleaseRequest(SESSION, (source.checkpoint,)), CALL_MS),
+                    )
+                ]
                 asked = rig.control.barriers
-                late = tasks.create_task(_refusal(caller, files))
-                await rig.until(lambda: rig.control.barriers > asked)
-                assert not late.done()
+                await rig.until(lambda: rig.control.barriers > asked + 1)
+                assert not [one for one in late if one.done()]
+                assert rig.below(f"checkpoints/{source.checkpoint}"), "not released by one that may not"
                 rig.control.tell(rig.control.index, {session_key(SESSION): None})
-            assert "closed" in late.result()
+            assert ["closed" in one.result() for one in late] == [True, True, True, True, False]
 
     with_transfers(tmp_path, story)
 
 
-async def _refusal(caller: Caller, files: list[StagedFile]) -> str:
-    with pytest.raises(Stale) as caught:
-        await caller.call(SEAL, seal_of(*files), CALL_MS)
-    return caught.value.message
+async def _refusal(work: Awaitable[object]) -> str:
+    try:
+        await work
+    except Stale as error:
+        return error.message
+    return ""
 
 
 def test_without_a_quorum_nothing_begins_and_nothing_is_removed(tmp_path: Path) -> None:

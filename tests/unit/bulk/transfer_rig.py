@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+from tests.unit.bulk.staging_rig import BuildsHere
 from tests.unit.bulk.test_bulk_process import BULK, CONTROL, HISTORY, OURS, Control, state
 from tests.unit.bulk.test_fold_desk import Folds
 from tests.unit.topology.small_cluster import node, simple
@@ -30,7 +31,6 @@ from ebla.ports.surroundings import Surroundings
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.system_clock import SystemClock
-from ebla.sim.layer_building import SimBuilding
 from ebla.sim.workloads.store_rows import SMALL, TABLE
 from ebla.storage.manifest import (
     Incarnation,
@@ -197,7 +197,7 @@ class TransferRig:
             lambda _shard: SHARD,
             "machine",
             FileIsolation(),
-            SimBuilding(self.disk),
+            BuildsHere(self.disk),
             fronts=self.fronts,
             limits=self.limits,
         )
