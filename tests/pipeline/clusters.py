@@ -4,6 +4,7 @@ by one, so that no router and no read repair hides what a transfer has brought."
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from tests.cluster.conftest import LocalNodes, eventually
+from tests.cluster.conftest import LocalNodes
 from tests.cluster.group0_load import ask
 from tests.cluster.rows_load import SCHEMA_MS, ask_shard
 
@@ -51,7 +52,16 @@ SETTINGS = ("pipeline.enabled=true", "pipeline.master=local[2]", f"limits.transf
 PATIENCE_S = 120.0
 """For a job of a few seconds, on a machine that is busy with others, with Spark started again in between."""
 NODES = 3
+SMALL_DISK_BYTES = 400 << 20
 WHOLE_RING = TokenRange(Token(TOKEN_MIN), Token(TOKEN_MAX))
+
+
+def slowly(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
+    """As `eventually`, for what takes seconds: to ask all nodes without pause takes from them what they need."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
+        time.sleep(0.25)
 
 
 class PipelineCluster:
@@ -60,7 +70,7 @@ class PipelineCluster:
     def __init__(self, local: LocalNodes) -> None:
         self.local = local
         self.processes: list[subprocess.Popen[bytes]] = [local.start(number) for number in range(NODES)]
-        local.wait_all_up()
+        self.wait_up()
         self.wait_pipeline()
 
     # ---- nodes
@@ -85,8 +95,11 @@ class PipelineCluster:
             found[:] = [number for number, view in enumerate(views) if view.group0 is not None and view.group0.leads]
             return len(found) == 1
 
-        eventually(is_one, "there is one leader", 60.0)
+        slowly(is_one, "there is one leader", 60.0)
         return found[0]
+
+    def wait_up(self) -> None:
+        slowly(lambda: self.local.view().all_up, "every node is up, sees the others and serves")
 
     def kill_node(self, number: int) -> None:
         """All its processes at once."""
@@ -94,16 +107,16 @@ class PipelineCluster:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGKILL)
         self.processes[number].wait(20)
-        eventually(self.node(number).is_gone, f"node {number} is gone")
+        slowly(self.node(number).is_gone, f"node {number} is gone")
 
     def stop_node(self, number: int) -> None:
         self.processes[number].terminate()
         assert self.processes[number].wait(30) == 0
-        eventually(self.node(number).is_gone, f"node {number} is gone")
+        slowly(self.node(number).is_gone, f"node {number} is gone")
 
     def start_node(self, number: int) -> None:
         self.processes[number] = self.local.start(number)
-        self.local.wait_all_up()
+        self.wait_up()
 
     def kill_child(self, name: str, number: int) -> int:
         pid = self.local.pid(name, number)
@@ -123,7 +136,7 @@ class PipelineCluster:
             leader = self.host(self.leader)
             return told is not None and told.state == EngineState.READY and told.host == leader
 
-        eventually(is_ready, "the pipeline is ready beside the leader", PATIENCE_S)
+        slowly(is_ready, "the pipeline is ready beside the leader", PATIENCE_S)
 
     @property
     def pipeline_pid(self) -> int:
@@ -134,7 +147,7 @@ class PipelineCluster:
             found[:] = [each.pid for each in processes if each.is_pipeline and each.pid is not None]
             return bool(found)
 
-        eventually(is_there, "the leader has a pipeline", 60.0)
+        slowly(is_there, "the leader has a pipeline", 60.0)
         return found[0]
 
     @property
@@ -173,7 +186,7 @@ class PipelineCluster:
             return seen[0].state in ENDED
 
         try:
-            eventually(has_ended, f"job {job} has ended", PATIENCE_S)
+            slowly(has_ended, f"job {job} has ended", PATIENCE_S)
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {seen}") from None
         return seen[0]
@@ -212,13 +225,13 @@ class PipelineCluster:
     def wait_middle(self, number: int, *jobs: JobId) -> None:
         """Until something of each has come to the node, and not all."""
         for job in jobs:
-            eventually(lambda job=job: self.received(number, job) > 0, f"job {job} is on its way", PATIENCE_S)  # type: ignore[misc]
+            slowly(lambda job=job: self.received(number, job) > 0, f"job {job} is on its way", PATIENCE_S)  # type: ignore[misc]
         assert all(self.job(job).state is JobState.RUNNING for job in jobs)
 
     def wait_clean(self) -> None:
         """INV-XFER-5: no staging, no checkpoint, no stream is left anywhere, on disk or in memory."""
         for number in range(NODES):
-            eventually(lambda number=number: not self._leftovers(number), f"node {number} is clean", 60.0)  # type: ignore[misc]
+            slowly(lambda number=number: not self._leftovers(number), f"node {number} is clean", 60.0)  # type: ignore[misc]
 
     def _leftovers(self, number: int) -> object:
         told = self.bulk_status(number)
@@ -323,14 +336,21 @@ class Replicas:
 
     # ---- what is asked of the pipeline
 
-    def copy(self, source: int, target: int, *, short_cut: bool = True) -> JobId:
+    def copy(self, source: int, target: int, *, short_cut: bool = True, tablet: int = 0) -> JobId:
         hosts = self._cluster.host(source), self._cluster.host(target)
-        return self._cluster.submit(CopyTablet(self.table, 0, *hosts, short_cut), f"copy {self.name}")
+        return self._cluster.submit(CopyTablet(self.table, tablet, *hosts, short_cut), f"copy {self.name}")
 
-    def stream(self, sources: Sequence[int], target: int) -> JobId:
+    def stream(self, sources: Sequence[int], target: int, within: TokenRange = WHOLE_RING) -> JobId:
         hosts = tuple(self._cluster.host(number) for number in sources)
-        wish = StreamRange(self.table, WHOLE_RING, hosts, self._cluster.host(target))
+        wish = StreamRange(self.table, within, hosts, self._cluster.host(target))
         return self._cluster.submit(wish, f"stream {self.name}")
+
+    def tablet_range(self, number: int) -> TokenRange:
+        async def look(access: JobAccess) -> TokenRange:
+            tablets = access.snapshot.tablets[self.table]
+            return TokenRange(Token(tablets.after_token(number)), Token(tablets.last_token(number)))
+
+        return self._cluster.patiently(look)
 
     # ---- what is written to one replica alone
 
@@ -351,9 +371,11 @@ class Replicas:
         for key, written in rows.items():
             known[key] = newest(known.get(key, written), written)
 
-    def brought(self, sources: Sequence[int], target: int) -> None:
+    def brought(self, sources: Sequence[int], target: int, within: TokenRange = WHOLE_RING) -> None:
+        """What the sources have of a range the target is to have too."""
         for source in sources:
-            self.note(target, self.expected[source])
+            rows = self.expected[source]
+            self.note(target, {key: rows[key] for key in rows if token_of(key.to_bytes(4)) in within})
 
     # ---- what one replica has
 
@@ -423,3 +445,44 @@ def some_rows(keys: Sequence[int], timestamp_us: int, seed: int, size_bytes: int
 
 def deleted(keys: Sequence[int], timestamp_us: int) -> dict[int, Written]:
     return dict.fromkeys(keys, (timestamp_us, None))
+
+
+# ---- the cluster of a run of tests
+
+
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[PipelineCluster]:
+    """Its last node has a file system of its own, where that may be mounted."""
+    local = LocalNodes(folder / "nodes", NODES, SETTINGS)
+    small = folder / "small-disk"
+    small.mkdir()
+    is_mounted = _mounted(small)
+    if is_mounted:
+        _move_to(local.nodes[NODES - 1], small / "node")
+    try:
+        yield PipelineCluster(local)
+    finally:
+        local.end_all()
+        if is_mounted:
+            subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def small_disk_of(cluster: PipelineCluster) -> Path | None:
+    """The file system of the last node; None where it has none of its own."""
+    small = cluster.local.data.parent / "small-disk"
+    return small if small.is_mount() else None
+
+
+def _mounted(folder: Path) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "none", str(folder)]
+    return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _move_to(node: LocalNode, folder: Path) -> None:
+    own = node.options.folder
+    shutil.copytree(own, folder)
+    shutil.rmtree(own)
+    own.symlink_to(folder)
+    # What the test itself reads of a node must not be lost when the disk is full.
+    output = folder.parent.with_name("output-of-small-disk")
+    (folder / "run" / "test-output").symlink_to(output)

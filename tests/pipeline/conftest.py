@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
+from tests.cluster.conftest import compiled_once
+from tests.pipeline.clusters import PipelineCluster, running_cluster
 from tests.pipeline.engines import RunningEngine
 from tests.pipeline.flight_rig import FlightRig, LoopThread
 
 from ebla.pipeline.spark_settings import SparkOptions
+
+__all__ = ["compiled_once"]
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +36,10 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> SparkOptions:
 def embedded(loop: LoopThread, rig: FlightRig, options: SparkOptions) -> Iterator[RunningEngine]:
     with RunningEngine(loop, options, rig.authority) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def pipelined(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[PipelineCluster]:
+    """Whole nodes; every test leaves them as it found them."""
+    with running_cluster(tmp_path_factory.mktemp("pipelined")) as cluster:
+        yield cluster

@@ -1,4 +1,4 @@
-"""A Spark cluster of one master and one worker, in processes of their own on the loopback, and Pythons for its tasks."""
+"""A Spark cluster of one master and one worker, each a process on the loopback, and Pythons for its tasks."""
 
 import os
 import signal

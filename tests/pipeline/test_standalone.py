@@ -27,7 +27,8 @@ def test_work_on_a_cluster(
     folder = tmp_path_factory.mktemp("driver")
     stranger = bare_python(folder / "stranger", ("ebla",))
     poor = bare_python(folder / "poor", ("ebla", "msgspec"))
-    options = SparkOptions(folder / "spark", cluster.master, python=str(stranger))
+    quick = {"spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+    options = SparkOptions(folder / "spark", cluster.master, python=str(stranger), settings=quick)
     with RunningEngine(loop, options, rig.authority) as running:
         rig.transfers = running.engine
         assert running.engine.status().master == cluster.master
@@ -45,6 +46,6 @@ def test_work_on_a_cluster(
         assert running.engine._live is not None
         spark = running.engine._live.session.spark
         spark.sparkContext.pythonExec = str(poor)
-        with pytest.raises(PipelineUnavailable, match="lacks the package msgspec.*pip install"):
+        with pytest.raises(PipelineUnavailable, match=r"lacks the package msgspec.*pip install"):
             warm_up(spark)
     loop.run(until(lambda: not any(is_running(mark) for mark in executors)))

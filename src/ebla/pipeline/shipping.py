@@ -4,6 +4,10 @@ It is plain Python; what is compiled (pyarrow, numpy, msgspec and what Spark its
 first task on a new session imports all that later ones do, so a package that is missing is found out before any work.
 """
 
+import importlib.util
+import marshal
+import struct
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +31,26 @@ TASKS = (MoveFiles, MoveRows, ReadHashes)
 
 
 def make_zip(folder: Path) -> Path:
-    """Of the installed package, whatever way it is installed."""
+    """Of the installed package, whatever way it is installed. What is loaded here goes along compiled: from a zip a
+    module would be compiled anew in each process, which takes each worker seconds."""
     root = Path(next(iter(ebla.__path__)))
+    loaded = {module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)}
     made = folder / "ebla.zip"
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(root.rglob("*.py")):
-            archive.write(path, Path("ebla", path.relative_to(root)))
+            name = Path("ebla", path.relative_to(root))
+            source = path.read_bytes()
+            archive.writestr(str(name), source)
+            if str(path) in loaded:
+                archive.writestr(str(name.with_suffix(".pyc")), compiled(source, str(name)))
     return made
+
+
+def compiled(source: bytes, name: str) -> bytes:
+    """A module for a Python of this version; others compile its source. Marked as one that needs no look at the source,
+    because a zip keeps times to two seconds only."""
+    header = importlib.util.MAGIC_NUMBER + struct.pack("<L", 1) + importlib.util.source_hash(source)
+    return header + marshal.dumps(compile(source, name, "exec", dont_inherit=True))
 
 
 def ship(spark: SparkSession, folder: Path) -> None:

@@ -7,7 +7,7 @@ it gets a small heap and the quick compiler, which would be wrong for jobs whose
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -40,6 +40,8 @@ class SparkOptions:
     driver_host: str = LOOPBACK
     """Where executors of a cluster reach us."""
     start_timeout_s: float = 180.0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """More of Spark's own, over those that are made here: what executors of a cluster are given, for one."""
     archive_folder: Path | None = None
     """Where archives of Java classes are kept, which halve the time of a start. None: none is made or used."""
 
@@ -103,7 +105,7 @@ def spark_settings(options: SparkOptions, places: SparkPlaces) -> dict[str, str]
     if options.event_log:
         settings["spark.eventLog.enabled"] = "true"
         settings["spark.eventLog.dir"] = options.event_log
-    return settings
+    return settings | dict(options.settings)
 
 
 def spark_environment(options: SparkOptions, places: SparkPlaces, around: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,101 @@
+"""Clients with a driver: a table written to by one statement after the other, or without pause beside a transfer."""
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ConsistencyLevel, ExecutionProfile
+from cassandra.policies import ConstantReconnectionPolicy, RoundRobinPolicy, TokenAwarePolicy
+from tests.pipeline.clusters import PATIENCE_S, Replicas, Written
+
+__all__ = ["ConsistencyLevel", "DriverClient", "DriverLoad"]
+
+
+class DriverClient:
+    """A context: a session of the driver."""
+
+    def __init__(self, addresses: Sequence[str], level: int = ConsistencyLevel.ALL) -> None:
+        policy = TokenAwarePolicy(RoundRobinPolicy())
+        profile = ExecutionProfile(policy, consistency_level=level, request_timeout=20)
+        self._cluster: Any = Cluster(
+            list(addresses),
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            protocol_version=4,
+            reconnection_policy=ConstantReconnectionPolicy(0.2, None),
+        )
+
+    def __enter__(self) -> "DriverClient":
+        self._session: Any = self._cluster.connect()
+        self._prepared: dict[str, Any] = {}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._cluster.shutdown()
+
+    def write(self, table: str, rows: Mapping[int, Written]) -> None:
+        """Until each is acknowledged: with its time it may be written again."""
+        for key, (timestamp_us, value) in rows.items():
+            if value is None:
+                self._acknowledged(f"DELETE FROM {table} USING TIMESTAMP ? WHERE k = ?", (timestamp_us, key))
+            else:
+                text = f"INSERT INTO {table} (k, v) VALUES (?, ?) USING TIMESTAMP ?"
+                self._acknowledged(text, (key, value, timestamp_us))
+
+    def _acknowledged(self, text: str, values: tuple[object, ...]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                if text not in self._prepared:
+                    self._prepared[text] = self._session.prepare(text)
+                self._session.execute(self._prepared[text], values)
+            except Exception:  # of the driver: they have no class in common
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return
+
+
+class DriverLoad:
+    """A context: keys of its own, overwritten without pause on all replicas of some tables. At its end every replica
+    has the last of each."""
+
+    KEYS = 40
+    _loads = itertools.count(1)
+
+    def __init__(self, addresses: Sequence[str], *tables: Replicas) -> None:
+        self._addresses = addresses
+        self._tables = tables
+        first = next(self._loads) * 1_000_000
+        self._keys = range(first, first + self.KEYS)
+        self.acknowledged = 0
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "DriverLoad":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join(2 * PATIENCE_S)
+        assert not self._thread.is_alive(), "a client does not end"
+        assert self._failure is None, self._failure
+
+    def _run(self) -> None:
+        try:
+            with DriverClient(self._addresses) as client:
+                for number, key in enumerate(itertools.cycle(self._keys)):
+                    if self._stop.is_set():
+                        return
+                    rows: dict[int, Written] = {key: (1_000_000 + number, number.to_bytes(8))}
+                    for table in self._tables:
+                        client.write(table.name, rows)
+                        for replica in range(len(table.expected)):
+                            table.note(replica, rows)
+                    self.acknowledged += 1
+        except BaseException as error:  # told in the test's own thread
+            self._failure = error
