@@ -10,7 +10,7 @@ BENCHES := $(subst _,-,$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check pure sim cluster drivers mutations sim-long bench clean
+.PHONY: help up test check pure sim cluster pipeline drivers mutations sim-long bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -33,11 +33,12 @@ $(CASSANDRA_READY): tests/drivers/environment.txt src/ebla/cli/cqlsh_environment
 up: $(READY) ## start a three-node cluster on this machine and follow it; Ctrl-C stops it, data stay
 	@$(BIN)/ebla up
 
-test: $(READY) ## everything that must pass: check, pure, sim, cluster, drivers
+test: $(READY) ## everything that must pass: check, pure, sim, cluster, pipeline, drivers
 	@$(MAKE) check
 	@$(MAKE) pure
 	@$(MAKE) sim
 	@$(MAKE) cluster
+	@$(MAKE) pipeline
 	@$(MAKE) drivers
 
 check: $(READY) ## fast: ruff, mypy strict, import contracts, house rules
@@ -55,6 +56,9 @@ sim: $(READY) ## simulated clusters: the scenarios at a few seeds, the kept seed
 
 cluster: $(READY) ## real processes on loopback
 	$(PYTEST) tests/cluster
+
+pipeline: $(READY) ## transfers on a real Spark, embedded and as a cluster of its own
+	$(PYTEST) tests/pipeline
 
 drivers: $(READY) $(CASSANDRA_READY) ## CQL: scylla-driver, cassandra-driver and cqlsh against real nodes
 	$(PYTEST) tests/drivers
