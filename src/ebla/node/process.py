@@ -44,6 +44,8 @@ WARNINGS = (
     "raft.disk_full",
     "raft.snapshot_failed",
     "replica.not_dropped",
+    "session.not_ended",
+    "session.overdue",
     "shard.cut_off_requests",
     "shard.fold_failed",
     "shard.not_confirmed",
