@@ -7,7 +7,6 @@ reader has not taken is not read from disk.
 
 import asyncio
 import os
-import zlib
 from collections.abc import Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -28,6 +27,7 @@ from ebla.model.errors import (
 )
 from ebla.model.transfers import CheckpointFile
 from ebla.storage.checkpoint_scan import ScanStack
+from ebla.storage.checksums import crc32
 from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head
 from ebla.wire.flight_forms import BYTES_SCHEMA, CHECKSUM_BYTES, END_OF_ROWS, bytes_batch, bytes_in
 from ebla.wire.frames import encode
@@ -44,7 +44,7 @@ _puts = msgspec.msgpack.Decoder(FlightPut)
 
 @dataclass(frozen=True, slots=True)
 class FlightLimits:
-    piece_bytes: int = 1 << 20
+    piece_bytes: int = 2 << 20
     """Of a file, in one batch."""
     streams_max: int = 128
     """Calls at a time, before anything of them is looked at; the data plane has bounds of its own."""
@@ -150,7 +150,7 @@ class FlightStreams:
             checksum = self._passed(descriptor, path, offset)
             while True:
                 data = _read(descriptor, path, offset, min(self._limits.piece_bytes, size - offset))
-                checksum = zlib.crc32(data, checksum)
+                checksum = crc32(data, checksum)
                 offset += len(data)
                 self._calls.call(self._plane.admit_sending(source, len(data)))
                 if offset == size:
@@ -165,7 +165,7 @@ class FlightStreams:
         checksum = at = 0
         while at < end:
             data = _read(descriptor, path, at, min(self._limits.piece_bytes, end - at))
-            checksum = zlib.crc32(data, checksum)
+            checksum = crc32(data, checksum)
             at += len(data)
         return checksum
 

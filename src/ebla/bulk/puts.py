@@ -1,7 +1,6 @@
 """Files that streams write into attempts. Nothing here counts before the seal."""
 
 import re
-import zlib
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +10,7 @@ from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Refused, Sta
 from ebla.model.identity import AttemptId, SessionId, TransferId
 from ebla.model.transfers import StagingKind
 from ebla.ports.disk import Disk, File
+from ebla.storage.checksums import crc32
 from ebla.storage.row_file import whole_records_bytes
 from ebla.storage.staging_format import SEALED_LAYERS_MAX
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
@@ -51,7 +51,7 @@ def _checksum(file: File, size_bytes: int) -> int:
         piece = file.read(offset, min(READ_BYTES, size_bytes - offset))
         if not piece:
             raise Corruption(f"{file.path} became shorter while it was read")
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
         offset += len(piece)
     return checksum
 
@@ -211,4 +211,4 @@ def _received(file: File, put: FlightPut, kind: StagingKind) -> int:
 
 def _written(file: File, place: PutPlace, data: bytes) -> int:
     file.write(place.received_bytes, data)
-    return zlib.crc32(data, place.checksum)
+    return crc32(data, place.checksum)

@@ -10,7 +10,6 @@ A stream that breaks is no failure yet: the target says how far it has come, and
 import os
 import queue
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from ebla.model.errors import (
 from ebla.model.identity import Address, AttemptId, HostId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import Source, StagedFile, Target
+from ebla.storage.checksums import crc32
 from ebla.storage.row_file import RECORD_BYTES_MAX, encode_rows
 from ebla.wire.flight_forms import BYTES_SCHEMA, END_OF_ROWS, bytes_batch, bytes_in, decode_failure, host_name
 from ebla.wire.frames import encode
@@ -50,7 +50,7 @@ from ebla.wire.transfer_messages import (
 
 T = TypeVar("T")
 ROWS_NAME = "rows"
-LOCAL_PIECE_BYTES = 1 << 20
+LOCAL_PIECE_BYTES = 2 << 20
 _answers = msgspec.msgpack.Decoder(PutAnswer)
 _WORTH_ANOTHER_TRY = (ConnectionLost, DeadlineExceeded, Overloaded, Unavailable, Unreachable)
 
@@ -233,7 +233,7 @@ class _LocalFile:
         checksum = at = 0
         with open(self._path, "rb", buffering=0) as file:
             while data := file.read(LOCAL_PIECE_BYTES):
-                checksum = zlib.crc32(data, checksum)
+                checksum = crc32(data, checksum)
                 at += len(data)
                 if at > self._offset:
                     yield bytes_batch(memoryview(data)[max(0, self._offset - (at - len(data))) :])
@@ -272,7 +272,7 @@ class _RowsPut:
 
     def send(self, record: bytes) -> None:
         self._size_bytes += len(record)
-        self._checksum = zlib.crc32(record, self._checksum)
+        self._checksum = crc32(record, self._checksum)
         self._kept.append(_Record(record, self._size_bytes))
         self._client.again(self._write_on, lambda: self._confirmed_bytes)
 
@@ -488,12 +488,6 @@ class FlightClient:
 
     def _time_for(self, size_bytes: int) -> float:
         return self._limits.call_s + size_bytes / self._limits.bytes_per_s_min
-
-
-def get_hashes(source: Source, question: HashesQuestion, authority_pem: bytes) -> pa.RecordBatch:
-    """One question, with a connection of its own."""
-    with FlightClient(authority_pem) as client:
-        return client.get_hashes(source, question)
 
 
 def records_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[bytes]:

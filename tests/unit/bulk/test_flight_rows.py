@@ -30,7 +30,7 @@ from ebla.model.rows import Cell, Marker, Row
 from ebla.model.schema import ColumnKind
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
-from ebla.pipeline.flight_client import ClientLimits, FlightClient, get_hashes
+from ebla.pipeline.flight_client import ClientLimits, FlightClient
 from ebla.runtime.scan_workers import ScanFailed, ScanLimits
 from ebla.storage.key_codec import decode_token
 from ebla.storage.layer import Item
@@ -190,8 +190,7 @@ def test_hashes_are_of_what_rows_say_and_not_of_layers(tmp_path: Path) -> None:
             async with flight_rig(tmp_path / name) as rig:
                 for part in built:
                     await build_part(rig, part)
-                authority, source = rig.authority_pem, rig.source()
-                found = await asyncio.to_thread(lambda: get_hashes(source, question, authority))  # noqa: B023
+                found = await rig.hashes(question)
                 assert found.schema.names == ["bucket", "hash", "rows"]
                 hashes.append(found.to_pylist())
         assert hashes[0] == hashes[1]

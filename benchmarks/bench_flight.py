@@ -1,0 +1,356 @@
+"""Files from one node's Flight door to another's through one client, against one raw TLS stream, and scans of rows.
+
+    python -m benchmarks.bench_flight [--megabytes 1024] [--rounds 3] [--rows 1000000] [--quick]
+
+Two server processes with certificates of one authority on loopback, the doors and the puts of the bulk process, and
+one client process that moves files of 64 MB as a task does. In turns with it, the same files over one TLS stream of
+Python's `ssl`, read by the sender and written to a file by the receiver. Spark is not here: `bench_transfers` has it.
+CPU is user plus system time of each process, per gigabyte. Then stored rows, typed rows and hashes of one checkpoint,
+each by a scan worker, told in rows per second. The last line is JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import mmap
+import os
+import shutil
+import socket
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.figures import Figures
+from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.flight_server import FlightIdentity, FlightServer
+from ebla.bulk.flight_streams import FlightLimits
+from ebla.bulk.puts import Puts
+from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.model.cql_types import parse_type
+from ebla.model.identity import (
+    Address,
+    AttemptId,
+    CheckpointId,
+    ClusterId,
+    HostId,
+    SessionId,
+    ShardNumber,
+    TableId,
+    TransferId,
+)
+from ebla.model.rows import Cell, Marker, Row
+from ebla.model.schema import Column, ColumnKind, new_schema
+from ebla.model.token import WHOLE_RING, token_of
+from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, Source, StagingKind, Target
+from ebla.pipeline.flight_client import FilePlace, FlightClient
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.file_isolation import FileIsolation
+from ebla.runtime.layer_building import BuildProcesses
+from ebla.runtime.scan_workers import ScanWorkers
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tls import TlsFolder, TlsIdentity
+from ebla.storage.key_codec import partition_prefix, row_key
+from ebla.storage.layer import build_layer
+from ebla.storage.layer_facts import LayerFacts
+from ebla.storage.manifest import Incarnation
+from ebla.storage.rocks import RocksEngine
+from ebla.storage.row_codec import encode_row
+from ebla.storage.staging_format import TargetFile
+from ebla.wire.report import unreported
+from ebla.wire.transfer_messages import FlightPut, HashesQuestion, PutAnswer
+
+RATIO_MIN = 0.5
+"""The whole path, with Spark, is to reach 0.4."""
+FILE_BYTES = 64 << 20
+CLUSTER = ClusterId(uuid.UUID(int=0xC))
+HOST = HostId(uuid.UUID(int=1))
+SESSION = SessionId(uuid.UUID(int=2))
+TRANSFER = TransferId(uuid.UUID(int=3))
+CHECKPOINT = CheckpointId(uuid.UUID(int=4))
+TABLE = TableId(uuid.UUID(int=5))
+SCHEMA = new_schema(
+    (TABLE, "ks", "bench"),
+    (
+        Column("k", parse_type("bigint"), ColumnKind.PARTITION_KEY),
+        Column("a", parse_type("bigint"), ColumnKind.REGULAR),
+        Column("b", parse_type("double"), ColumnKind.REGULAR),
+        Column("t", parse_type("text"), ColumnKind.REGULAR),
+    ),
+)
+
+
+class BenchPlane:
+    """`bulk.data_plane.DataPlane` with the product's own puts, and without sessions and tickets."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        parts = StagingParts(
+            FileDisk(),
+            SystemChance(),
+            str(folder / "staging"),
+            "machine",
+            FileIsolation(),
+            BuildProcesses(),
+            TransferLimits(),
+            unreported,
+        )
+        self._puts = Puts(parts, Staging(parts))
+        target = TargetFile(TABLE, ShardNumber(0), Incarnation(1), WHOLE_RING, StagingKind.FILES)
+        self._staged = StagedTransfer(SESSION, TRANSFER, str(folder / "staging"), target)
+
+    def open_source(self, _ticket: bytes) -> OpenedSource:
+        folder = self._folder / "checkpoint"
+        return OpenedSource(SESSION, CHECKPOINT, TABLE, str(folder), listed(folder), SCHEMA)
+
+    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+        pass
+
+    def close_source(self, source: OpenedSource) -> None:
+        pass
+
+    async def open_put(self, put: FlightPut) -> PutPlace:
+        return await self._puts.open(self._staged, put)
+
+    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+        await self._puts.append(place, data)
+
+    async def finish_put(self, place: PutPlace) -> PutAnswer:
+        return self._puts.finish(place)
+
+    def close_put(self, place: PutPlace) -> None:
+        self._puts.close(place)
+
+
+def listed(folder: Path) -> tuple[CheckpointPart, ...]:
+    layers = tuple(
+        CheckpointLayer(
+            layer.name,
+            WHOLE_RING,
+            tuple(CheckpointFile(file.name, file.stat().st_size) for file in sorted(layer.iterdir())),
+        )
+        for layer in sorted(folder.iterdir())
+    )
+    return (CheckpointPart(ShardNumber(0), WHOLE_RING, layers),)
+
+
+# ---- the server process
+
+
+async def serve(folder: Path) -> None:
+    scans = ScanWorkers()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(scans.run())
+        certificate = TlsFolder(folder.parent / "tls").node_certificate()
+        server = FlightServer(BenchPlane(folder), scans, FlightLimits(), unreported)
+        identity = FlightIdentity(certificate.certificate_pem, certificate.key_pem)
+        address = server.listen(Address("127.0.0.1", 0), identity)
+        print(address.port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        await server.close()
+        raise SystemExit(0)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[psutil.Process, Address]]:
+    folder.mkdir(exist_ok=True)
+    (folder / "checkpoint").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.bench_flight", "--serve", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield psutil.Process(process.pid), Address("127.0.0.1", int(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+# ---- files
+
+
+def move_all(client: FlightClient, source: Source, target: Target) -> None:
+    attempt = AttemptId(uuid.uuid4())
+    for place, layer in enumerate(source.parts[0].layers):
+        for file in layer.files:
+            client.move_file(source, FilePlace(0, place, file.name), target, attempt, f"{place}/{file.name}")
+
+
+def raw_receiver(folder: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(folder / "tls" / "node.pem", folder / "tls" / "node.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener, (folder / "raw").open("wb", buffering=0) as file:
+        print(listener.getsockname()[1], flush=True)
+        accepted, _ = listener.accept()
+        with context.wrap_socket(accepted, server_side=True) as stream:
+            buffer = memoryview(bytearray(1 << 20))
+            expected = int.from_bytes(stream.recv(8))
+            while expected:
+                count = stream.recv_into(buffer)
+                assert count
+                file.write(buffer[:count])
+                expected -= count
+            stream.sendall(b"done")
+
+
+def send_raw(folder: Path, files: list[Path]) -> tuple[float, float]:
+    """Seconds, and CPU seconds of both sides."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.load_verify_locations(folder / "tls" / "authority.pem")
+    command = [sys.executable, "-m", "benchmarks.bench_flight", "--raw", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        cpu = cpu_s(psutil.Process(process.pid)) + time.process_time()
+        with context.wrap_socket(socket.create_connection(("127.0.0.1", port))) as stream:
+            begun = time.perf_counter()
+            stream.sendall(sum(file.stat().st_size for file in files).to_bytes(8))
+            for path in files:
+                with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                    with memoryview(mapped) as view:
+                        for start in range(0, len(view), 1 << 20):
+                            with view[start : start + (1 << 20)] as piece:
+                                stream.sendall(piece)
+            assert stream.recv(4) == b"done"
+            took = time.perf_counter() - begun
+            cpu = cpu_s(psutil.Process(process.pid)) + time.process_time() - cpu
+    return took, cpu
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def bench_files(folder: Path, arguments: argparse.Namespace, figures: Figures) -> None:
+    files = []
+    layer = folder / "source" / "checkpoint" / "0"
+    layer.mkdir(parents=True)
+    for number in range(max(1, (arguments.megabytes << 20) // FILE_BYTES)):
+        path = layer / f"{number:06}.sst"
+        path.write_bytes(os.urandom(FILE_BYTES))
+        files.append(path)
+    size = sum(path.stat().st_size for path in files)
+    authority = (folder / "tls" / "authority.pem").read_bytes()
+    rates: dict[str, list[float]] = {"raw": [], "flight": []}
+    cpus: list[list[float]] = []
+    with served(folder / "source") as (first, from_address), served(folder / "target") as (second, to_address):
+        source = Source(HOST, CHECKPOINT, TABLE, listed(layer.parent), b"", from_address)
+        target = Target(HOST, ShardNumber(0), SESSION, TRANSFER, StagingKind.FILES, WHOLE_RING, b"", to_address)
+        with FlightClient(authority) as client:
+            for _ in range(arguments.rounds):
+                took, raw_cpu = send_raw(folder, files)
+                rates["raw"].append(size / took / 1e6)
+                before = [cpu_s(first), cpu_s(second), time.process_time()]
+                begun = time.perf_counter()
+                move_all(client, source, target)
+                rates["flight"].append(size / (time.perf_counter() - begun) / 1e6)
+                after = [cpu_s(first), cpu_s(second), time.process_time()]
+                cpus.append([raw_cpu, *(late - early for early, late in zip(before, after))])
+                shutil.rmtree(folder / "target" / "staging")
+    print(f"raw TLS stream: {statistics.median(rates['raw']):.0f} MB/s ({told(rates['raw'])})")
+    print(f"Flight to Flight: {statistics.median(rates['flight']):.0f} MB/s ({told(rates['flight'])})")
+    for name, place in (("raw_both", 0), ("source", 1), ("target", 2), ("client", 3)):
+        value = figures.note(f"cpu_s_per_gb_{name}", statistics.median(row[place] for row in cpus) / size * 1e9)
+        print(f"CPU of {name}: {value:.2f} s/GB")
+    ratio = statistics.median(flight / raw for flight, raw in zip(rates["flight"], rates["raw"]))
+    figures.note("raw_mb_per_s", statistics.median(rates["raw"]))
+    figures.note("flight_mb_per_s", statistics.median(rates["flight"]))
+    print(f"Flight against raw: {ratio:.2f} ({figures.at_least('flight_over_raw', ratio, RATIO_MIN)})")
+
+
+def told(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.0f}" for rate in rates)
+
+
+# ---- rows
+
+
+async def build_rows(folder: Path, count: int) -> None:
+    disk = FileDisk()
+    numbers = [column.number for column in SCHEMA.regular]
+    values = [b"\0" * 8, b"\x3f\xf0" + b"\0" * 6, b"some text of a row, which is not long"]
+    value = encode_row(
+        Row(Marker(1), None, {number: Cell(1, data) for number, data in zip(numbers, values)}), 1, SCHEMA.layouts[-1]
+    )
+    keys = (number.to_bytes(8) for number in range(count))
+    items = sorted((row_key(partition_prefix(token_of(key), key)), value) for key in keys)
+    await build_layer(RocksEngine(disk), str(folder), items, LayerFacts(1, 1, count))
+    disk.close()
+
+
+def bench_rows(folder: Path, count: int, figures: Figures) -> None:
+    (folder / "rows" / "checkpoint").mkdir(parents=True)
+    asyncio.run(build_rows(folder / "rows" / "checkpoint" / "0", count))
+    authority = (folder / "tls" / "authority.pem").read_bytes()
+    columns = tuple(column.name for column in SCHEMA.columns)
+    with served(folder / "rows") as (_, address), FlightClient(authority) as client:
+        source = Source(HOST, CHECKPOINT, TABLE, (), b"", address)
+        client.get_hashes(source, HashesQuestion(WHOLE_RING, 1, 0))  # the worker starts
+
+        def stored() -> int:
+            return sum(len(batch) for batch in client.get_rows(source, WHOLE_RING))
+
+        def typed() -> int:
+            return sum(len(batch) for batch in client.get_typed_rows(source, WHOLE_RING, columns, 0))
+
+        def hashes() -> int:
+            found = client.get_hashes(source, HashesQuestion(WHOLE_RING, 256, 0))
+            return int(sum(found.column("rows").to_pylist()))
+
+        for name, ask in (("stored", stored), ("typed", typed), ("hashes", hashes)):
+            begun = time.perf_counter()
+            rows = ask()
+            assert rows == count
+            rate = figures.note(f"{name}_rows_per_s", rows / (time.perf_counter() - begun))
+            print(f"{name} rows: {rate:,.0f} rows/s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true", help="256 MB, one round, 100 000 rows")
+    parser.add_argument(
+        "--folder", type=Path, help="where files are written; the system's temporary folder if not said"
+    )
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        asyncio.run(serve(arguments.serve))
+    elif arguments.raw is not None:
+        raw_receiver(arguments.raw)
+    else:
+        return bench(arguments)
+    return 0
+
+
+def bench(arguments: Any) -> int:
+    if arguments.quick:
+        arguments.megabytes, arguments.rounds, arguments.rows = 256, 1, 100_000
+    figures = Figures()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        TlsFolder(folder / "tls").make_missing(TlsIdentity(HOST, CLUSTER, "bench"), SystemClock())
+        bench_files(folder, arguments, figures)
+        bench_rows(folder, arguments.rows, figures)
+    print(json.dumps(figures.values))
+    return 1 if figures.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
