@@ -22,6 +22,7 @@ from ebla.pipeline.doors import DoorPlaces
 from ebla.pipeline.pipeline_process import NAME, PipelineLimits, PipelineProcess, PipelineSetup
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import LOOPBACK, SparkOptions
+from ebla.pipeline.transfer_steps import StepLimits
 from ebla.ports.surroundings import Surroundings
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, Identity
@@ -80,7 +81,9 @@ async def _run(options: NodeOptions, identity: Identity, report: Report) -> None
                 report=report,
                 pid=os.getpid(),
                 limits=PipelineLimits(
-                    heartbeat_ms=options.limits.child_heartbeat_ms, silence_ms=options.limits.feed_silence_ms
+                    heartbeat_ms=options.limits.child_heartbeat_ms,
+                    silence_ms=options.limits.feed_silence_ms,
+                    steps=StepLimits(close_session_ms=options.limits.session_close_ms),
                 ),
             ),
             engine,
