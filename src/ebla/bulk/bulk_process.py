@@ -42,7 +42,7 @@ class BulkSetup:
 
 
 BARRIER_MS = 5_000
-"""For a read barrier of group 0, asked of control before a guard is entered."""
+"""For a read barrier of group 0, asked of control before a guard is entered, where no limits of transfers say it."""
 
 
 class BulkProcess:
@@ -65,7 +65,8 @@ class BulkProcess:
             control = Peers(tasks, context)
             control.set_address(setup.introduction.host, setup.control_address)
             follower = self._following(control)
-            guards = self.sessions.guards = Guards(self.view, follower, surroundings.clock, BARRIER_MS)
+            barrier_ms = BARRIER_MS if setup.transfers is None else setup.transfers.limits.barrier_ms
+            guards = self.sessions.guards = Guards(self.view, follower, surroundings.clock, barrier_ms)
             tasks.create_task(self._keep_in_touch(control))
             tasks.create_task(follower.run())
             local = Server(tasks, setup.introduction, setup.wire, setup.report)

@@ -192,8 +192,9 @@ class Staging:
             raise Refused(f"no transfer {transfer} of session {session} is staged here", advice="open it first")
         return found
 
-    async def release(self, session: SessionId, transfers: Iterable[TransferId]) -> None:
-        """What is not there is no error."""
+    async def release(self, session: SessionId, transfers: Iterable[TransferId]) -> list[TransferId]:
+        """Those that are gone now. What is not there is no error."""
+        released = []
         for transfer in transfers:
             found = self._transfers.get(transfer)
             if found is None or found.session != session:
@@ -202,6 +203,8 @@ class Staging:
                 found.state = found.state.released()
                 found.received.clear()
                 await self._disk.run(partial(self._disk.remove_folder, found.folder))
+            released.append(transfer)
+        return released
 
     async def drop_attempt(self, staged: StagedTransfer, attempt: AttemptId) -> None:
         """What it brought is not wanted any more."""

@@ -120,7 +120,7 @@ class TransferDesk:
         parts = self._parts
         try:
             async with parts.guards.materialised(request.session, call.work_ms()):
-                await parts.staging.release(request.session, request.transfers)
+                parts.plane.end_puts(await parts.staging.release(request.session, request.transfers))
                 await parts.checkpoints.release(request.session, request.checkpoints)
         except SessionClosed:
             pass  # all of it goes by itself

@@ -1,7 +1,6 @@
 """`data_plane.DataPlane`: tickets, sessions, limits and counts around checkpoints and puts."""
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -103,8 +102,6 @@ class TransferPlane:
 
     async def finish_put(self, place: PutPlace) -> PutAnswer:
         with self._counted(), self._parts.guards.held_listed(place.session):
-            # Others first: whoever sends the end of one file sends the next at once.
-            await asyncio.sleep(0)
             return self._parts.puts.finish(place)
 
     def close_put(self, place: PutPlace) -> None:
@@ -113,6 +110,11 @@ class TransferPlane:
             del self._places[place]
             self._puts.leave()
             self._note_streams()
+
+    def end_puts(self, transfers: Iterable[TransferId]) -> None:
+        """Of places that are given back: their files would keep the space."""
+        for transfer in transfers:
+            self._parts.puts.close_transfer(transfer)
 
     # -- both --------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ ASK_SHARE = 0.6
 """Of the time for a stop, what a child has to end by itself; the rest is for killing, reaping and closing."""
 
 WARNINGS = (
+    "bulk.key_unreadable",
+    "checkpoint.unreadable",
     "child.ended",
     "child.killed",
     "child.not_started",
@@ -51,6 +53,8 @@ WARNINGS = (
     "shard.not_confirmed",
     "shard.not_flushed",
     "shard.stopped_serving",
+    "staging.not_swept",
+    "staging.unreadable",
     "topology.not_prepared",
     "topology.unreadable",
     "transport.connection_refused",

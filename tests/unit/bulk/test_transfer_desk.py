@@ -96,7 +96,7 @@ def test_a_checkpoint_is_listed_read_and_given_back(tmp_path: Path) -> None:
 
 def test_what_is_staged_is_sealed_and_told_of(tmp_path: Path) -> None:
     async def story(rig: TransferRig) -> None:
-        async with rig.life(job()) as caller:
+        async with rig.life(job(), job(OTHER)) as caller:
             files = await put_layer(rig, caller)
             (staging,) = (await rig.status(caller)).stagings
             total = sum(map(len, MOVED.values()))
@@ -111,9 +111,27 @@ def test_what_is_staged_is_sealed_and_told_of(tmp_path: Path) -> None:
             assert sealed.attempt == ATTEMPT
             (staging,) = (await rig.status(caller)).stagings
             assert staging.phase == "sealed"
+            await caller.call(RELEASE, ReleaseRequest(OTHER, (), (TRANSFER,)), CALL_MS)
+            assert rig.below("staging") != [], "it is not theirs"
             await caller.call(RELEASE, ReleaseRequest(SESSION, (), (TRANSFER,)), CALL_MS)
             assert rig.below("staging") == []
             assert (await rig.status(caller)).stagings == ()
+
+    with_transfers(tmp_path, story)
+
+
+def test_a_stream_into_what_is_given_back_ends(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            target = await rig.open_staging(caller)
+            place = await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/a.sst", 100))
+            await rig.plane.append(place, b"some")
+            await caller.call(RELEASE, ReleaseRequest(SESSION, (), (TRANSFER,)), CALL_MS)
+            with pytest.raises(Stale, match="has ended"):
+                await rig.plane.append(place, b"more")
+            rig.plane.close_put(place)
+            assert rig.plane.streams == 0
+            assert (await rig.status(caller)).refused_closed == 0
 
     with_transfers(tmp_path, story)
 
