@@ -71,6 +71,7 @@ class PipelineCluster:
         self.local = local
         self.processes: list[subprocess.Popen[bytes]] = [local.start(number) for number in range(NODES)]
         self.wait_up()
+        new_keyspace(self, LARGE, tablets=1)
         self.wait_pipeline()
 
     # ---- nodes
@@ -228,18 +229,34 @@ class PipelineCluster:
             slowly(lambda job=job: self.received(number, job) > 0, f"job {job} is on its way", PATIENCE_S)  # type: ignore[misc]
         assert all(self.job(job).state is JobState.RUNNING for job in jobs)
 
-    def wait_clean(self) -> None:
+    def refused(self, number: int) -> int:
+        """Pieces for closed sessions that the node has turned away."""
+        told = self.bulk_status(number)
+        assert told is not None
+        return told.refused_closed
+
+    def wait_clean(self, *, with_streams: bool = True) -> None:
         """INV-XFER-5: no staging, no checkpoint, no stream is left anywhere, on disk or in memory."""
         for number in range(NODES):
-            slowly(lambda number=number: not self._leftovers(number), f"node {number} is clean", 60.0)  # type: ignore[misc]
+            left: list[object] = []
 
-    def _leftovers(self, number: int) -> object:
+            def is_clean(number: int = number, left: list[object] = left) -> bool:
+                left[:] = self._leftovers(number, with_streams=with_streams)
+                return not left
+
+            try:
+                slowly(is_clean, f"node {number} is clean", 60.0)
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {left}") from None
+
+    def _leftovers(self, number: int, *, with_streams: bool) -> list[object]:
         told = self.bulk_status(number)
         if told is None:
-            return "no answer"
+            return ["no answer"]
         folder = self.node(number).folder
         staged = [path for path in folder.staging.iterdir() if path.is_dir()]
-        return told.stagings or told.checkpoints or told.streams or staged or list(folder.checkpoints.iterdir())
+        streams = ["streams"] * told.streams if with_streams else []
+        return [*told.stagings, *["checkpoints"] * told.checkpoints, *streams, *staged, *folder.checkpoints.iterdir()]
 
 
 def ask_socket(node: LocalNode, path: Path, verb: Verb[Q, A], request: Q, deadline_ms: int = 5_000) -> A:
@@ -310,6 +327,9 @@ COLUMNS = (
 Written = tuple[int, bytes | None]
 """A time and a value; without one, the row was deleted."""
 VALUE_BYTES = 8_000
+LARGE = "large"
+"""A keyspace that every cluster has, whose tables have one tablet."""
+LARGE_ROWS = 700
 BATCH_BYTES = 256 << 10
 
 
@@ -435,6 +455,17 @@ def newest(one: Written, other: Written) -> Written:
 
 def _brief(written: Written | None) -> object:
     return None if written is None else (written[0], None if written[1] is None else written[1][:4].hex())
+
+
+def large_table(cluster: PipelineCluster, name: str) -> Replicas:
+    """Of one tablet. The first node has some MiB, of which the second has other versions: older ones, newer ones and
+    deleted ones, and rows of its own."""
+    table = Replicas(cluster, LARGE, name)
+    table.write(0, some_rows(range(LARGE_ROWS), 2_000, 1) | deleted(range(50, 60), 2_000))
+    older, newer = some_rows(range(20), 1_000, 2, 100), some_rows(range(20, 40), 3_000, 3, 100)
+    own = some_rows(range(LARGE_ROWS, LARGE_ROWS + 20), 2_000, 4, 100)
+    table.write(1, older | newer | own | deleted(range(40, 50), 3_000) | some_rows(range(50, 60), 1_000, 5, 100))
+    return table
 
 
 def some_rows(keys: Sequence[int], timestamp_us: int, seed: int, size_bytes: int = VALUE_BYTES) -> dict[int, Written]:
