@@ -7,6 +7,7 @@ import typer
 from ebla.cli.copy_tablet import Detach, tell_end
 from ebla.cli.job_access import JobAccess, with_jobs
 from ebla.cli.job_following import Asked, carry_out
+from ebla.cli.shown_jobs import counted
 from ebla.cli.shown_rows import print_table
 from ebla.cli.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
 from ebla.cli.telling import errors_told, outcomes_told
@@ -91,4 +92,4 @@ def _print_differences(asked: Asked, job: Job) -> None:
     print_table(("after", "up_to", "replicas: address:hash(rows)"), rows)
     more = job.result.differences_total - len(rows)
     if more:
-        typer.echo(f"{more} more ranges differ")
+        typer.echo(f"and {counted(more, 'more range')}")

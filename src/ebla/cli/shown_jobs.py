@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 
 from ebla.cli.status_table import duration
-from ebla.wire.jobs import ENDED, Job, JobState, Progress
+from ebla.wire.jobs import ENDED, Compare, Job, JobState, Progress
 
 UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -31,6 +31,10 @@ def size_words(size_bytes: int) -> str:
         if size_bytes >= unit:
             return f"{size_bytes / unit:.1f} {name}"
     return f"{size_bytes} B"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def progress_words(progress: Progress) -> str:
@@ -60,12 +64,13 @@ def result_words(job: Job) -> str:
     if result is None:
         return "nothing to tell"
     took = duration(job.ended_ms - job.started_ms)
-    if result.ranges_compared:
-        same = "no difference" if not result.differences_total else f"{result.differences_total} ranges differ"
-        healed = f", {result.healed_rows} rows brought to where they were missing" if result.healed_rows else ""
-        return f"{same} in {result.ranges_compared} ranges, {result.rows} rows{healed}, {took}"
+    if isinstance(job.wish, Compare):
+        found = counted(result.differences_total, "difference") if result.differences_total else "no difference"
+        healed = f", {counted(result.healed_rows, 'row')} brought to where they were missing" * bool(result.healed_rows)
+        where = f"{counted(result.ranges_compared, 'range')}, {counted(result.rows, 'row')}"
+        return f"{found} in {where}{healed}, {took}"
     parts = [size_words(result.bytes_moved)]
-    parts += [f"{result.layers} layers"] if result.layers else []
-    parts += [f"{result.rows} rows"] if result.rows else []
+    parts += [counted(result.layers, "layer")] if result.layers else []
+    parts += [counted(result.rows, "row")] if result.rows else []
     parts += ["by links on this machine"] if result.short_cut else []
     return f"{', '.join(parts)}, {took}"

@@ -355,6 +355,10 @@ class SmallGroup0:
             if index > request.after.index and key.startswith(request.prefix)
         ]
 
+    def new_loop(self) -> None:
+        """Whoever waited is gone with the loop before."""
+        self._changed = asyncio.Event()
+
     # ---- jobs
 
     def put_job(self, job: Job) -> None:

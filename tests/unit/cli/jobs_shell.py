@@ -1,0 +1,118 @@
+"""The `ebla` command against a small group 0, with a pipeline beside it whose runs do as told."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.unit.pipeline.jobs_rig import (
+    HOSTS,
+    LoopClock,
+    ScriptedEngine,
+    SmallGroup0,
+    T,
+    a_snapshot,
+    in_simulated_time,
+)
+from typer.testing import CliRunner, Result
+
+from ebla.cli import compare, job_following, pipeline
+from ebla.cli.app import app
+from ebla.cli.job_access import JobAccess
+from ebla.client.jobs import JobClient
+from ebla.model.errors import EblaError
+from ebla.model.identity import ClusterId, HistoryId, HostId, SessionId, TopologyVersion
+from ebla.pipeline.job_queue import JobQueue, QueueSetup
+from ebla.pipeline.runs import Attendant, Drawn
+from ebla.sim.chance import SimChance
+from ebla.wire.group0_messages import Group0Report
+from ebla.wire.jobs import Job, JobResult, Progress
+from ebla.wire.report import unreported
+from ebla.wire.verbs import PeerStatus, StatusAnswer
+
+
+class Outcomes:
+    """`job_queue.Runner`: each run takes a while and gives the next outcome."""
+
+    def __init__(self) -> None:
+        self._chance = SimChance("outcomes")
+        self.next: list[JobResult | EblaError] = []
+        self.takes_s = 2.0
+
+    def draw(self) -> Drawn:
+        return Drawn(SessionId(self._chance.uuid()), TopologyVersion(1))
+
+    async def run(self, job: Job, drawn: Drawn, attendant: Attendant) -> JobResult:
+        attendant.tell(Progress("copying files", 512, 1024))
+        await asyncio.sleep(self.takes_s)
+        outcome = self.next.pop(0)
+        if isinstance(outcome, EblaError):
+            raise outcome
+        return outcome
+
+    async def close(self, session: SessionId) -> None:
+        pass
+
+
+class JobsShell:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.group0 = SmallGroup0()
+        self.outcomes = Outcomes()
+        self.engine = ScriptedEngine(SimChance("engine"))
+        self.chance = SimChance("shell")
+        self.down: tuple[HostId, ...] = ()
+        for module in (job_following, pipeline, compare):
+            patch.setattr(module, "with_jobs", self.with_jobs)
+
+    def with_jobs(self, _data: Path, _name: str | None, work: Callable[[JobAccess], Awaitable[T]]) -> T:
+        """In the place of `cli.job_access.with_jobs`: every call is a life of the pipeline."""
+
+        async def run() -> T:
+            self.group0.new_loop()
+            jobs = JobClient(self.group0.ask, (LoopClock(), self.chance))
+            access = JobAccess(jobs, a_snapshot(), self._status(), (("node1", HOSTS[0]),))
+            setup = QueueSetup(HOSTS[0], 7, LoopClock(), self.chance, unreported)
+            queue = JobQueue(self.group0.ask, self.outcomes, self.engine, setup)
+            async with asyncio.TaskGroup() as tasks:
+                acting = tasks.create_task(queue.run())
+                try:
+                    return await work(access)
+                except EblaError as error:
+                    failure = error
+                finally:
+                    acting.cancel()
+            raise failure
+
+        return in_simulated_time(run())
+
+    def with_jobs_for(self, seconds: float) -> None:
+        """The pipeline alone, for a while."""
+
+        async def wait(_access: JobAccess) -> None:
+            await asyncio.sleep(seconds)
+
+        self.with_jobs(Path(), None, wait)
+
+    def _status(self) -> StatusAnswer:
+        peers = tuple(PeerStatus(host, "", host not in self.down) for host in HOSTS[1:])
+        group0 = Group0Report(HistoryId(UUID(int=5)), "leader", 1, HOSTS[0], 1, 1, 1, 1)
+        return StatusAnswer(HOSTS[0], ClusterId(UUID(int=1)), "ebla", "", 0, (), peers, group0=group0)
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(app, list(arguments))
+
+    def ok(self, *arguments: str) -> str:
+        told = self.run(*arguments)
+        assert told.exit_code == 0, told.output
+        return told.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ok(*arguments, "--json"))
+
+    def failed(self, *arguments: str) -> str:
+        told = self.run(*arguments)
+        assert told.exit_code == 1, told.output
+        return told.stderr

@@ -1,0 +1,214 @@
+"""Commands that ask for jobs, follow them, show and cancel them."""
+
+import json
+
+import pytest
+from tests.unit.cli.jobs_shell import JobsShell
+from tests.unit.pipeline.jobs_rig import HOSTS, a_job
+from tests.unit.topology.small_cluster import TABLE
+
+from ebla.cli import job_following
+from ebla.cli.compare import parse_range
+from ebla.cli.job_following import INTERRUPTED
+from ebla.cli.shown_jobs import job_words, progress_words, size_words
+from ebla.model.errors import InvalidRequest, Unreachable
+from ebla.model.token import Token, TokenRange
+from ebla.ports.transfers import EngineState, EngineStatus
+from ebla.wire.jobs import Compare, CopyTablet, Difference, Job, JobResult, JobState, Progress
+
+A, B, C = HOSTS
+COPY = ("copy-tablet", "ks.t", "0", "--from", "127.0.0.1", "--to", "127.0.0.2")
+DIFFERENCE = Difference(TokenRange(Token(10), Token(20)), ((A, "ab" * 16, 3), (B, "cd" * 16, 2)))
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> JobsShell:
+    return JobsShell(monkeypatch)
+
+
+# ---- copying
+
+
+def test_a_copy_is_followed_to_its_end(shell: JobsShell) -> None:
+    shell.outcomes.next = [JobResult(bytes_moved=3 << 20, layers=1, short_cut=True)]
+    told = shell.run(*COPY)
+    assert told.exit_code == 0
+    assert told.stdout == (
+        "copy tablet 0 of ks.t from 127.0.0.1 to 127.0.0.2: done: 3.0 MiB, 1 layer, by links on this machine, 2 s\n"
+    )
+    assert "copying files" in told.stderr
+
+
+def test_for_programs_the_whole_record_is_printed_and_nothing_else(shell: JobsShell) -> None:
+    shell.outcomes.next = [JobResult(bytes_moved=7)]
+    told = shell.run(*COPY, "--no-short-cut", "--json")
+    assert told.exit_code == 0
+    assert not told.stderr
+    job = json.loads(told.stdout)
+    assert (job["state"], job["result"]["bytes_moved"]) == ("done", 7)
+    assert job["wish"] == {
+        "kind": "copy_tablet",
+        "table": str(TABLE),
+        "tablet": 0,
+        "source": str(A),
+        "target": str(B),
+        "short_cut": False,
+    }
+
+
+@pytest.mark.parametrize("name", ["node1", "127.0.0.1", str(A), str(A).upper()])
+def test_a_node_has_several_names(shell: JobsShell, name: str) -> None:
+    shell.outcomes.next = [JobResult()]
+    job = shell.json("copy-tablet", "ks.t", "0", "--from", name, "--to", "127.0.0.2")
+    assert job["wish"]["source"] == str(A)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("ks.t", "9", "--from", "127.0.0.1", "--to", "127.0.0.2"), "ks.t has no tablet 9"),
+        (("ks.none", "0", "--from", "127.0.0.1", "--to", "127.0.0.2"), "there is no table ks.none"),
+        (("ks.t", "0", "--from", "127.0.0.1", "--to", "127.0.0.9"), "'127.0.0.9' is no node"),
+        (("ks.t", "0", "--from", "127.0.0.1", "--to", "0000"), "3 nodes begin with '0000'"),
+        (("ks.t", "0", "--from", "127.0.0.1", "--to", "127.0.0.1"), "to itself"),
+        (("ks.t", "0", "--from", "127.0.0.1", "--to", "127.0.0.3"), "is no replica of tablet 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_a_job_is_written(
+    shell: JobsShell, arguments: tuple[str, ...], words: str
+) -> None:
+    assert words in shell.failed("copy-tablet", *arguments)
+    assert not [key for key in shell.group0.values if key.startswith("jobs/")]
+
+
+def test_a_node_that_is_down_is_told_at_once(shell: JobsShell) -> None:
+    shell.down = (B,)
+    assert "127.0.0.2" in shell.failed(*COPY)
+
+
+def test_a_job_that_fails_says_why(shell: JobsShell) -> None:
+    shell.outcomes.next = [InvalidRequest("the tablet was split meanwhile")]
+    assert "failed: the tablet was split meanwhile" in shell.failed(*COPY)
+
+
+def test_one_that_breaks_is_tried_again_while_it_is_followed(shell: JobsShell) -> None:
+    shell.outcomes.next = [Unreachable("no way to 127.0.0.2"), JobResult(bytes_moved=1)]
+    told = shell.run(*COPY)
+    assert told.exit_code == 0
+    assert "waiting: no way to 127.0.0.2" in told.stderr
+
+
+def test_detached_it_goes_on_alone(shell: JobsShell) -> None:
+    shell.outcomes.next = [JobResult(bytes_moved=1)]
+    told = shell.ok(*COPY, "--detach")
+    assert "cancel it with: ebla pipeline cancel " in told
+    (job,) = shell.json("pipeline", "jobs")
+    assert told.startswith(f"job {job['id']}: ")
+
+
+def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_it(
+    shell: JobsShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Job:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job_following, "follow", interrupted)
+    told = shell.run(*COPY)
+    assert told.exit_code == INTERRUPTED
+    (job,) = shell.json("pipeline", "jobs")
+    assert f"job {job['id']} goes on; cancel it with: ebla pipeline cancel {job['id']}" in told.stderr
+    assert not job["cancel_asked"]
+
+
+# ---- comparing
+
+
+def test_equal_replicas_are_a_success(shell: JobsShell) -> None:
+    shell.outcomes.next = [JobResult(ranges_compared=2, rows=1)]
+    assert shell.ok("compare", "ks.t") == "compare ks.t: done: no difference in 2 ranges, 1 row, 2 s\n"
+
+
+def test_replicas_that_differ_are_shown_with_exit_status_1(shell: JobsShell) -> None:
+    shell.outcomes.next = [JobResult(ranges_compared=2, rows=9, differences=(DIFFERENCE,), differences_total=3)]
+    told = shell.run("compare", "ks.t")
+    assert told.exit_code == 1
+    assert "3 differences in 2 ranges, 9 rows" in told.stdout
+    assert "10     20     127.0.0.1:abababab(3) 127.0.0.2:cdcdcdcd(2)" in told.stdout
+    assert "and 2 more ranges" in told.stdout
+
+
+def test_what_was_healed_is_a_success(shell: JobsShell) -> None:
+    shell.outcomes.next = [JobResult(ranges_compared=2, rows=9, healed_rows=4)]
+    told = shell.ok("compare", "ks.t", "--heal", "--range=-5:7")
+    assert "compare and heal ks.t in -5:7: done: no difference in 2 ranges" in told
+    assert "4 rows brought to where they were missing" in told
+
+
+@pytest.mark.parametrize("text", ["", "5", "a:b", "1:", "1:99999999999999999999"])
+def test_a_range_has_two_tokens(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_range(text)
+    assert parse_range("-5:7") == TokenRange(Token(-5), Token(7))
+
+
+# ---- the pipeline
+
+
+def test_the_pipeline_is_shown_with_its_jobs(shell: JobsShell) -> None:
+    shell.outcomes.next = [JobResult()]
+    shell.ok(*COPY)
+    told = shell.ok("pipeline", "status")
+    assert "pipeline  ready on local[2], Spark 4" in told
+    assert "node      127.0.0.1, process 7" in told
+    assert "jobs      0 waiting, 0 running, 1 done, 0 failed, 0 cancelled" in told
+
+
+def test_a_pipeline_that_cannot_is_told_with_the_cause(shell: JobsShell) -> None:
+    shell.engine.state = EngineStatus(EngineState.UNAVAILABLE, "no Java was found", "local[2]")
+    shell.run(*COPY, "--detach")
+    shell.with_jobs_for(5)
+    told = shell.run("pipeline", "status")
+    assert told.exit_code == 1
+    assert "unavailable on local[2]: no Java was found" in told.stdout
+    assert "waiting: pipeline unavailable: no Java was found" in shell.ok("pipeline", "jobs")
+
+
+def test_a_job_is_cancelled_by_the_first_letters_of_its_id(shell: JobsShell) -> None:
+    shell.engine.state = EngineStatus(EngineState.STARTING)
+    shell.run(*COPY, "--detach")
+    (job,) = shell.json("pipeline", "jobs")
+    assert shell.ok("pipeline", "cancel", job["id"][:6]) == f"cancelled {job['id']}: {job['what']}\n"
+    assert "no jobs wait or run" in shell.ok("pipeline", "jobs")
+    assert "cancelled" in shell.ok("pipeline", "jobs", "--all")
+    assert "has ended: it is cancelled" in shell.failed("pipeline", "cancel", job["id"])
+
+
+def test_a_job_that_is_not_there_cannot_be_cancelled(shell: JobsShell) -> None:
+    assert "there is no job 'abcdef'" in shell.failed("pipeline", "cancel", "abcdef")
+
+
+# ---- words
+
+
+def test_sizes_have_units() -> None:
+    assert [size_words(size) for size in (0, 1023, 1024, 5 << 20, 3 << 30)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "5.0 MiB",
+        "3.0 GiB",
+    ]
+
+
+def test_progress_is_told_by_bytes_or_else_by_tasks() -> None:
+    assert progress_words(Progress("copying", 1024, 2048, 1, 2)) == "copying, 1.0 KiB of 2.0 KiB"
+    assert progress_words(Progress("comparing", 0, 0, 1, 2)) == "comparing, task 1 of 2"
+
+
+def test_a_job_stands_in_one_line() -> None:
+    copy = CopyTablet(TABLE, 0, A, B)
+    assert job_words(a_job(1, copy)) == "waiting"
+    asked = a_job(1, copy, state=JobState.RUNNING, cancel_asked=True, progress=Progress("copying"))
+    assert job_words(asked) == "running, asked to cancel: copying"
+    assert job_words(a_job(1, copy, state=JobState.FAILED, cause="no room")) == "failed: no room"
+    assert job_words(a_job(1, Compare(TABLE), state=JobState.DONE)) == "done: nothing to tell"
