@@ -1,0 +1,156 @@
+"""The Flight door of a real node: checkpoints of real shards read over it, files and rows staged and sealed, a session
+closed, certificates renewed."""
+
+import asyncio
+import json
+import ssl
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.conftest import LocalNodes, eventually
+from typer.testing import CliRunner
+
+from ebla.cli.app import app
+from ebla.cli.asking import admin_of
+from ebla.cli.renewal import renew_certificates
+from ebla.model.errors import Refused
+from ebla.model.identity import Address, AttemptId, JobId, SessionId, ShardNumber, TableId, TopologyVersion, TransferId
+from ebla.model.token import WHOLE_RING
+from ebla.model.transfers import Source, StagedFile, StagingKind, Target
+from ebla.pipeline.flight_client import ClientLimits, FilePlace, FlightClient
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.wire.report import unreported
+from ebla.wire.transfer_messages import (
+    BulkStatusAnswer,
+    BulkStatusRequest,
+    CloseSessionRequest,
+    HashesQuestion,
+    OpenSessionRequest,
+    OpenStagingRequest,
+    SealRequest,
+    TakeCheckpointRequest,
+)
+from ebla.wire.verbs import BULK_STATUS, CLOSE_SESSION, OPEN_SESSION, OPEN_STAGING, SEAL, TAKE_CHECKPOINT, A, Q, Verb
+
+ROWS = 12
+QUICK = ClientLimits(tries_max=2, pause_s=0.1)
+Make = Callable[..., LocalNodes]
+
+
+def told(nodes: LocalNodes, *arguments: str) -> Any:
+    result = CliRunner().invoke(app, [*arguments, "--data", str(nodes.data), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session of a bulk job on a node with a table of some rows."""
+
+    nodes: LocalNodes
+    id: SessionId
+    table: TableId
+    version: TopologyVersion
+
+    @property
+    def client(self) -> FlightClient:
+        return FlightClient((self.nodes.nodes[0].folder.tls / "authority.pem").read_bytes(), QUICK)
+
+    def bulk(self, verb: Verb[Q, A], request: Q) -> A:
+        return asked(self.nodes, self.nodes.nodes[0].folder.bulk_socket, verb, request)
+
+    def source(self) -> Source:
+        wanted = TakeCheckpointRequest(self.id, self.table, WHOLE_RING, self.version)
+        return self.bulk(TAKE_CHECKPOINT, wanted).source
+
+    def target(self, kind: StagingKind) -> Target:
+        shard, transfer = ShardNumber(0), TransferId(uuid.uuid4())
+        wanted = OpenStagingRequest(self.id, transfer, self.table, shard, WHOLE_RING, self.version, kind, 1000)
+        return self.bulk(OPEN_STAGING, wanted).target
+
+    def status(self) -> BulkStatusAnswer:
+        return self.bulk(BULK_STATUS, BulkStatusRequest())
+
+    def close(self) -> None:
+        asked(self.nodes, self.nodes.nodes[0].folder.control_socket, CLOSE_SESSION, CloseSessionRequest(self.id))
+
+
+def asked(nodes: LocalNodes, socket: Path, verb: Verb[Q, A], request: Q) -> A:
+    async def run() -> A:
+        async with TcpTransport(None, TransportLimits(), unreported) as transport:
+            return await admin_of(transport, nodes.nodes[0], 30_000).ask(Address(str(socket)), verb, request, verb.lane)
+
+    return asyncio.run(run())
+
+
+def opened(make_nodes: Make, *, rows: int = ROWS) -> Session:
+    nodes = make_nodes(1)
+    nodes.start_all()
+    made = told(nodes, "table", "create", "shop.orders", "id int PRIMARY KEY, total int", "--tablets", "1")
+    for number in range(rows):
+        told(nodes, "row", "put", "shop.orders", f"id={number}", f"total={10 * number}")
+    table, session = TableId(uuid.UUID(made["id"])), SessionId(uuid.uuid4())
+    request = OpenSessionRequest(session, table, JobId(uuid.uuid4()), 60_000)
+    answer = asked(nodes, nodes.nodes[0].folder.control_socket, OPEN_SESSION, request)
+    return Session(nodes, session, table, answer.version)
+
+
+def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> None:
+    session = opened(make_nodes)
+    target = session.target(StagingKind.FILES)
+    source = session.source()
+    attempt = AttemptId(uuid.uuid4())
+    with session.client as client:
+        rows = [
+            row for batch in client.get_typed_rows(source, WHOLE_RING, ("id", "total"), 0) for row in batch.to_pylist()
+        ]
+        assert sorted((row["id"], row["total"]) for row in rows) == [(number, 10 * number) for number in range(ROWS)]
+        hashes = client.get_hashes(source, HashesQuestion(WHOLE_RING, 4, 0))
+        assert sum(hashes.column("rows").to_pylist()) == ROWS
+
+        staged: list[StagedFile] = []
+        for place, layer in enumerate(source.parts[0].layers):
+            for file in layer.files:
+                wanted = FilePlace(0, place, file.name)
+                staged.append(client.move_file(source, wanted, target, attempt, f"{place}/{file.name}"))
+        assert session.status().received_bytes == source.size_bytes
+        ranges = tuple(layer.range for layer in source.parts[0].layers)
+        sealed = session.bulk(SEAL, SealRequest(session.id, target.transfer, attempt, tuple(staged), ranges))
+        assert (sealed.size_bytes, sealed.copied_files) == (source.size_bytes, 0)
+
+        rows_target = session.target(StagingKind.ROWS)
+        brought = client.put_rows(rows_target, attempt, client.get_rows(source, WHOLE_RING))
+        sealed = session.bulk(SEAL, SealRequest(session.id, rows_target.transfer, attempt, (brought,)))
+        assert sealed.size_bytes
+
+        session.close()
+        with pytest.raises(Refused, match="session"):
+            list(client.get_rows(source, WHOLE_RING))
+        with pytest.raises(Refused, match="session"):
+            client.put_rows(rows_target, AttemptId(uuid.uuid4()), [])
+    status = session.status()
+    assert status.refused_closed >= 2
+    assert status.streams == 0
+
+
+def test_the_door_shows_a_renewed_certificate(make_nodes: Make) -> None:
+    session = opened(make_nodes, rows=1)
+    node = session.nodes.nodes[0]
+    source = session.source()
+    renew_certificates(session.nodes.nodes, SystemClock())
+    kept = (node.folder.tls / "node.pem").read_text().split()
+
+    def shown() -> list[str]:
+        try:
+            return ssl.get_server_certificate((source.flight.host, source.flight.port), timeout=2).split()
+        except OSError:
+            return []  # for a moment the door is closed
+
+    eventually(lambda: shown() == kept, "the new certificate is shown")
+    with session.client as client:
+        assert sum(len(batch) for batch in client.get_rows(source, WHOLE_RING)) == 1
