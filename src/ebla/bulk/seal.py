@@ -30,8 +30,6 @@ from ebla.storage.staging_format import (
     write_sealed,
 )
 
-ROWS_MERGED_BYTES_MAX = 8 << 20
-"""Rows of at most so many bytes are left to the shard to merge; of more a layer is made."""
 _COPY_SUFFIX = ".copy"
 
 
@@ -203,7 +201,7 @@ class Sealer:
         await self._taken(staged, order.attempt, folder, order.files)
         if not rows.size_bytes:
             return SealedFile(order.attempt)
-        if rows.size_bytes <= ROWS_MERGED_BYTES_MAX:
+        if rows.size_bytes <= self._parts.limits.rows_merged_bytes_max:
             count = await check_rows(self._disk, path, target.range)
             return SealedFile(order.attempt, rows_file=_below(staged, path), rows=count, size_bytes=rows.size_bytes)
         layer = f"{folder}/0"

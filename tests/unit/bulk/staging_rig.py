@@ -61,6 +61,9 @@ class BuildsHere:
         return await run_build(MemoryEngine(self._disk), self._disk, job)
 
 
+ROWS_MERGED_BYTES_MAX = TransferLimits().rows_merged_bytes_max
+
+
 class StagingRig:
     """One life of it. `disk` may be a disk in front of the life's own."""
 
@@ -74,7 +77,7 @@ class StagingRig:
             MACHINE,
             SimIsolation(own),
             BuildsHere(self.disk),
-            limits or TransferLimits(),
+            limits or TransferLimits(rows_merged_bytes_max=ROWS_MERGED_BYTES_MAX),
             unreported,
         )
         self.staging = Staging(parts)

@@ -5,12 +5,12 @@ import dataclasses
 from functools import partial
 
 import pytest
+from tests.unit.bulk import staging_rig
 from tests.unit.bulk.staging_rig import FILES, FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, order_of
 from tests.unit.bulk.test_staged_rows import ITEMS, RECORDS, ROWS_TOLD
 from tests.unit.journal.on_disks import Machine
 from tests.unit.storage.failing_disk import Died, FailingDisk, Failure
 
-from ebla.bulk import seal as seal_module
 from ebla.bulk.seal import SealOrder
 from ebla.bulk.staging_state import Phase
 from ebla.model.errors import DiskFull, Refused
@@ -104,7 +104,7 @@ async def look_and_seal_again(disk: LifeDisk, kind: StagingKind, *, power_lost: 
 def test_a_seal_that_is_cut_off_is_there_whole_or_not_at_all(
     kind: StagingKind, merged_max: int, power_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seal_module, "ROWS_MERGED_BYTES_MAX", merged_max)
+    monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
     ends: list[bool] = []
     for call in range(CALLS_MAX):
         machine = Machine(call)
@@ -123,7 +123,7 @@ def test_a_seal_that_is_cut_off_is_there_whole_or_not_at_all(
 def test_a_seal_without_space_seals_nothing_and_can_be_asked_again(
     kind: StagingKind, merged_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seal_module, "ROWS_MERGED_BYTES_MAX", merged_max)
+    monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
     for call in range(CALLS_MAX):
         machine = Machine(call)
         machine.run(lambda disk: stage(disk, kind))

@@ -3,10 +3,10 @@
 import zlib
 
 import pytest
+from tests.unit.bulk import staging_rig
 from tests.unit.bulk.staging_rig import FIRST, PLACE, StagingRig, machine
 from tests.unit.storage.store_rig import plain
 
-from ebla.bulk import seal
 from ebla.bulk.seal import SealOrder
 from ebla.model.errors import Corruption, InvalidRequest, Refused
 from ebla.model.token import WHOLE_RING, Token, TokenRange
@@ -62,7 +62,7 @@ async def sealed_items(rig: StagingRig, records: bytes, tokens: TokenRange = WHO
 
 @pytest.mark.parametrize("merged_max", [len(RECORDS), len(RECORDS) - 1])
 def test_rows_are_merged_or_made_a_layer(merged_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal, "ROWS_MERGED_BYTES_MAX", merged_max)
+    monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
 
     async def main(disk: LifeDisk) -> None:
         assert await sealed_items(await StagingRig(disk).begin(), RECORDS) == ITEMS
@@ -108,7 +108,7 @@ def test_rows_that_are_not_as_they_should_be_are_not_sealed(
     merged_max: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(seal, "ROWS_MERGED_BYTES_MAX", merged_max)
+    monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
 
     async def main(disk: LifeDisk) -> None:
         rig = await StagingRig(disk).begin()

@@ -106,6 +106,9 @@ class TransfersLedger:
         if known != dict(items):
             self.fail(f"INV-XFER-2: two attempts at transfer {transfer} read different rows")
 
+    def has_rows(self, transfer: TransferId) -> bool:
+        return transfer in self._rows
+
     # -- what has arrived --------------------------------------------------------------------------------------------
 
     def appeared(self, found: Appeared, disk: LifeDisk) -> None:

@@ -44,6 +44,8 @@ class TransferTaps:
         self._own = own
         self._disk = disk
         self._entries: dict[Incarnation, StackEntry] = {}
+        self._fresh: dict[TransferId, str] = {}
+        """The folder of the first layer that came by a transfer."""
 
     def watch(self, replica: ReplicaServer) -> None:
         adoptions = replica._adoptions  # noqa: SLF001  # see above
@@ -62,9 +64,19 @@ class TransferTaps:
                 _ADOPTING.reset(token)
             if answer.rows:
                 self._ledger.merged(self._own, request.transfer, call.items)
+            await self._check_built(request.transfer)
             return answer
 
         adoptions.adopt = watched  # type: ignore[method-assign]  # notes, and does the same
+
+    async def _check_built(self, transfer: TransferId) -> None:
+        """A layer that was made of staged rows: all of them, and nothing else."""
+        folder = self._fresh.pop(transfer, None)
+        if folder is None or not self._ledger.has_rows(transfer) or not self._disk.exists(folder):
+            return  # files as they were sent, or a fold was quicker
+        layer = await MemoryEngine(self._disk).open(folder, writable=False)
+        self._ledger.merged(self._own, transfer, list(layer.scan()))
+        await layer.discard()
 
     def _watch_manifest(self, store: Store) -> None:
         manifest = store._parts.manifest  # noqa: SLF001  # see above
@@ -112,18 +124,10 @@ class TransferTaps:
                 if began is not None and not at_start:
                     self._ledger.effect(self._own, session, began)
                 placed = [(one, stack.folder_of(one)) for one in layers]
+                self._fresh[transfer] = placed[0][1]
                 self._ledger.appeared(Appeared(self._own, stack.incarnation, session, transfer, placed), self._disk)
 
 
 def _named(origin: str) -> tuple[SessionId, TransferId]:
     session, _, transfer = origin.partition("/")
     return SessionId(uuid.UUID(session)), TransferId(uuid.UUID(transfer))
-
-
-async def rows_of(disk: LifeDisk, folder: str) -> list[Item]:
-    """Of a layer that was built of staged rows."""
-    layer = await MemoryEngine(disk).open(folder, writable=False)
-    try:
-        return list(layer.scan())
-    finally:
-        await layer.discard()

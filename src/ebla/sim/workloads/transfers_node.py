@@ -65,7 +65,14 @@ KILLED_SHARE, PAUSED_SHARE = 0.02, 0.02
 ECHO_SHARE = 0.06
 ECHO_S_MAX = 12.0
 LIMITS = TransferLimits(
-    puts_max=8, gets_max=10, free_bytes_min=2_000, barrier_ms=2_000, shard_ms=4_000, build_ms=10_000, sweep_ms=2_000
+    puts_max=8,
+    gets_max=10,
+    free_bytes_min=2_000,
+    barrier_ms=2_000,
+    shard_ms=4_000,
+    build_ms=10_000,
+    sweep_ms=2_000,
+    rows_merged_bytes_max=1_000,
 )
 PIPELINE = PipelineLimits(
     heartbeat_ms=500,
