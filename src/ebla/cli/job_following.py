@@ -64,7 +64,7 @@ def follow(asked: Asked, job: JobId) -> Job:
     shows_bar = console.is_terminal and not asked.as_json
 
     async def watch(access: JobAccess) -> Job:
-        shown = _Bar(console) if shows_bar else _Lines(quiet=asked.as_json)
+        shown = Bar(console) if shows_bar else _Lines(quiet=asked.as_json)
         with shown:
             async for record in access.jobs.follow(job):
                 shown.update(record)
@@ -126,18 +126,23 @@ class _Rate(ProgressColumn):
         return self._speed.render(task) if task.fields["by_bytes"] else Text("")
 
 
-class _Bar:
+class Bar:
+    """As long as it is entered, one line at the foot of the terminal."""
+
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), _Rate(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True)
         self._task: TaskID = self._progress.add_task("waiting", total=None, by_bytes=False)
 
-    def __enter__(self) -> "_Bar":
+    def __enter__(self) -> "Bar":
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+    def refresh(self) -> None:
+        self._progress.refresh()
 
     def update(self, job: Job) -> None:
         told = job.progress

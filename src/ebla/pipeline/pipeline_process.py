@@ -90,7 +90,7 @@ class PipelineProcess:
         while True:
             await self._acts.wait()
             setup.report("pipeline.acts", {})
-            steps = TransferSteps(doors, around.chance, setup.limits.steps)
+            steps = TransferSteps(doors, around.chance, setup.limits.steps, setup.report)
             parts = RunParts(steps, self._transfers, self.view, around.clock, around.chance, setup.limits.run)
             queue = JobQueue(
                 doors.control,

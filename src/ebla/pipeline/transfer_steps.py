@@ -24,6 +24,7 @@ from ebla.model.token import TokenRange
 from ebla.model.transfers import Moved, Source, StagingKind, Target
 from ebla.pipeline.doors import Doors
 from ebla.ports.chance import Chance
+from ebla.wire.report import Report, unreported
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     AdoptRequest,
@@ -86,10 +87,11 @@ class Scope:
 
 
 class TransferSteps:
-    def __init__(self, doors: Doors, chance: Chance, limits: StepLimits) -> None:
+    def __init__(self, doors: Doors, chance: Chance, limits: StepLimits, report: Report = unreported) -> None:
         self._doors = doors
         self._chance = chance
         self._limits = limits
+        self._report = report
 
     # ---- sessions
 
@@ -100,12 +102,15 @@ class TransferSteps:
     async def close_session(self, session: SessionId) -> CloseSessionAnswer:
         """Tries until it is closed: nothing may go on before. Whoever gives up waiting cancels."""
         request = CloseSessionRequest(session)
-        pause_ms = self._limits.pause_first_ms
+        pause_ms, told = self._limits.pause_first_ms, ""
         while True:
             try:
                 return await self._doors.control(CLOSE_SESSION, request, self._limits.close_session_ms)
-            except EblaError:
-                pause_ms = await self._pause(pause_ms)
+            except EblaError as error:
+                if error.message != told:  # once, not every few seconds
+                    told = error.message
+                    self._report("session.not_closed", {"session": str(session), "cause": str(error)})
+            pause_ms = await self._pause(pause_ms)
 
     # ---- the target's side
 
