@@ -352,7 +352,7 @@ async def measure_checkpoint(bench: Bench) -> None:
         for number in range(4):
             copy = bench.path(f"large-{number}")
             shutil.copytree(bench.path("large"), copy)
-            await store.adopt(stack, Adoption(copy, WHOLE_RING, f"bench-{number}"))
+            await store.adopt_all(stack, (Adoption(copy, WHOLE_RING, f"bench-{number}"),))
         for batch in batches_of(items_of(columns_of(range(10_000), 2), 20)):
             await store.write(stack, batch)
         bench.note("checkpoint_stack_mb", sum(one.size_bytes for one in stack.entry.bases) / 1e6)

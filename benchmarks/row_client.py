@@ -209,6 +209,9 @@ class ShardClient(asyncio.Protocol):
             self.spell.answered += 1
         else:
             self.spell.failed += 1
+        self._answered(now, out)
+
+    def _answered(self, now: float, out: list[bytes]) -> None:
         if now < self._ends_at:
             self._send(now, out)
         elif not self._sent and not self.done.done():

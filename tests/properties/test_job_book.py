@@ -28,14 +28,15 @@ from ebla.pipeline.job_book import (
     moves_files,
     next_steps,
 )
-from ebla.wire.jobs import ENDED, Compare, CopyTablet, Job, JobState, StreamRange, Wish
+from ebla.wire.jobs import ENDED, Compare, CopyTablets, Job, JobState, StreamRange, Wish
 
 TABLES = [TableId(UUID(int=number)) for number in (1, 2)]
 HOSTS = [HostId(UUID(int=number)) for number in (11, 12)]
 LIMITS = BookLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, left_after_ms=0, kept_max=3)
 
+TABLETS = st.sets(st.integers(0, 2), min_size=1).map(lambda numbers: tuple(sorted(numbers)))
 wishes: st.SearchStrategy[Wish] = st.one_of(
-    st.builds(CopyTablet, st.sampled_from(TABLES), st.integers(0, 1), st.just(HOSTS[0]), st.sampled_from(HOSTS)),
+    st.builds(CopyTablets, st.sampled_from(TABLES), TABLETS, st.just(HOSTS[0]), st.sampled_from(HOSTS)),
     st.builds(StreamRange, st.sampled_from(TABLES), st.just(WHOLE_RING), st.just(()), st.sampled_from(HOSTS)),
     st.builds(Compare, st.sampled_from(TABLES), st.none(), st.booleans()),
 )

@@ -15,7 +15,7 @@ from ebla.cli.telling import errors_told, outcomes_told
 from ebla.client.jobs import has_failed
 from ebla.pipeline.plan_jobs import plan_job
 from ebla.topology.replica_sets import ReplicaSets
-from ebla.wire.jobs import CopyTablet, Job, Wish
+from ebla.wire.jobs import CopyTablets, Job, Wish
 
 Detach = Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on.")]
 
@@ -27,9 +27,9 @@ app = typer.Typer()
 @app.command("copy-tablet")
 def copy_tablet(
     table: TableArgument,
-    tablet: Annotated[int, typer.Argument(metavar="TABLET", help="Its number (see `ebla tablets`).")],
+    tablets: Annotated[list[int], typer.Argument(metavar="TABLET…", help="Their numbers (see `ebla tablets`).")],
     source: Annotated[str, typer.Option("--from", metavar="NODE", help="Address, host id or the first letters of it.")],
-    target: Annotated[str, typer.Option("--to", metavar="NODE", help="Another replica of the tablet.")],
+    target: Annotated[str, typer.Option("--to", metavar="NODE", help="Another replica of them.")],
     short_cut: Annotated[
         bool,
         typer.Option("--short-cut/--no-short-cut", help="Link files where both nodes are on one machine."),
@@ -39,17 +39,18 @@ def copy_tablet(
     node: NodeName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Copy the files of one replica of a tablet to another of its replicas, while both serve.
+    """Copy the files of one replica of tablets to another of their replicas, while both serve.
 
     What the target has stays; of cells that both have the newer one counts. The exit status is 1 if it failed.
     """
 
     def plan(access: JobAccess) -> tuple[Wish, str]:
         schema = table_schema(access.snapshot, table)
-        wish = CopyTablet(schema.id, tablet, access.host(source), access.host(target), short_cut)
+        wish = CopyTablets(schema.id, tuple(tablets), access.host(source), access.host(target), short_cut)
         plan_job(ReplicaSets(access.snapshot), wish, access.down)
         places = f"{access.address(wish.source)} to {access.address(wish.target)}"
-        return wish, f"copy tablet {tablet} of {table} from {places}"
+        named = f"tablet {tablets[0]}" if len(tablets) == 1 else f"{len(tablets)} tablets"
+        return wish, f"copy {named} of {table} from {places}"
 
     with errors_told(), outcomes_told(as_json=as_json):
         asked = Asked(data, node, as_json, detach)

@@ -19,7 +19,7 @@ from ebla.wire.jobs import (
     ENDED,
     JOBS_KEPT_MAX,
     Compare,
-    CopyTablet,
+    CopyTablets,
     Job,
     JobResult,
     JobState,
@@ -136,21 +136,21 @@ class Claim:
 
     table: TableId
     host: HostId | None = None
-    tablet: int | None = None
+    tablets: tuple[int, ...] | None = None
 
     def meets(self, other: "Claim") -> bool:
         return (
             self.table == other.table
             and (self.host is None or other.host is None or self.host == other.host)
-            and (self.tablet is None or other.tablet is None or self.tablet == other.tablet)
+            and (self.tablets is None or other.tablets is None or any(one in other.tablets for one in self.tablets))
         )
 
 
 def claim_of(wish: Wish) -> Claim | None:
     """None: it writes nowhere. Ranges are not looked at: those of one host may lie in one stack or in several."""
     match wish:
-        case CopyTablet():
-            return Claim(wish.table, wish.target, wish.tablet)
+        case CopyTablets():
+            return Claim(wish.table, wish.target, wish.tablets)
         case StreamRange():
             return Claim(wish.table, wish.target)
         case Compare():
@@ -160,7 +160,7 @@ def claim_of(wish: Wish) -> Claim | None:
 
 
 def moves_files(wish: Wish) -> bool:
-    return isinstance(wish, CopyTablet)
+    return isinstance(wish, CopyTablets)
 
 
 # ---- what to do

@@ -13,7 +13,7 @@ from ebla.pipeline.comparing import compare
 from ebla.pipeline.moving import Brought, RowsWanted, copy_files, move_rows
 from ebla.pipeline.plan_jobs import ComparePlan, FilePlan, Plan, RowPlan, plan_job
 from ebla.pipeline.runs import Attendant, Drawn, Meter, Run, RunParts
-from ebla.wire.jobs import CopyTablet, Job, JobResult
+from ebla.wire.jobs import CopyTablets, Job, JobResult
 
 
 class OutOfTime(InvalidRequest):
@@ -53,7 +53,7 @@ class JobRunner:
         plan = self._plan(run)
         match plan:
             case FilePlan():
-                assert isinstance(run.job.wish, CopyTablet)
+                assert isinstance(run.job.wish, CopyTablets)
                 return _result(await copy_files(run, plan, short_cut=run.job.wish.short_cut))
             case RowPlan():
                 return _result(await self._stream(run, plan))

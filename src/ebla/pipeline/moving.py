@@ -14,7 +14,7 @@ from ebla.model.errors import EblaError, InternalError
 from ebla.model.identity import HostId, Replica, TransferId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import FileMove, Moved, Result, RowMove, RowTarget, Source, StagingKind, Target
-from ebla.pipeline.plan_jobs import FilePlan, hull
+from ebla.pipeline.plan_jobs import FilePlan, TabletCopy, hull
 from ebla.pipeline.runs import Run
 from ebla.pipeline.transfer_steps import PASSING
 
@@ -47,22 +47,25 @@ class RowsWanted:
 
 
 async def copy_files(run: Run, plan: FilePlan, *, short_cut: bool) -> Brought:
-    """The source's stack becomes a part of the target's."""
-    steps, scope = run.parts.steps, run.scope
+    """The source's stacks become parts of the target's."""
+    steps, scope, copies = run.parts.steps, run.scope, plan.copies
     run.meter.step("opening the target")
-    first = await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range)
+    places = await steps.all(
+        [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]
+    )
     run.meter.step("taking a checkpoint")
-    source = await steps.take_checkpoint(scope, plan.source.host, plan.range, plan.source)
-    moves: list[FileMove] = []
-    for number, part in enumerate(source.parts):
-        if not part.layers:
-            continue
-        place = first if not moves else await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range)
-        sized = (place, part.size_bytes)
-        target = await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range, sized)
-        moves.append(FileMove(_far(source, short_cut), number, _far_target(target, short_cut)))
+    alone = copies[0].source if len(copies) == 1 else None
+    source = await steps.take_checkpoint(scope, copies[0].source.host, hull([one.range for one in copies]), alone)
+    moves = await steps.all(
+        [
+            partial(_file_move, run, one, (place, source, number))
+            for one, place in zip(copies, places)
+            if (number := _part_of(source, one)) is not None
+        ]
+    )
     brought = Brought()
     if moves:
+        moves = [_without_short_cut(move) for move in moves] if not short_cut else moves
         targets = [move.target for move in moves]
         run.meter.expect(sum(source.parts[move.part].size_bytes for move in moves))
         run.meter.step("copying files")
@@ -70,8 +73,31 @@ async def copy_files(run: Run, plan: FilePlan, *, short_cut: bool) -> Brought:
         ranges = {move.target.transfer: _layer_ranges(move) for move in moves}
         brought = await _settle(run, targets, results, ranges)
         run.meter.moved(brought.size_bytes)
-    await steps.release(run.session, [source], [first, *(move.target for move in moves[1:])])
+    await steps.release(run.session, [source], places)
     return brought
+
+
+def _part_of(source: Source, copy: TabletCopy) -> int | None:
+    """None: the tablet has no row there."""
+    for number, part in enumerate(source.parts):
+        if part.shard == copy.source.shard and part.range == copy.range and part.layers:
+            return number
+    return None
+
+
+async def _file_move(run: Run, copy: TabletCopy, found: tuple[Target, Source, int]) -> FileMove:
+    """Asked for once more now that its size is known: a disk without room says so before it is full."""
+    place, source, number = found
+    again = (place, source.parts[number].size_bytes)
+    target = await run.parts.steps.open_staging(run.scope, copy.target, StagingKind.FILES, copy.range, again)
+    return FileMove(source, number, target)
+
+
+def _without_short_cut(move: FileMove) -> FileMove:
+    """Who is not told which machine a folder is on takes himself to be on another."""
+    source = msgspec.structs.replace(move.source, machine="", folder="")
+    target = msgspec.structs.replace(move.target, machine="", folder="")
+    return msgspec.structs.replace(move, source=source, target=target)
 
 
 async def move_rows(run: Run, wanted: Sequence[RowsWanted], words: str) -> Brought:
@@ -117,15 +143,6 @@ def narrowed(source: Source, part: TokenRange) -> Source:
     """With the stacks that have something of the range alone: whoever asks for rows names the range, and a descriptor
     of each of a thousand ranges must not list the files of all."""
     return msgspec.structs.replace(source, parts=tuple(one for one in source.parts if one.range.overlaps(part)))
-
-
-def _far(source: Source, short_cut: bool) -> Source:
-    """Without the machine that it is on, nobody takes himself to be on the same."""
-    return source if short_cut else msgspec.structs.replace(source, machine="", folder="")
-
-
-def _far_target(target: Target, short_cut: bool) -> Target:
-    return target if short_cut else msgspec.structs.replace(target, machine="", folder="")
 
 
 # ---- what was brought

@@ -17,7 +17,7 @@ from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.static_sharding import last_token_of_shard
 from ebla.topology.tablet_map import TabletMap
 from ebla.topology.vnode_ring import next_ring, previous_ring
-from ebla.wire.jobs import Compare, CopyTablet, StreamRange, Wish
+from ebla.wire.jobs import Compare, CopyTablets, StreamRange, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class FilePlan:
-    table: TableId
+class TabletCopy:
     range: TokenRange
     source: Replica
     target: Replica
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    table: TableId
+    copies: tuple[TabletCopy, ...]
+    """From one host, to one host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ Plan = FilePlan | RowPlan | ComparePlan
 def plan_job(sets: ReplicaSets, wish: Wish, down: Collection[HostId]) -> Plan:
     """Raises `InvalidRequest` where it makes no sense as it stands, `Unavailable` where a node it needs is down."""
     match wish:
-        case CopyTablet():
+        case CopyTablets():
             return _copy(sets.snapshot, wish, down)
         case StreamRange():
             return _stream(sets, wish, down)
@@ -72,26 +78,35 @@ def plan_job(sets: ReplicaSets, wish: Wish, down: Collection[HostId]) -> Plan:
             assert_never(wish)
 
 
-def _copy(snapshot: Snapshot, wish: CopyTablet, down: Collection[HostId]) -> FilePlan:
+def _copy(snapshot: Snapshot, wish: CopyTablets, down: Collection[HostId]) -> FilePlan:
     name = _table_name(snapshot, wish.table)
     tablets = snapshot.tablets.get(wish.table)
     if tablets is None:
         raise InvalidRequest(f"{name} is on vnodes and has no tablets", advice="compare it with --heal instead")
-    if not 0 <= wish.tablet < tablets.tablet_count:
-        raise InvalidRequest(f"{name} has no tablet {wish.tablet}; its tablets are 0 to {tablets.tablet_count - 1}")
+    if not wish.tablets:
+        raise InvalidRequest(f"no tablet of {name} is named", advice=_SEE_TABLETS)
+    unknown = next((number for number in wish.tablets if not 0 <= number < tablets.tablet_count), None)
+    if unknown is not None:
+        raise InvalidRequest(f"{name} has no tablet {unknown}; its tablets are 0 to {tablets.tablet_count - 1}")
     if wish.source == wish.target:
         raise InvalidRequest(f"node {_node_name(snapshot, wish.source)} cannot be copied from to itself")
     _check_up(snapshot, (wish.source, wish.target), down)
-    what = f"tablet {wish.tablet} of {name}"
-    source = _on(wish.source, tablets.replicas(wish.tablet))
-    target = _on(wish.target, tablets.all_replicas(wish.tablet))
+    numbers = sorted(set(wish.tablets))
+    return FilePlan(wish.table, tuple(_copy_of(snapshot, wish, name, number) for number in numbers))
+
+
+def _copy_of(snapshot: Snapshot, wish: CopyTablets, name: str, number: int) -> TabletCopy:
+    tablets = snapshot.tablets[wish.table]
+    what = f"tablet {number} of {name}"
+    source = _on(wish.source, tablets.replicas(number))
+    target = _on(wish.target, tablets.all_replicas(number))
     if source is None:
         raise InvalidRequest(
             f"node {_node_name(snapshot, wish.source)} holds no replica of {what}", advice=_SEE_TABLETS
         )
     if target is None:
         raise InvalidRequest(f"node {_node_name(snapshot, wish.target)} is no replica of {what}", advice=_SEE_TABLETS)
-    return FilePlan(wish.table, _tablet_range(tablets, wish.tablet), source, target)
+    return TabletCopy(_tablet_range(tablets, number), source, target)
 
 
 _SEE_TABLETS = "see `ebla tablets`"

@@ -23,11 +23,11 @@ def job_key(job: JobId) -> str:
     return f"{JOBS_PREFIX}{job}"
 
 
-class CopyTablet(msgspec.Struct, frozen=True, array_like=True, tag="copy_tablet"):
-    """The files of one replica of a tablet to another of its replicas, natural or pending."""
+class CopyTablets(msgspec.Struct, frozen=True, array_like=True, tag="copy_tablets"):
+    """The files of one replica of tablets to another of their replicas, natural or pending."""
 
     table: TableId
-    tablet: int
+    tablets: tuple[int, ...]
     source: HostId
     target: HostId
     short_cut: bool = True
@@ -50,7 +50,7 @@ class Compare(msgspec.Struct, frozen=True, array_like=True, tag="compare"):
     heal: bool = False
 
 
-Wish = CopyTablet | StreamRange | Compare
+Wish = CopyTablets | StreamRange | Compare
 
 
 class JobState(enum.StrEnum):

@@ -1,20 +1,22 @@
 """Commands that ask for jobs, follow them, show and cancel them."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from tests.unit.cli.jobs_shell import JobsShell
 from tests.unit.pipeline.jobs_rig import HOSTS, a_job
 from tests.unit.topology.small_cluster import TABLE
 
 from ebla.cli import job_following
 from ebla.cli.compare import parse_range
-from ebla.cli.job_following import INTERRUPTED
+from ebla.cli.job_following import INTERRUPTED, Bar
 from ebla.cli.shown_jobs import job_words, progress_words, size_words
 from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.token import Token, TokenRange
 from ebla.ports.transfers import EngineState, EngineStatus
-from ebla.wire.jobs import Compare, CopyTablet, Difference, Job, JobResult, JobState, Progress
+from ebla.wire.jobs import Compare, CopyTablets, Difference, Job, JobResult, JobState, Progress
 
 A, B, C = HOSTS
 COPY = ("copy-tablet", "ks.t", "0", "--from", "127.0.0.1", "--to", "127.0.0.2")
@@ -47,9 +49,9 @@ def test_for_programs_the_whole_record_is_printed_and_nothing_else(shell: JobsSh
     job = json.loads(told.stdout)
     assert (job["state"], job["result"]["bytes_moved"]) == ("done", 7)
     assert job["wish"] == {
-        "kind": "copy_tablet",
+        "kind": "copy_tablets",
         "table": str(TABLE),
-        "tablet": 0,
+        "tablets": [0],
         "source": str(A),
         "target": str(B),
         "short_cut": False,
@@ -118,6 +120,23 @@ def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_i
     (job,) = shell.json("pipeline", "jobs")
     assert f"job {job['id']} goes on; cancel it with: ebla pipeline cancel {job['id']}" in told.stderr
     assert not job["cancel_asked"]
+
+
+def test_a_terminal_shows_a_bar_by_bytes_or_else_by_tasks() -> None:
+    screen = io.StringIO()
+    copy = CopyTablets(TABLE, (0,), A, B)
+    with Bar(Console(file=screen, force_terminal=True, width=120)) as bar:
+        for progress in (
+            Progress(),
+            Progress("copying files", 512, 1024),
+            Progress("comparing", 0, 0, 1, 8),
+            Progress("sealing", 2048, 1024),
+        ):
+            bar.update(a_job(1, copy, state=JobState.RUNNING, progress=progress))
+            bar.refresh()
+    shown = screen.getvalue()
+    for words in ("running", "copying files", "0.5/1.0 KiB", "comparing", "1/8 tasks", "1.0/1.0 KiB"):
+        assert words in shown, shown
 
 
 # ---- comparing
@@ -206,7 +225,7 @@ def test_progress_is_told_by_bytes_or_else_by_tasks() -> None:
 
 
 def test_a_job_stands_in_one_line() -> None:
-    copy = CopyTablet(TABLE, 0, A, B)
+    copy = CopyTablets(TABLE, (0,), A, B)
     assert job_words(a_job(1, copy)) == "waiting"
     asked = a_job(1, copy, state=JobState.RUNNING, cancel_asked=True, progress=Progress("copying"))
     assert job_words(asked) == "running, asked to cancel: copying"

@@ -25,7 +25,7 @@ from ebla.pipeline.job_book import (
     left,
     next_steps,
 )
-from ebla.wire.jobs import ENDED, Compare, CopyTablet, Job, JobResult, JobState, Progress, StreamRange, Wish
+from ebla.wire.jobs import ENDED, Compare, CopyTablets, Job, JobResult, JobState, Progress, StreamRange, Wish
 
 TABLE, OTHER_TABLE = TableId(UUID(int=1)), TableId(UUID(int=2))
 A, B, C = (HostId(UUID(int=number)) for number in (11, 12, 13))
@@ -36,7 +36,8 @@ RESULT = JobResult(bytes_moved=5)
 
 
 def job(number: int = 1, wish: Wish | None = None, **changes: object) -> Job:
-    record = Job(JobId(UUID(int=number)), wish or CopyTablet(TABLE, number, A, B), "a job", asked_ms=number, life_ms=9)
+    wish = wish or CopyTablets(TABLE, (number,), A, B)
+    record = Job(JobId(UUID(int=number)), wish, "a job", asked_ms=number, life_ms=9)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -119,13 +120,13 @@ def test_a_run_that_was_left_is_cancelled_if_that_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "meet"),
     [
-        (CopyTablet(TABLE, 3, A, B), CopyTablet(TABLE, 3, C, B), True),
-        (CopyTablet(TABLE, 3, A, B), CopyTablet(TABLE, 3, A, C), False),
-        (CopyTablet(TABLE, 3, A, B), CopyTablet(TABLE, 4, A, B), False),
-        (CopyTablet(TABLE, 3, A, B), CopyTablet(OTHER_TABLE, 3, A, B), False),
-        (CopyTablet(TABLE, 3, A, B), StreamRange(TABLE, WHOLE_RING, (A,), B), True),
-        (CopyTablet(TABLE, 3, A, B), StreamRange(TABLE, WHOLE_RING, (A,), C), False),
-        (CopyTablet(TABLE, 3, A, B), Compare(TABLE, heal=True), True),
+        (CopyTablets(TABLE, (3,), A, B), CopyTablets(TABLE, (3,), C, B), True),
+        (CopyTablets(TABLE, (3,), A, B), CopyTablets(TABLE, (3,), A, C), False),
+        (CopyTablets(TABLE, (3,), A, B), CopyTablets(TABLE, (4,), A, B), False),
+        (CopyTablets(TABLE, (3,), A, B), CopyTablets(OTHER_TABLE, (3,), A, B), False),
+        (CopyTablets(TABLE, (3,), A, B), StreamRange(TABLE, WHOLE_RING, (A,), B), True),
+        (CopyTablets(TABLE, (3,), A, B), StreamRange(TABLE, WHOLE_RING, (A,), C), False),
+        (CopyTablets(TABLE, (3,), A, B), Compare(TABLE, heal=True), True),
         (StreamRange(TABLE, WHOLE_RING, (A,), B), Compare(TABLE, heal=True), True),
         (Compare(TABLE, heal=True), Compare(OTHER_TABLE, heal=True), False),
     ],
@@ -142,7 +143,7 @@ def test_a_comparison_alone_writes_nowhere() -> None:
 
 
 def test_file_jobs_and_row_jobs_have_places_of_their_own() -> None:
-    copies = [job(number, CopyTablet(TABLE, number, A, B)) for number in (1, 2, 3)]
+    copies = [job(number, CopyTablets(TABLE, (number,), A, B)) for number in (1, 2, 3)]
     rows = [job(number, Compare(TABLE)) for number in (4, 5)]
     steps = next_steps(scene(*copies, *rows), LIMITS)
     assert steps == (
@@ -155,7 +156,7 @@ def test_file_jobs_and_row_jobs_have_places_of_their_own() -> None:
 
 
 def test_what_writes_to_the_same_stack_waits_and_says_for_whom() -> None:
-    first, second = job(1, CopyTablet(TABLE, 3, A, B)), job(2, CopyTablet(TABLE, 3, C, B))
+    first, second = job(1, CopyTablets(TABLE, (3,), A, B)), job(2, CopyTablets(TABLE, (3,), C, B))
     waits = f"waits for job {first.id}, which writes to the same place"
     assert next_steps(scene(first, second), LIMITS) == (Begin(first.id), Explain(second.id, waits))
     told = msgspec.structs.replace(second, cause=waits)
@@ -165,14 +166,14 @@ def test_what_writes_to_the_same_stack_waits_and_says_for_whom() -> None:
 def test_nothing_that_came_later_passes_one_that_waits_for_the_same() -> None:
     """Else a heal of the whole table would wait for ever behind tablets that are copied one after the other."""
     copy = running(1, keeper=OWN)
-    heal, later = job(2, Compare(TABLE, heal=True)), job(3, CopyTablet(TABLE, 9, A, C))
+    heal, later = job(2, Compare(TABLE, heal=True)), job(3, CopyTablets(TABLE, (9,), A, C))
     steps = next_steps(scene(copy, heal, later, attended={copy.id: Attended(SESSION)}), LIMITS)
     assert [type(step) for step in steps] == [Explain, Explain]
 
 
 def test_what_only_has_its_record_written_takes_no_place() -> None:
-    told = job(1, CopyTablet(TABLE, 3, A, B))
-    other = job(2, CopyTablet(TABLE, 3, C, B))
+    told = job(1, CopyTablets(TABLE, (3,), A, B))
+    other = job(2, CopyTablets(TABLE, (3,), C, B))
     steps = next_steps(scene(told, other, attended={told.id: Attended(only_writes=True)}), LIMITS)
     assert steps == (Begin(other.id),)
 
@@ -204,7 +205,7 @@ def test_the_run_of_another_is_let_alone_for_a_while() -> None:
 
 
 def test_what_is_left_keeps_its_place_until_its_session_is_closed() -> None:
-    found, other = running(1), job(2, CopyTablet(TABLE, 1, C, B))
+    found, other = running(1), job(2, CopyTablets(TABLE, (1,), C, B))
     steps = next_steps(scene(found, other), LIMITS)
     assert [type(step) for step in steps] == [TakeOver, Explain]
 

@@ -23,7 +23,7 @@ from ebla.wire.jobs import (
     JOBS_PREFIX,
     PIPELINE_KEY,
     Compare,
-    CopyTablet,
+    CopyTablets,
     Job,
     JobResult,
     JobState,
@@ -34,7 +34,7 @@ from ebla.wire.jobs import (
 from ebla.wire.report import unreported
 
 A, B, C = HOSTS
-COPY = CopyTablet(TABLE, 0, A, B)
+COPY = CopyTablets(TABLE, (0,), A, B)
 RESULT = JobResult(bytes_moved=3)
 LIMITS = QueueLimits(book=BookLimits(runs_max=3))
 

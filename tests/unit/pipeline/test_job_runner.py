@@ -39,13 +39,13 @@ from ebla.pipeline.runs import Drawn, RunLimits, RunParts
 from ebla.pipeline.transfer_steps import StepLimits, TransferSteps
 from ebla.ports.transfers import PipelineUnavailable
 from ebla.sim.chance import SimChance
-from ebla.wire.jobs import Compare, CopyTablet, JobResult, Progress, StreamRange, Wish
+from ebla.wire.jobs import Compare, CopyTablets, JobResult, Progress, StreamRange, Wish
 from ebla.wire.transfer_messages import AdoptRequest, OpenSessionRequest, OpenStagingRequest, SealRequest
 
 A, B, C = HOSTS
 """Tablet 0 is on A and B, tablet 1 on B and C."""
 DRAWN = Drawn(SessionId(UUID(int=77)), TopologyVersion(1))
-COPY = CopyTablet(TABLE, 0, A, B)
+COPY = CopyTablets(TABLE, (0,), A, B)
 
 
 class Rig:
@@ -117,7 +117,7 @@ def test_a_session_is_asked_for_with_what_was_known_when_its_id_was_drawn() -> N
 
 def test_without_the_short_cut_nobody_knows_the_machine() -> None:
     rig = Rig()
-    result = run(rig, CopyTablet(TABLE, 0, A, B, short_cut=False))
+    result = run(rig, CopyTablets(TABLE, (0,), A, B, short_cut=False))
     (move,) = rig.engine.ran[0]
     assert isinstance(move, FileMove)
     assert (move.source.machine, move.source.folder, move.target.machine, move.target.folder) == ("", "", "", "")
@@ -132,14 +132,16 @@ def test_an_empty_replica_moves_nothing() -> None:
     assert "seal n2" not in rig.doors.calls
 
 
-def test_each_part_of_a_checkpoint_is_a_transfer_of_its_own() -> None:
-    rig = Rig()
+def test_several_tablets_are_a_transfer_each_from_one_checkpoint() -> None:
+    rig = Rig(copies=3)
     rig.doors.parts_at = {A: 2}
-    result = run(rig, COPY)
+    result = run(rig, CopyTablets(TABLE, (1, 0), A, B))
     assert (result.bytes_moved, result.layers) == (2 * FILE_BYTES, 2)
     sealed = rig.doors.of(SealRequest)
     assert len({one.transfer for one in sealed}) == 2
-    assert rig.doors.words().index("take_checkpoint n1") > rig.doors.words().index("open_staging n2")
+    words = rig.doors.words()
+    assert words.count("take_checkpoint n1") == 1
+    assert words.index("take_checkpoint n1") > 1 + words.index("open_staging n2"), "both places are open by then"
 
 
 def test_what_fails_in_passing_is_asked_again() -> None:
@@ -195,7 +197,7 @@ def test_a_run_that_was_taken_over_does_nothing_under_its_session() -> None:
 def test_what_makes_no_sense_is_refused_before_a_session_is_opened() -> None:
     rig = Rig()
     with pytest.raises(InvalidRequest, match="no tablet 9"):
-        run(rig, CopyTablet(TABLE, 9, A, B))
+        run(rig, CopyTablets(TABLE, (9,), A, B))
     assert rig.doors.calls == []
 
 

@@ -16,7 +16,7 @@ from ebla.topology.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Keyspace, Replication, Table
 from ebla.topology.states import Strategy, TransitionKind
 from ebla.topology.static_sharding import static_shard
-from ebla.wire.jobs import Compare, CopyTablet, StreamRange, Wish
+from ebla.wire.jobs import Compare, CopyTablets, StreamRange, Wish
 
 
 def a_cluster(size: int = 4) -> tuple[World, Coordinator]:
@@ -48,12 +48,22 @@ SETS = ReplicaSets(WORLD.snapshot)
 
 
 def test_a_tablet_goes_from_one_replica_to_another() -> None:
-    plan = plan_job(SETS, CopyTablet(TABLETS, 1, host(2), host(4)), ())
+    plan = plan_job(SETS, CopyTablets(TABLETS, (1,), host(2), host(4)), ())
     assert isinstance(plan, FilePlan)
     tablets = WORLD.snapshot.tablets[TABLETS]
-    assert plan.range == TokenRange(Token(tablets.after_token(1)), Token(tablets.last_token(1)))
-    assert (plan.source.host, plan.source.shard) == (host(2), 1)
-    assert (plan.target.host, plan.target.shard) == (host(4), 1)
+    (copy,) = plan.copies
+    assert copy.range == TokenRange(Token(tablets.after_token(1)), Token(tablets.last_token(1)))
+    assert (copy.source.host, copy.source.shard) == (host(2), 1)
+    assert (copy.target.host, copy.target.shard) == (host(4), 1)
+
+
+def test_tablets_that_are_named_twice_are_copied_once() -> None:
+    world, _ = a_cluster()
+    table = world.create_table(4, 4)
+    plan = plan_job(ReplicaSets(world.snapshot), CopyTablets(table, (3, 0, 3), host(1), host(2)), ())
+    assert isinstance(plan, FilePlan)
+    tablets = world.snapshot.tablets[table]
+    assert [copy.range.end for copy in plan.copies] == [tablets.last_token(0), tablets.last_token(3)]
 
 
 def test_a_pending_replica_is_a_target_and_no_source() -> None:
@@ -63,25 +73,26 @@ def test_a_pending_replica_is_a_target_and_no_source() -> None:
     new = (*old[:2], type(old[0])(host(4), old[0].shard))
     world.do(StartMoves((TabletMove(table, 0, TransitionKind.MIGRATION, new),)))
     sets = ReplicaSets(world.snapshot)
-    plan = plan_job(sets, CopyTablet(table, 0, host(1), host(4)), ())
+    plan = plan_job(sets, CopyTablets(table, (0,), host(1), host(4)), ())
     assert isinstance(plan, FilePlan)
-    assert plan.target == new[2]
+    assert plan.copies[0].target == new[2]
     with pytest.raises(InvalidRequest, match="holds no replica of tablet 0"):
-        plan_job(sets, CopyTablet(table, 0, host(4), host(1)), ())
+        plan_job(sets, CopyTablets(table, (0,), host(4), host(1)), ())
 
 
 @pytest.mark.parametrize(
     ("wish", "kind", "words"),
     [
-        (CopyTablet(TABLETS, 4, host(1), host(2)), InvalidRequest, "ks.t has no tablet 4; its tablets are 0 to 3"),
-        (CopyTablet(TABLETS, -1, host(1), host(2)), InvalidRequest, "has no tablet -1"),
-        (CopyTablet(VNODES, 0, host(1), host(2)), InvalidRequest, "ring.t is on vnodes and has no tablets"),
-        (CopyTablet(TABLETS, 0, host(1), host(1)), InvalidRequest, "to itself"),
-        (CopyTablet(TABLETS, 0, host(4), host(1)), InvalidRequest, r"127.0.0.4 \(.*\) holds no replica of tablet 0"),
-        (CopyTablet(TABLETS, 0, host(1), host(4)), InvalidRequest, "127.0.0.4 .* is no replica of tablet 0"),
-        (CopyTablet(TABLETS, 0, host(1), host(3)), Unavailable, "127.0.0.3 .* is down"),
-        (CopyTablet(TABLETS, 0, host(9), host(1)), InvalidRequest, "is no node of this cluster"),
-        (CopyTablet(TableId(host(77)), 0, host(1), host(2)), NotFound, "there is no table"),
+        (CopyTablets(TABLETS, (4,), host(1), host(2)), InvalidRequest, "ks.t has no tablet 4; its tablets are 0 to 3"),
+        (CopyTablets(TABLETS, (0, -1), host(1), host(2)), InvalidRequest, "has no tablet -1"),
+        (CopyTablets(TABLETS, (), host(1), host(2)), InvalidRequest, "no tablet of ks.t is named"),
+        (CopyTablets(VNODES, (0,), host(1), host(2)), InvalidRequest, "ring.t is on vnodes and has no tablets"),
+        (CopyTablets(TABLETS, (0,), host(1), host(1)), InvalidRequest, "to itself"),
+        (CopyTablets(TABLETS, (0,), host(4), host(1)), InvalidRequest, r"127.0.0.4 \(.*\) holds no replica"),
+        (CopyTablets(TABLETS, (0,), host(1), host(4)), InvalidRequest, "127.0.0.4 .* is no replica of tablet 0"),
+        (CopyTablets(TABLETS, (0,), host(1), host(3)), Unavailable, "127.0.0.3 .* is down"),
+        (CopyTablets(TABLETS, (0,), host(9), host(1)), InvalidRequest, "is no node of this cluster"),
+        (CopyTablets(TableId(host(77)), (0,), host(1), host(2)), NotFound, "there is no table"),
         (StreamRange(TABLETS, WHOLE_RING, (host(1),), host(2)), InvalidRequest, "holds no replica of ks.t in"),
         (StreamRange(TABLETS, WHOLE_RING, (), host(2)), InvalidRequest, "nobody is named"),
         (StreamRange(TABLETS, WHOLE_RING, (host(2),), host(2)), InvalidRequest, "to itself"),

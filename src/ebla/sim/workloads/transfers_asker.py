@@ -20,7 +20,7 @@ from ebla.topology.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.group0_messages import ExecuteRequest, ReadRequest
 from ebla.wire.group0_pages import ReadPages
-from ebla.wire.jobs import ENDED, JOBS_PREFIX, Compare, CopyTablet, Job, StreamRange, Wish, job_key
+from ebla.wire.jobs import ENDED, JOBS_PREFIX, Compare, CopyTablets, Job, StreamRange, Wish, job_key
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.transfer_messages import CloseSessionRequest, OpenSessionRequest
 from ebla.wire.verbs import CLOSE_SESSION, GROUP0_EXECUTE, GROUP0_READ, OPEN_SESSION
@@ -123,7 +123,15 @@ class TransfersAsker:
         if not targets:
             return None
         short_cut = self._chance.random() < 0.8
-        return CopyTablet(table, number, source, self._chance.choice(targets), short_cut)
+        target = self._chance.choice(targets)
+        both = [
+            other
+            for other in range(tablets.tablet_count)
+            if source in [one.host for one in tablets.replicas(other)]
+            and target in [one.host for one in tablets.all_replicas(other)]
+        ]
+        numbers = tuple(both) if self._chance.random() < 0.3 else (number,)
+        return CopyTablets(table, numbers, source, target, short_cut)
 
     def _draw_stream(self, snapshot: Snapshot, table: TableId) -> Wish | None:
         pieces = list(pieces_of(ReplicaSets(snapshot), table, WHOLE_RING))

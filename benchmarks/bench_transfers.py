@@ -1,0 +1,178 @@
+"""Tablets moved between two nodes by Spark, beside one raw TLS stream of the same bytes: real processes, in one run.
+
+    python -m benchmarks.bench_transfers [--quick] [--folder DIR]
+
+Three nodes of one shard each and the embedded Spark run on this machine. A move is a whole job: session, checkpoint,
+Spark, seal, adoption, the session closed; its time is from its start to its end as its record tells them. With the
+short cut off the bytes go from the source's Flight door through the task to the target's; with it, files are linked.
+The raw stream goes from files to a file with one thread on either side.
+
+Serving is measured at the source's shard, with half reads and half writes at 30 % of what it does at most, each timed
+from the moment it was due, without and with a move (over Flight) under way.
+
+CPU is user plus system time by part, per GB moved. One line per figure, the last line is JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import Figures
+from benchmarks.paced_client import PacedLoad
+from benchmarks.raw_tls import raw_tls_s
+from benchmarks.row_client import RowBodies, Shape, Traffic, load, reading, writing
+from benchmarks.transfer_cluster import MovedTable, TransferCluster
+from ebla.cli.table_access import with_tables
+from ebla.client.tables import TableClient
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.schema import decode_schema
+from ebla.wire.jobs import CopyTablets, Job
+
+FLIGHT_RATIO_MIN = 0.4
+SHORT_CUT_RATIO_MIN = 2.0
+TOGETHER_TIMES_MIN = 5.0
+WARM_MS_MAX = 400.0
+P99_RATIO_MAX = 2.5
+LOAD_SHARE = 0.3
+KEYS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    large_bytes: int
+    small_tablets: int
+    small_table: int
+    """Tablets it has: a power of two. So many of them are moved as the line above says."""
+    small_bytes: int
+    rounds: int
+    quiet_s: float
+
+
+FULL = Plan(1_000_000_000, 100, 128, 5_000_000, 3, 10.0)
+QUICK = Plan(200_000_000, 20, 32, 2_000_000, 1, 3.0)
+
+
+def took_s(job: Job) -> float:
+    return (job.ended_ms - job.started_ms) / 1000
+
+
+def measure_large(figures: Figures, cluster: TransferCluster, table: MovedTable, plan: Plan) -> None:
+    cluster.copy(table, [0], short_cut=True)  # everything warm, and the source's rows in files
+    files = cluster.source_files(table)
+    size_gb = sum(path.stat().st_size for path in files) / 1e9
+    target = cluster.node_of(table.target)
+    raw, flight, linked = [], [], []
+    spent: dict[str, list[float]] = {}
+    for _ in range(plan.rounds):
+        raw.append(raw_tls_s(target.folder.tls, target.options.address, files, cluster.folder / "raw-sink"))
+        before = cluster.cpu_s()
+        flight.append(took_s(cluster.copy(table, [0], short_cut=False)))
+        for part, seconds in cluster.cpu_s().items():
+            spent.setdefault(part, []).append((seconds - before[part]) / size_gb)
+        linked.append(took_s(cluster.copy(table, [0], short_cut=True)))
+    raw_s = statistics.median(raw)
+    print(f"raw TLS stream, {size_gb:.2f} GB {figures.note('raw_tls_mb_s', size_gb * 1000 / raw_s):28,.0f} MB/s")
+    for name, times, least in (
+        ("flight", flight, FLIGHT_RATIO_MIN),
+        ("short_cut", linked, SHORT_CUT_RATIO_MIN),
+    ):
+        middle = statistics.median(times)
+        figures.note(f"{name}_mb_s", size_gb * 1000 / middle)
+        limit = figures.at_least(f"{name}_ratio", raw_s / middle, least)
+        print(f"moved by {name:10} {size_gb * 1000 / middle:10,.0f} MB/s, over raw TLS {raw_s / middle:8.2f}  {limit}")
+    for part, per_gb in spent.items():
+        print(f"CPU per GB over Flight, {part:14} {figures.note(f'cpu_{part}_s', statistics.median(per_gb)):8.2f} s")
+
+
+def measure_small(figures: Figures, cluster: TransferCluster, table: MovedTable, plan: Plan) -> None:
+    numbers = list(range(plan.small_tablets))
+    cluster.copy(table, numbers, short_cut=False)
+    began = time.monotonic()
+    cluster.copy(table, numbers, short_cut=False)
+    together_s = figures.note("together_s", time.monotonic() - began)
+    wishes = [CopyTablets(table.id, (one,), table.source, table.target, short_cut=False) for one in numbers]
+    began = time.monotonic()
+    for wish in wishes:
+        cluster.run_jobs([wish])
+    apart_s = figures.note("apart_s", time.monotonic() - began)
+    limit = figures.at_least("together_times", apart_s / together_s, TOGETHER_TIMES_MIN)
+    what = f"{len(numbers)} tablets of {plan.small_bytes / 1e6:.0f} MB"
+    print(f"{what}: one job {together_s:.1f} s, a job each {apart_s:.1f} s: {apart_s / together_s:8.1f}×  {limit}")
+
+
+def measure_start(figures: Figures, cluster: TransferCluster, table: MovedTable) -> None:
+    """A tablet of a few kilobytes: all of the job is its start and its end."""
+    times = [took_s(cluster.copy(table, [0], short_cut=True)) * 1000 for _ in range(7)]
+    middle = statistics.median(times)
+    limit = figures.at_most("warm_job_ms", middle, WARM_MS_MAX)
+    print(f"a whole warm job with nothing to move {middle:16,.0f} ms  {limit}")
+
+
+def measure_serving(figures: Figures, cluster: TransferCluster, table: MovedTable, plan: Plan) -> None:
+    traffic = _served(cluster, table)
+    most = asyncio.run(load(traffic, 32, plan.quiet_s / 2)).per_s
+    per_s = figures.note("served_per_s", most * LOAD_SHARE)
+    with PacedLoad(traffic, per_s) as quiet:
+        time.sleep(plan.quiet_s)
+    with PacedLoad(traffic, per_s) as busy:
+        cluster.copy(table, [0], short_cut=False)
+    for name, paced in (("quiet", quiet), ("moving", busy)):
+        figures.note(f"{name}_p50_ms", paced.percentile_ms(0.5))
+        print(f"served at {per_s:,.0f}/s, {name:7} p50 {paced.percentile_ms(0.5):8.2f} ms, ", end="")
+        print(f"p99 {figures.note(f'{name}_p99_ms', paced.percentile_ms(0.99)):8.2f} ms")
+    ratio = busy.percentile_ms(0.99) / quiet.percentile_ms(0.99)
+    limit = figures.at_most("serving_p99_ratio", ratio, P99_RATIO_MAX)
+    print(f"p99 while a tablet moves, over quiet {ratio:16.2f}  {limit}")
+
+
+def _served(cluster: TransferCluster, table: MovedTable) -> list[Traffic]:
+    async def work(client: TableClient) -> RowBodies:
+        await client.run("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}")
+        await client.run("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
+        found = client.snapshot.table_named("served", "t")
+        assert found is not None
+        return RowBodies(found.id, decode_schema(found.definition))
+
+    bodies = with_tables(cluster.folder, None, work)
+    node, keys = cluster.node_of(table.source), list(range(KEYS))
+    asyncio.run(load([writing(node, 0, bodies.every(keys, ConsistencyLevel.ALL))], 4, 60.0))
+    return [
+        writing(node, 0, bodies.writes(keys, Shape(), ConsistencyLevel.QUORUM)),
+        reading(node, 0, bodies.reads(keys, ConsistencyLevel.ONE)),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller, and less sure")
+    parser.add_argument("--folder", default=".", help="where the data go; a folder of its own is made there")
+    chosen = parser.parse_args()
+    plan = QUICK if chosen.quick else FULL
+    figures = Figures()
+    figures.note("load_before", os.getloadavg()[0])
+    with (
+        tempfile.TemporaryDirectory(dir=chosen.folder, prefix="bench-") as scratch,
+        closing(TransferCluster(Path(scratch).absolute() / "n")) as cluster,
+    ):
+        tiny = cluster.make_table("tiny", 1, 64 << 10)
+        measure_start(figures, cluster, tiny)
+        large = cluster.make_table("large", 1, plan.large_bytes)
+        measure_large(figures, cluster, large, plan)
+        measure_serving(figures, cluster, large, plan)
+        small = cluster.make_table("small", plan.small_table, plan.small_bytes * plan.small_table, copies=3)
+        measure_small(figures, cluster, small, plan)
+    figures.note("load_after", os.getloadavg()[0])
+    print(json.dumps(figures.values | {"missed": figures.missed, "within_limits": not figures.missed}))
+    return 0 if not figures.missed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Three nodes with the pipeline beside the leader, tables to be moved, and jobs to move them."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from benchmarks.group0_cluster import NodeProcess
+from benchmarks.row_client import load, writing
+from ebla.cli.asking import ask_all
+from ebla.cli.job_access import JobAccess, with_jobs
+from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
+from ebla.cli.table_access import with_tables
+from ebla.client.cluster_view import view_of
+from ebla.client.tables import TableClient
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.identity import HostId, TableId
+from ebla.model.rows import Cell, Marker, Row
+from ebla.model.schema import TableSchema, decode_schema
+from ebla.model.token import token_of
+from ebla.ports.transfers import EngineState
+from ebla.storage.key_codec import partition_prefix, row_key
+from ebla.storage.row_codec import encode_row
+from ebla.topology.replica_sets import ReplicaSets
+from ebla.wire.frames import encode
+from ebla.wire.jobs import CopyTablets, Job, JobState, Wish
+from ebla.wire.row_messages import RoutedWrite, RouteWriteRequest
+
+NODES = 3
+START_S = 120.0
+JOB_S = 600.0
+VALUE_BYTES = 16 << 10
+ROWS_PER_REQUEST = 16
+OVERRIDES = (
+    "limits.free_disk_bytes_min=0",
+    "limits.write_timeout_ms=30000",
+    "limits.feed_silence_ms=20000",
+    "limits.child_silence_ms=40000",
+    "limits.peer_silence_ms=20000",
+)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MovedTable:
+    id: TableId
+    tablets: int
+    source: HostId
+    target: HostId
+
+
+class TransferCluster:
+    def __init__(self, folder: Path) -> None:
+        base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
+        made = find_or_make_nodes(folder, Shape(NODES, 1, base, "bench", OVERRIDES))
+        give_identities(made)
+        self.folder = folder
+        self.local = made
+        self.nodes = [NodeProcess(node) for node in made]
+        self._wait("all nodes are up", lambda: view_of(asyncio.run(ask_all(made))).all_up)
+        self._wait("the pipeline is ready", self._is_ready)
+
+    def _wait(self, what: str, reached: Callable[[], bool]) -> None:
+        ends_at = time.monotonic() + START_S
+        while not reached():
+            if time.monotonic() > ends_at:
+                raise RuntimeError(f"not within {START_S} s: {what}; see {self.folder}/node1/run/bench-output")
+            time.sleep(0.2)
+
+    def _is_ready(self) -> bool:
+        async def work(access: JobAccess) -> bool:
+            state = await access.jobs.pipeline()
+            return state is not None and state.state == EngineState.READY
+
+        return self.with_jobs(work)
+
+    def with_jobs(self, work: Callable[[JobAccess], Awaitable[T]]) -> T:
+        return with_jobs(self.folder, None, work)
+
+    def node_of(self, host: HostId) -> LocalNode:
+        return next(node for node in self.local if (one := node.folder.read_identity()) and one.host == host)
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def make_table(self, keyspace: str, tablets: int, size_bytes: int, copies: int = 2) -> MovedTable:
+        """Filled with bytes that do not compress; the first two replicas of the first tablet are source and target."""
+
+        async def work(client: TableClient) -> tuple[TableId, TableSchema, ReplicaSets]:
+            await client.run(
+                f"CREATE KEYSPACE {keyspace} WITH tablets = {{'initial': {tablets}}} AND replication = "
+                f"{{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
+            )
+            await client.run(f"CREATE TABLE {keyspace}.t (k bigint PRIMARY KEY, v blob)")
+            found = client.snapshot.table_named(keyspace, "t")
+            assert found is not None
+            return found.id, decode_schema(found.definition), ReplicaSets(client.snapshot)
+
+        table, schema, sets = with_tables(self.folder, None, work)
+        replicas = sets.of(table).reading(0)
+        made = MovedTable(table, tablets, replicas[0].host, replicas[1].host)
+        self._fill(made, schema, size_bytes // VALUE_BYTES)
+        return made
+
+    def _fill(self, table: MovedTable, schema: TableSchema, rows: int) -> None:
+        def bodies() -> Iterator[bytes]:
+            for start in range(0, rows, ROWS_PER_REQUEST):
+                writes = tuple(
+                    RoutedWrite(table.id, (_item(schema, key),)) for key in range(start, start + ROWS_PER_REQUEST)
+                )
+                yield encode(RouteWriteRequest(writes, ConsistencyLevel.ALL))
+
+        spell = asyncio.run(load([writing(self.node_of(table.source), 0, bodies)], 8, JOB_S))
+        if spell.failed:
+            raise RuntimeError(f"{spell.failed} writes of the filling failed")
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    def copy(self, table: MovedTable, tablets: Sequence[int], *, short_cut: bool) -> Job:
+        wish = CopyTablets(table.id, tuple(tablets), table.source, table.target, short_cut)
+        return self.run_jobs([wish])[0]
+
+    def run_jobs(self, wishes: Sequence[Wish]) -> list[Job]:
+        """All asked for at once, and followed to their end."""
+
+        async def work(access: JobAccess) -> list[Job]:
+            jobs = [await access.jobs.submit(wish, "a benchmark") for wish in wishes]
+            ended = []
+            async with asyncio.timeout(JOB_S):
+                for job in jobs:
+                    async for seen in access.jobs.follow(job.id):
+                        last = seen
+                    ended.append(last)
+            return ended
+
+        ended = self.with_jobs(work)
+        failed = next((job for job in ended if job.state is not JobState.DONE), None)
+        if failed is not None:
+            raise RuntimeError(f"a job {failed.state}: {failed.cause}")
+        return ended
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def cpu_s(self) -> dict[str, float]:
+        """User and system time so far: of shards, bulk processes, the pipeline's Java and Python."""
+        spent = {"shards": 0.0, "bulk": 0.0, "control": 0.0, "spark_java": 0.0, "spark_python": 0.0}
+        for node in view_of(asyncio.run(ask_all(self.local))).nodes:
+            for process in node.processes:
+                if process.pid:
+                    _add(spent, process.name, psutil.Process(process.pid))
+        return spent
+
+    def source_files(self, table: MovedTable) -> list[Path]:
+        """Of the layers that its source has on disk: about what moves."""
+        folder = self.node_of(table.source).options.folder / "shard-0" / "layers"
+        return [path for path in folder.rglob("*.sst") if path.is_file()]
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.end()
+
+
+def _add(spent: dict[str, float], name: str, process: psutil.Process) -> None:
+    part = {"bulk": "bulk", "control": "control", "pipeline": "spark_python"}.get(name, "shards")
+    spent[part] += _own_s(process)
+    if name in ("pipeline", "bulk"):
+        for child in process.children(recursive=True):
+            is_java = name == "pipeline" and "java" in _name(child)
+            spent["spark_java" if is_java else part] += _own_s(child)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _own_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _item(schema: TableSchema, key: int) -> tuple[bytes, bytes]:
+    serialized = key.to_bytes(8)
+    column = schema.column("v").number
+    written_us = time.time_ns() // 1000
+    row = Row(Marker(written_us), None, {column: Cell(written_us, os.urandom(VALUE_BYTES))})
+    prefix = partition_prefix(token_of(serialized), serialized)
+    return row_key(prefix, b""), encode_row(row, schema.version, schema.layouts[-1])
