@@ -1,8 +1,10 @@
 """The Flight door of a real node: checkpoints of real shards read over it, files and rows staged and sealed, a session
-closed, certificates renewed."""
+closed, certificates renewed, the node stopped while a reader sleeps."""
 
 import asyncio
 import json
+import os
+import signal
 import ssl
 import uuid
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.conftest import LocalNodes, eventually
+from tests.cluster.conftest import LocalNodes, eventually, is_alive
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
@@ -88,12 +90,10 @@ def asked(nodes: LocalNodes, socket: Path, verb: Verb[Q, A], request: Q) -> A:
     return asyncio.run(run())
 
 
-def opened(make_nodes: Make, *, rows: int = ROWS) -> Session:
+def opened(make_nodes: Make, columns: str = "id int PRIMARY KEY, total int") -> Session:
     nodes = make_nodes(1)
     nodes.start_all()
-    made = told(nodes, "table", "create", "shop.orders", "id int PRIMARY KEY, total int", "--tablets", "1")
-    for number in range(rows):
-        told(nodes, "row", "put", "shop.orders", f"id={number}", f"total={10 * number}")
+    made = told(nodes, "table", "create", "shop.orders", columns, "--tablets", "1")
     table, session = TableId(uuid.UUID(made["id"])), SessionId(uuid.uuid4())
     request = OpenSessionRequest(session, table, JobId(uuid.uuid4()), 60_000)
     answer = asked(nodes, nodes.nodes[0].folder.control_socket, OPEN_SESSION, request)
@@ -102,6 +102,8 @@ def opened(make_nodes: Make, *, rows: int = ROWS) -> Session:
 
 def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> None:
     session = opened(make_nodes)
+    for number in range(ROWS):
+        told(session.nodes, "row", "put", "shop.orders", f"id={number}", f"total={10 * number}")
     target = session.target(StagingKind.FILES)
     source = session.source()
     attempt = AttemptId(uuid.uuid4())
@@ -139,7 +141,8 @@ def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> 
 
 
 def test_the_door_shows_a_renewed_certificate(make_nodes: Make) -> None:
-    session = opened(make_nodes, rows=1)
+    session = opened(make_nodes)
+    told(session.nodes, "row", "put", "shop.orders", "id=1", "total=2")
     node = session.nodes.nodes[0]
     source = session.source()
     renew_certificates(session.nodes.nodes, SystemClock())
@@ -154,3 +157,19 @@ def test_the_door_shows_a_renewed_certificate(make_nodes: Make) -> None:
     eventually(lambda: shown() == kept, "the new certificate is shown")
     with session.client as client:
         assert sum(len(batch) for batch in client.get_rows(source, WHOLE_RING)) == 1
+
+
+def test_a_node_stops_in_time_while_a_reader_sleeps(make_nodes: Make) -> None:
+    session = opened(make_nodes, "id int PRIMARY KEY, photo blob")
+    for number in range(8):
+        told(session.nodes, "row", "put", "shop.orders", f"id={number}", f"photo=0x{os.urandom(4 << 20).hex()}")
+    source = session.source()
+    pid, control = session.nodes.pid("bulk"), session.nodes.nodes[0].running_pid()
+    assert control is not None
+    with session.client as client:
+        rows = client.get_rows(source, WHOLE_RING)
+        next(rows)
+        assert session.status().streams == 1
+        os.kill(control, signal.SIGTERM)
+        eventually(lambda: not is_alive(control) and not is_alive(pid), "the node is gone", 12.0)
+    assert "killed" not in session.nodes.output()

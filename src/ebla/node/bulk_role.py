@@ -5,6 +5,7 @@ import asyncio
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from ebla.bulk.bulk_process import BulkProcess, BulkSetup
 from ebla.bulk.data_plane import DataPlane
@@ -47,8 +48,13 @@ NICENESS = 5
 """Serving comes first. Its folds go lower still, or they would keep it from telling control that it lives."""
 
 
-def main() -> int:
-    return run_child(child_parser("The process of a node for long work on files").parse_args(), _run_bulk)
+def main() -> NoReturn:
+    code = run_child(child_parser("The process of a node for long work on files").parse_args(), _run_bulk)
+    # At an ordinary exit pyarrow waits for every stream, and a reader that sleeps would keep the process until it is
+    # killed. What had to be closed is closed by now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _run_bulk(options: NodeOptions, _open_files: int) -> None:
@@ -133,4 +139,4 @@ class FlightFront:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
