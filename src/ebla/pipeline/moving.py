@@ -10,11 +10,11 @@ from functools import partial
 
 import msgspec
 
-from ebla.model.errors import EblaError, InternalError
+from ebla.model.errors import EblaError, InternalError, Stale
 from ebla.model.identity import HostId, Replica, TransferId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import FileMove, Moved, Result, RowMove, RowTarget, Source, StagingKind, Target
-from ebla.pipeline.plan_jobs import FilePlan, TabletCopy, hull
+from ebla.pipeline.plan_jobs import FilePlan, TabletCopy, hull, range_words
 from ebla.pipeline.runs import Run
 from ebla.pipeline.transfer_steps import PASSING
 
@@ -78,10 +78,14 @@ async def copy_files(run: Run, plan: FilePlan, *, short_cut: bool) -> Brought:
 
 
 def _part_of(source: Source, copy: TabletCopy) -> int | None:
-    """None: the tablet has no row there."""
+    """None: the tablet has no row there. Raises `Stale` where it is not the tablet that was planned for any more: it
+    was split or merged, or went to another shard, and to bring nothing would look like success."""
     for number, part in enumerate(source.parts):
-        if part.shard == copy.source.shard and part.range == copy.range and part.layers:
-            return number
+        if part.shard == copy.source.shard and part.range == copy.range:
+            return number if part.layers else None
+    other = next((part for part in source.parts if part.range.overlaps(copy.range)), None)
+    if other is not None:
+        raise Stale(f"the source has {range_words(other.range)} at shard {other.shard} by now", advice="plan again")
     return None
 
 

@@ -144,6 +144,14 @@ def test_several_tablets_are_a_transfer_each_from_one_checkpoint() -> None:
     assert words.index("take_checkpoint n1") > 1 + words.index("open_staging n2"), "both places are open by then"
 
 
+def test_a_tablet_that_was_cut_anew_meanwhile_is_not_taken_for_an_empty_one() -> None:
+    rig = Rig()
+    rig.doors.parts_at = {A: 2}
+    with pytest.raises(Stale, match="by now"):
+        run(rig, COPY)
+    assert rig.engine.ran == []
+
+
 def test_what_fails_in_passing_is_asked_again() -> None:
     rig = Rig()
     rig.doors.failing["adopt"] = [Unreachable("no way"), ConnectionLost("gone"), Unavailable("starting")]
