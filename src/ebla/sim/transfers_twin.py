@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ebla.model.errors import EblaError
+from ebla.model.errors import EblaError, Stale
 from ebla.model.identity import AttemptId, HostId, JobId, TransferId
 from ebla.model.transfers import FileMove, Result, Work
 from ebla.ports.surroundings import Surroundings
@@ -22,11 +22,12 @@ from ebla.sim.world import World
 from ebla.storage.layer import Item
 
 ATTEMPTS_MAX = 3
-HANGS_S = 6.0
+HANGS_S = 3.0
 """An attempt that has said nothing for so long gets a second one beside it."""
-GIVEN_UP_S = 30.0
+GIVEN_UP_S = 15.0
 LOOK_S = 0.2
 AWAY_S = 4.0
+NEAR_SHARE = 0.6
 
 
 def _unnoted(*_: object) -> None:
@@ -62,6 +63,8 @@ class Engine:
     attempts: int = 0
     zombies: int = 0
     """Attempts that went on though their job was over."""
+    refused: int = 0
+    """Attempts whose session was closed, or whose place had gone."""
     note_files: Callable[[FileMove], None] = _unnoted
     """Before the first attempt at it."""
     note_rows: Callable[[TransferId, Sequence[Item]], None] = _unnoted
@@ -191,13 +194,20 @@ class TransfersTwin:
         if not executors:
             piece.failures.append("there is no executor")
             return
-        executor = self._chance.choice(executors)
+        executor = self._chance.choice(self._near(piece.work, executors) or executors)
         engine.attempts += 1
         chance = self._chance.fork(f"attempt {engine.attempts}")
         habits = engine.mischief.habits
         attempt = Attempt(AttemptId(self._chance.uuid()), piece.work, chance, draw_fate(chance, habits))
         piece.attempts.append(attempt)
         executor.inbox.put_nowait((attempt, lambda end: self._ended(piece, attempt, end)))
+
+    def _near(self, work: Work, executors: Sequence[Executor]) -> list[Executor]:
+        """Often those on the target's own machine, which may try the short cut."""
+        if not isinstance(work, FileMove) or not self._chance.happens(NEAR_SHARE):
+            return []
+        disk = self._engine.seat(work.target.host).unit.machine.disk
+        return [one for one in executors if one.unit.machine.disk is disk]
 
     def _ended(self, piece: _Piece, attempt: Attempt, end: "Sequence[Result] | EblaError") -> None:
         """Called in the executor's life: only notes are taken here."""
@@ -207,6 +217,7 @@ class TransfersTwin:
         if isinstance(end, AttemptLost):
             attempt.ended = False  # nobody is told; it looks as if it hung
         elif isinstance(end, EblaError):
+            self._engine.refused += isinstance(end, Stale)
             piece.failures.append(f"{type(end).__name__}: {end}")
         else:
             piece.results.append(end)

@@ -112,13 +112,15 @@ async def _judge(world: World, cluster: TransfersCluster, load: RowsLoad, asked:
     await _require(world, _left(cluster, asked) is None, str(_left(cluster, asked)))
     cluster.ledger.check_files()
     engine, ledger = cluster.engine, cluster.ledger
+    short_cuts = sum(executor.short_cuts for executor in engine.executors)
     acknowledged = load.ledger.acknowledged
     await _require(world, acknowledged > world.seconds, f"only {acknowledged} writes were acknowledged")
     world.tell(
         "scenario",
         f"{len(cluster.jobs())} jobs: {ended}, {asked.cancelled} asked to cancel; {engine.attempts} attempts, "
-        f"{engine.zombies} of them ended after their job; {ledger.adoptions} adoptions, {ledger.merged_rows} rows "
-        f"merged, {ledger.closes} closes; {acknowledged} writes acknowledged",
+        f"{engine.zombies} of them ended after their job, {engine.refused} refused, {short_cuts} by the short cut; "
+        f"{ledger.adoptions} adoptions, {ledger.merged_rows} rows merged, {ledger.closes} closes; "
+        f"{acknowledged} writes acknowledged",
     )
 
 

@@ -57,7 +57,7 @@ from ebla.wire.verbs import A, Q, Verb
 NODES = 4
 BESIDE = {2: 1}
 """Which nodes, counted from one, share the hardware of another: between them files can be linked."""
-EXECUTORS = ("n1", "n3", "x1", "x2")
+EXECUTORS = ("n1", "n3", "n4", "x1")
 """Where they run: on machines of nodes, and on their own."""
 FLIGHT_PORT, VERBS_PORT = 7001, 7002
 KILLED_SHARE, PAUSED_SHARE = 0.02, 0.02
