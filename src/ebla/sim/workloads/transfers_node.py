@@ -19,6 +19,7 @@ from ebla.model.transfers import FileMove
 from ebla.pipeline.doors import DoorPlaces, WireDoors
 from ebla.pipeline.job_book import BookLimits
 from ebla.pipeline.job_queue import QueueLimits
+from ebla.pipeline.job_records import RecordLimits
 from ebla.pipeline.pipeline_process import NAME, PipelineLimits, PipelineProcess, PipelineSetup
 from ebla.pipeline.runs import RunLimits
 from ebla.pipeline.transfer_steps import StepLimits
@@ -60,7 +61,7 @@ BESIDE = {2: 1}
 EXECUTORS = ("n1", "n3", "n4", "x1")
 """Where they run: on machines of nodes, and on their own."""
 FLIGHT_PORT, VERBS_PORT = 7001, 7002
-KILLED_SHARE, PAUSED_SHARE = 0.02, 0.02
+KILLED_SHARE, PAUSED_SHARE = 0.01, 0.015
 """How often a pipeline that leads is struck, each time it is looked at."""
 ECHO_SHARE = 0.06
 ECHO_S_MAX = 12.0
@@ -78,9 +79,10 @@ PIPELINE = PipelineLimits(
     heartbeat_ms=500,
     silence_ms=2_500,
     queue=QueueLimits(
-        book=BookLimits(file_jobs_max=4, row_jobs_max=3),
+        book=BookLimits(file_jobs_max=4, row_jobs_max=3, left_after_ms=500),
         look_ms=400,
         progress_ms=500,
+        records=RecordLimits(watch_ms=1_000, answer_ms=2_000, again_ms=200),
         rest_first_ms=500,
         rest_max_ms=4_000,
     ),
