@@ -1,6 +1,10 @@
 """One warm engine and one rig of doors for all tests of a run: a start of Spark takes seconds."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import compiled_once
@@ -8,7 +12,12 @@ from tests.pipeline.clusters import PipelineCluster, running_cluster
 from tests.pipeline.engines import RunningEngine
 from tests.pipeline.flight_rig import FlightRig, LoopThread
 
+from ebla.pipeline.class_archive import archive_path
+from ebla.pipeline.java import find_java
+from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
+
+TRAINING_S = 300.0
 
 __all__ = ["compiled_once"]
 
@@ -28,8 +37,21 @@ def rig(loop: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="session")
-def options(tmp_path_factory: pytest.TempPathFactory) -> SparkOptions:
-    return SparkOptions(tmp_path_factory.mktemp("spark"), "local[2]")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With an archive of classes, made once for the environment that the tests run in."""
+    folder = Path(sys.prefix, "share", "ebla", "spark-classes")
+    archive = archive_path(folder, find_java("", os.environ), SPARK_HOME)
+    if not archive.exists():
+        command = [sys.executable, "-m", "ebla.pipeline.train_classes", str(tmp_path_factory.mktemp("training"))]
+        with subprocess.Popen([*command, "", str(folder)], stdin=subprocess.PIPE) as maker:
+            assert maker.wait(TRAINING_S) == 0
+        assert archive.exists()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def options(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> SparkOptions:
+    return SparkOptions(tmp_path_factory.mktemp("spark"), "local[2]", archive_folder=archives)
 
 
 @pytest.fixture(scope="session")

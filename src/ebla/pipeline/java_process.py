@@ -5,15 +5,13 @@ reads its standard input, a pipe whose other end only we hold, and exits at the 
 Python workers are children of a daemon that does the same with a pipe from it.
 """
 
-import os
 import secrets
 import shutil
-import signal
 import struct
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ebla.pipeline.process_tree import ProcessMark, descendants, is_running, kill
@@ -26,23 +24,23 @@ LOG_TOLD_BYTES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class JavaStart:
+class ProcessStart:
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
     """Where it runs and writes what it says."""
-    timeout_s: float
+    log: str = "spark.log"
 
 
-class JavaProcess:
-    def __init__(self, start: JavaStart) -> None:
+class PipedProcess:
+    """A child that ends when its standard input does, with all below it."""
+
+    def __init__(self, start: ProcessStart) -> None:
         self._start = start
-        self._log = start.folder / "spark.log"
-        self._greeting = start.folder / f"gateway-{secrets.token_hex(8)}"
-        environment = {**start.environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._greeting)}
+        self._log = start.folder / start.log
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603  # Spark's own script, from the installed package
-                start.command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=start.folder, env=environment,
+            self._process = subprocess.Popen(  # noqa: S603  # Spark's own script or our own Python
+                start.command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=start.folder, env=start.environment,
                 start_new_session=True,
             )  # fmt: skip
         self._stopping = threading.Event()
@@ -62,25 +60,6 @@ class JavaProcess:
             return False
         return True
 
-    def wait_for_gateway(self) -> tuple[int, str]:
-        """The port and the secret by which it is talked to. Raises `PipelineUnavailable`."""
-        for _ in range(int(self._start.timeout_s / POLL_S)):
-            if self._greeting.exists():
-                return self._read_greeting()
-            if self.exit_code is not None:
-                raise PipelineUnavailable(f"Spark's Java process did not start: {self.last_words()}")
-            if self._stopping.wait(POLL_S):
-                raise PipelineUnavailable("Spark is being stopped")
-        raise PipelineUnavailable(f"Spark's Java process was not ready after {self._start.timeout_s:.0f} s")
-
-    def _read_greeting(self) -> tuple[int, str]:
-        told = self._greeting.read_bytes()
-        self._greeting.unlink()
-        port, size = struct.unpack(">ii", told[:8])
-        secret = told[8:].decode()
-        assert len(secret) == size
-        return port, secret
-
     def last_words(self) -> str:
         """The end of what it has said, on one line."""
         try:
@@ -90,15 +69,13 @@ class JavaProcess:
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
         return " / ".join(lines[-3:])
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Returns when it and all below it are gone."""
         self._stopping.set()
         workers = descendants(self.pid)
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        if not self.ended_within(timeout_s):
             workers = (*workers, *descendants(self.pid))
             self._process.kill()
             self._process.wait()
@@ -107,8 +84,7 @@ class JavaProcess:
     def kill(self) -> None:
         """The same at once."""
         workers = descendants(self.pid)
-        if self._process.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
         self._end_workers(workers)
         self.stop()
 
@@ -120,6 +96,32 @@ class JavaProcess:
             waiting.wait(POLL_S)
         for worker in workers:
             kill(worker)
+
+
+class JavaProcess(PipedProcess):
+    def __init__(self, start: ProcessStart) -> None:
+        self._greeting = start.folder / f"gateway-{secrets.token_hex(8)}"
+        environment = {**start.environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._greeting)}
+        super().__init__(replace(start, environment=environment))
+
+    def wait_for_gateway(self, timeout_s: float) -> tuple[int, str]:
+        """The port and the secret by which it is talked to. Raises `PipelineUnavailable`."""
+        for _ in range(int(timeout_s / POLL_S)):
+            if self._greeting.exists():
+                return self._read_greeting()
+            if self.exit_code is not None:
+                raise PipelineUnavailable(f"Spark's Java process did not start: {self.last_words()}")
+            if self._stopping.wait(POLL_S):
+                raise PipelineUnavailable("Spark is being stopped")
+        raise PipelineUnavailable(f"Spark's Java process was not ready after {timeout_s:.0f} s")
+
+    def _read_greeting(self) -> tuple[int, str]:
+        told = self._greeting.read_bytes()
+        self._greeting.unlink()
+        port, size = struct.unpack(">ii", told[:8])
+        secret = told[8:].decode()
+        assert len(secret) == size
+        return port, secret
 
 
 def emptied(folder: Path) -> Path:

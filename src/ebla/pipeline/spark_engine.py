@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError
 
 from ebla.model.identity import JobId
 from ebla.model.transfers import Result, Work
+from ebla.pipeline.class_training import ClassTraining
 from ebla.pipeline.spark_adapter import ClassicAdapter, SparkAdapter
 from ebla.pipeline.spark_jobs import JobContext, carry_out
 from ebla.pipeline.spark_session import SessionStart, WarmSession
@@ -64,6 +65,7 @@ class SparkEngine:
         self._authority = authority
         self._live: _Live | None = None
         self._status = EngineStatus(EngineState.STARTING, "Spark is starting", options.master)
+        self._training = ClassTraining(options)
         self._running: list[_Running] = []
         self._serial = 0
         self._job_threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="spark-job")
@@ -135,6 +137,7 @@ class SparkEngine:
                 self._say(EngineState.STARTING, f"{cause}; it is being started again")
         finally:
             self._say(EngineState.UNAVAILABLE, "the pipeline is being stopped")
+            await self._to_its_end(self._asking_threads, self._training.stop)
             for threads in (self._job_threads, self._asking_threads, self._life_thread):
                 threads.shutdown(wait=False, cancel_futures=True)
 
@@ -176,6 +179,8 @@ class SparkEngine:
                 await self._to_its_end(self._asking_threads, start.abort)
 
     async def _watch(self, live: _Live) -> str:
+        loop = asyncio.get_running_loop()
+        ready_at = loop.time()
         while True:
             await asyncio.sleep(LOOK_S)
             code = live.session.process.exit_code
@@ -188,6 +193,7 @@ class SparkEngine:
                 return f"Spark's Java process has not answered for {SILENCE_MAX_S:.0f} s"
             if stopped:
                 return f"Spark at {self._options.master} has stopped"
+            await self._on(self._life_thread, lambda: self._training.look(live.session, loop.time() - ready_at))
 
     def _say(self, state: EngineState, cause: str) -> None:
         self._status = EngineStatus(state, cause, self._options.master)

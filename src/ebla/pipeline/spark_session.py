@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from ebla.pipeline.class_archive import archive_path
 from ebla.pipeline.java import Java, find_java, make_java_home
-from ebla.pipeline.java_process import JavaProcess, JavaStart, emptied
+from ebla.pipeline.java_process import JavaProcess, ProcessStart, emptied
 from ebla.pipeline.shipping import ship, warm_up
 from ebla.pipeline.spark_settings import (
     SOCKET_FOLDER_LENGTH_MAX,
@@ -58,8 +59,9 @@ class WarmSession:
 class SessionStart:
     """A start that can be broken off from another thread."""
 
-    def __init__(self, options: SparkOptions) -> None:
+    def __init__(self, options: SparkOptions, archive_to_make: Path | None = None) -> None:
         self._options = options
+        self._archive_to_make = archive_to_make
         self._lock = threading.Lock()
         self._process: JavaProcess | None = None
         self._aborted = False
@@ -68,7 +70,7 @@ class SessionStart:
         """Takes seconds. Raises `PipelineUnavailable`."""
         options = self._options
         java = find_java(options.java_home, os.environ)
-        places = make_places(options, java)
+        places = replace(make_places(options, java), archive_to_make=self._archive_to_make)
         process = self._launch(places)
         try:
             spark = _connect(process, options)
@@ -77,6 +79,9 @@ class SessionStart:
             warm_up(spark)
         except BaseException as error:
             words = process.last_words()
+            if places.archive is not None and process.exit_code is not None:
+                # Whatever it was, it is not tried again with what was made on another day.
+                places.archive.unlink(missing_ok=True)
             process.kill()
             forget_spark()
             remove_places(places)
@@ -97,7 +102,7 @@ class SessionStart:
         for name, value in sorted(spark_settings(self._options, places).items()):
             command += ["--conf", f"{name}={value}"]
         environment = spark_environment(self._options, places, os.environ)
-        start = JavaStart([*command, "pyspark-shell"], environment, places.work, self._options.start_timeout_s)
+        start = ProcessStart([*command, "pyspark-shell"], environment, places.work)
         with self._lock:
             if self._aborted:
                 raise PipelineUnavailable("Spark is being stopped")
@@ -106,7 +111,7 @@ class SessionStart:
 
 
 def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:
-    port, secret = process.wait_for_gateway()
+    port, secret = process.wait_for_gateway(options.start_timeout_s)
     _keep_traces_out_of_logs()
     with _told_gateway(port, secret):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]  # PySpark's own, without types
@@ -169,7 +174,15 @@ def make_places(options: SparkOptions, java: Java) -> SparkPlaces:
         spark_home=SPARK_HOME,
         sockets=emptied(sockets),
         work=emptied(options.folder / "work"),
+        archive=_archive_for(options, java),
     )
+
+
+def _archive_for(options: SparkOptions, java: Java) -> Path | None:
+    if options.archive_folder is None:
+        return None
+    path = archive_path(options.archive_folder, java, SPARK_HOME)
+    return path if path.is_file() else None
 
 
 def remove_places(places: SparkPlaces) -> None:

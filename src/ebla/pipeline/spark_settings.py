@@ -60,6 +60,8 @@ class SparkPlaces:
     work: Path
     """Emptied at each start."""
     archive: Path | None = None
+    """Of classes, if there is one for this Java and Spark."""
+    archive_to_make: Path | None = None
 
 
 def master_with_tries(options: SparkOptions) -> str:
@@ -72,8 +74,10 @@ def java_flags(options: SparkOptions, places: SparkPlaces) -> tuple[str, ...]:
     flags = ["-XX:+UseSerialGC", "-XX:-UsePerfData", f"-Djava.io.tmpdir={places.work}"]
     if options.is_embedded:
         flags.append("-XX:TieredStopAtLevel=1")
-    if places.archive is not None:
-        flags += [f"-XX:SharedArchiveFile={places.archive}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    if places.archive_to_make is not None:
+        flags.append(f"-XX:ArchiveClassesAtExit={places.archive_to_make}")
+    elif places.archive is not None:
+        flags += [f"-XX:SharedArchiveFile={places.archive}", "-Xshare:auto"]
     return tuple(flags)
 
 
