@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -32,6 +33,7 @@ from ebla.wire.jobs import (
     job_key,
 )
 from ebla.wire.report import unreported
+from ebla.wire.verbs import Verb
 
 A, B, C = HOSTS
 COPY = CopyTablets(TABLE, (0,), A, B)
@@ -309,6 +311,27 @@ def test_progress_is_written_at_most_once_a_second() -> None:
         async with rig.running():
             await rig.ended(job)
         assert len(rig.group0.history_of(job.id)) <= 3 + 11
+
+    in_rig(work)
+
+
+def test_progress_does_not_undo_a_cancel_that_came_before_it() -> None:
+    async def work(rig: Rig) -> None:
+        job = a_job(1, COPY)
+        rig.group0.put_job(job)
+        rig.runner.outcomes = [60.0]
+        ask, raced = rig.group0.ask, []
+
+        async def race(verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
+            record = rig.group0.job(job.id)
+            if verb.name == "group0_execute" and record.state is JobState.RUNNING and not raced:
+                raced.append(verb)
+                rig.group0.put_job(msgspec.structs.replace(record, cancel_asked=True))
+            return await ask(verb, request, deadline_ms)
+
+        rig.group0.ask = race  # type: ignore[method-assign, assignment]  # somebody is quicker
+        async with rig.running():
+            assert (await rig.ended(job)).state is JobState.CANCELLED
 
     in_rig(work)
 

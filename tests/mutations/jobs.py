@@ -1,0 +1,129 @@
+"""Bugs of the pipeline's jobs: effects after an end, two at one place, work lost or done for ever."""
+
+from tests.mutations.framework import Mutation, PytestCheck
+
+BOOK = PytestCheck("tests/unit/pipeline/test_job_book.py")
+QUEUE = PytestCheck("tests/unit/pipeline/test_job_queue.py")
+RUNNER = PytestCheck("tests/unit/pipeline/test_job_runner.py")
+PLANS = PytestCheck("tests/unit/pipeline/test_plan_jobs.py")
+
+MUTATIONS = (
+    Mutation(
+        name="jobs-taken-over-without-closing",
+        module="ebla.pipeline.job_queue",
+        find="        if record.session is not None:\n            await self._runner.close(record.session)\n",
+        replace="",
+        check=QUEUE,
+        why="what the former leader's tasks still do lands beside the new run",
+    ),
+    Mutation(
+        name="jobs-cancelled-before-the-session-is-closed",
+        module="ebla.pipeline.job_queue",
+        find="                await self._runner.close(drawn.session)\n",
+        replace="                running.cancel()\n",
+        check=QUEUE,
+        why="a task that outlives its cancellation could still be sealed",
+    ),
+    Mutation(
+        name="jobs-ended-before-the-session-is-closed",
+        module="ebla.pipeline.job_queue",
+        find="        await self._runner.close(session)\n        await self._note(job, ending, session)\n",
+        replace="        await self._note(job, ending, session)\n        await self._runner.close(session)\n",
+        check=QUEUE,
+        why="a job that is told to be over may have effects yet",
+    ),
+    Mutation(
+        name="jobs-run-not-confirmed",
+        module="ebla.pipeline.job_runner",
+        find="        await attendant.confirm()\n",
+        replace="",
+        check=RUNNER,
+        why="a run that was taken over while its session was opened goes on under one that nobody closes",
+    ),
+    Mutation(
+        name="jobs-ending-of-another-run-written",
+        module="ebla.pipeline.job_queue",
+        find="            if found.session != session or (session is not None and found.keeper != self._keeper):\n"
+        "                return None\n",
+        replace="",
+        check=QUEUE,
+        why="a pipeline that lost its lead ends the run of the next",
+    ),
+    Mutation(
+        name="jobs-lost-record-goes-on",
+        module="ebla.pipeline.job_book",
+        find="        if not own.told_to_end and (lost or (record is not None and record.cancel_asked)):\n",
+        replace="        if not own.told_to_end and record is not None and record.cancel_asked:\n",
+        check=BOOK,
+        why="two pipelines work at one job until the older is ended from outside",
+    ),
+    Mutation(
+        name="jobs-two-at-one-stack",
+        module="ebla.pipeline.job_book",
+        find="        if claim is not None and theirs is not None and claim.meets(theirs):\n",
+        replace="        if claim is not None and theirs is not None and claim == theirs and claim.host is None:\n",
+        check=BOOK,
+        why="two jobs bring layers into one stack at once",
+    ),
+    Mutation(
+        name="jobs-engine-away-counts-as-a-run",
+        module="ebla.pipeline.job_book",
+        find="{Happening.BEGUN: 1, Happening.AWAY: -1}",
+        replace="{Happening.BEGUN: 1}",
+        check=BOOK,
+        why="a Spark that restarts a few times makes jobs fail",
+    ),
+    Mutation(
+        name="jobs-broken-tried-for-ever",
+        module="ebla.pipeline.job_book",
+        find="    if change.happening in COUNTED and job.runs >= limits.runs_max:\n",
+        replace="    if change.happening in COUNTED and job.runs > limits.runs_max + 1_000_000:\n",
+        check=BOOK,
+        why="what can never be done is done again and again",
+    ),
+    Mutation(
+        name="jobs-checkpoint-before-the-target-holds",
+        module="ebla.pipeline.moving",
+        find="    targets = await steps.all(\n"
+        "        [partial(steps.open_staging, scope, place, StagingKind.ROWS, part) for part, place in places]\n"
+        "    )\n",
+        replace="    await checkpoints(run, [(one.range, one.sources) for one in wanted])\n"
+        "    targets = await steps.all(\n"
+        "        [partial(steps.open_staging, scope, place, StagingKind.ROWS, part) for part, place in places]\n"
+        "    )\n",
+        check=RUNNER,
+        why="a tombstone that the target drops in between is missing under a row that the checkpoint still has",
+    ),
+    Mutation(
+        name="jobs-different-at-first-sight",
+        module="ebla.pipeline.comparing",
+        find="    for number in range(2, limits.compare_tries + 1):\n",
+        replace="    for number in range(2, 2):\n",
+        check=RUNNER,
+        why="every write that is under way looks like a replica that differs",
+    ),
+    Mutation(
+        name="jobs-healed-without-own",
+        module="ebla.pipeline.moving",
+        find="own.get(place.host)",
+        replace="None",
+        check=RUNNER,
+        why="a heal writes everything everywhere, and hides what was missing",
+    ),
+    Mutation(
+        name="jobs-part-of-a-shard-only",
+        module="ebla.pipeline.plan_jobs",
+        find="        tokens.update(_shard_borders(shard_count, ignore_msb))\n",
+        replace="        pass\n",
+        check=PLANS,
+        why="a transfer goes to one shard and brings what belongs to two",
+    ),
+    Mutation(
+        name="jobs-record-overwritten",
+        module="ebla.pipeline.job_records",
+        find="self._execute((Unchanged(key, kept.revision),), Put(key,",
+        replace="self._execute((), Put(key,",
+        check=QUEUE,
+        why="a cancel, or another pipeline's word, is lost under the next progress",
+    ),
+)
