@@ -320,16 +320,17 @@ def test_progress_does_not_undo_a_cancel_that_came_before_it() -> None:
         job = a_job(1, COPY)
         rig.group0.put_job(job)
         rig.runner.outcomes = [60.0]
-        ask, raced = rig.group0.ask, []
+        ask = rig.group0.ask
+        raced: list[str] = []
 
         async def race(verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
             record = rig.group0.job(job.id)
             if verb.name == "group0_execute" and record.state is JobState.RUNNING and not raced:
-                raced.append(verb)
+                raced.append(verb.name)
                 rig.group0.put_job(msgspec.structs.replace(record, cancel_asked=True))
             return await ask(verb, request, deadline_ms)
 
-        rig.group0.ask = race  # type: ignore[method-assign, assignment]  # somebody is quicker
+        rig.group0.ask = race  # type: ignore[method-assign]  # somebody is quicker
         async with rig.running():
             assert (await rig.ended(job)).state is JobState.CANCELLED
 
