@@ -54,7 +54,8 @@ class PacedLoad:
         self._stop.set()
         self._thread.join(DEADLINE_MS / 1000)
         if self.spell.failed or not self.spell.answered:
-            raise RuntimeError(f"{self.spell.failed} requests failed, {self.spell.answered} were answered")
+            told = f"{self.spell.failed} requests failed, {self.spell.answered} were answered"
+            raise RuntimeError(f"{told}; the last failure: {self.spell.failure}")
 
     def percentile_ms(self, share: float) -> float:
         took = sorted(self.spell.took_s)
@@ -86,4 +87,5 @@ class PacedLoad:
             self.spell.answered += client.spell.answered
             self.spell.failed += client.spell.failed
             self.spell.took_s += client.spell.took_s
+            self.spell.failure = client.spell.failure or self.spell.failure
         self.spell.seconds = time.perf_counter() - began

@@ -68,6 +68,8 @@ class Spell:
     failed: int = 0
     seconds: float = 0.0
     took_s: list[float] = field(default_factory=list)
+    failure: str = ""
+    """The last one, as it came."""
 
     @property
     def per_s(self) -> float:
@@ -209,6 +211,7 @@ class ShardClient(asyncio.Protocol):
             self.spell.answered += 1
         else:
             self.spell.failed += 1
+            self.spell.failure = str(msgspec.msgpack.decode(frame))
         self._answered(now, out)
 
     def _answered(self, now: float, out: list[bytes]) -> None:

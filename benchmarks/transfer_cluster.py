@@ -35,6 +35,8 @@ from ebla.wire.row_messages import RoutedWrite, RouteWriteRequest
 NODES = 3
 START_S = 120.0
 JOB_S = 600.0
+QUIET_LOOK_S = 0.5
+QUIET_LOOKS = 6
 VALUE_BYTES = 16 << 10
 ROWS_PER_REQUEST = 16
 OVERRIDES = (
@@ -63,8 +65,11 @@ class TransferCluster:
         self.folder = folder
         self.local = made
         self.nodes = [NodeProcess(node) for node in made]
-        self._wait("all nodes are up", lambda: view_of(asyncio.run(ask_all(made))).all_up)
+        self._wait_up()
         self._wait("the pipeline is ready", self._is_ready)
+
+    def _wait_up(self) -> None:
+        self._wait("all nodes are up", lambda: view_of(asyncio.run(ask_all(self.local))).all_up)
 
     def _wait(self, what: str, reached: Callable[[], bool]) -> None:
         ends_at = time.monotonic() + START_S
@@ -89,7 +94,8 @@ class TransferCluster:
     # -- tables ------------------------------------------------------------------------------------------------------
 
     def make_table(self, keyspace: str, tablets: int, size_bytes: int, copies: int = 2) -> MovedTable:
-        """Filled with bytes that do not compress; the first two replicas of the first tablet are source and target."""
+        """Filled with bytes that do not compress; the first two replicas of the first tablet are source and target. The
+        target is down meanwhile and has nothing of it, like a replica that is about to become one."""
 
         async def work(client: TableClient) -> tuple[TableId, TableSchema, ReplicaSets]:
             await client.run(
@@ -104,8 +110,23 @@ class TransferCluster:
         table, schema, sets = with_tables(self.folder, None, work)
         replicas = sets.of(table).reading(0)
         made = MovedTable(table, tablets, replicas[0].host, replicas[1].host)
+        target = self.nodes[self.local.index(self.node_of(made.target))]
+        target.end()
         self._fill(made, schema, size_bytes // VALUE_BYTES)
+        target.start_again()
+        self._wait_up()
+        self._wait("the pipeline is ready", self._is_ready)
+        self.wait_quiet()
         return made
+
+    def wait_quiet(self) -> None:
+        """Until nothing is folded any more."""
+        still = 0
+        ends_at = time.monotonic() + START_S
+        while still < QUIET_LOOKS and time.monotonic() < ends_at:
+            busy = any(process.children() for name, process in self._processes() if name == "bulk")
+            still = 0 if busy else still + 1
+            time.sleep(QUIET_LOOK_S)
 
     def _fill(self, table: MovedTable, schema: TableSchema, rows: int) -> None:
         def bodies() -> Iterator[bytes]:
@@ -113,7 +134,7 @@ class TransferCluster:
                 writes = tuple(
                     RoutedWrite(table.id, (_item(schema, key),)) for key in range(start, start + ROWS_PER_REQUEST)
                 )
-                yield encode(RouteWriteRequest(writes, ConsistencyLevel.ALL))
+                yield encode(RouteWriteRequest(writes, ConsistencyLevel.ONE))
 
         spell = asyncio.run(load([writing(self.node_of(table.source), 0, bodies)], 8, JOB_S))
         if spell.failed:
@@ -149,14 +170,22 @@ class TransferCluster:
     def cpu_s(self) -> dict[str, float]:
         """User and system time so far: of shards, bulk processes, the pipeline's Java and Python."""
         spent = {"shards": 0.0, "bulk": 0.0, "control": 0.0, "spark_java": 0.0, "spark_python": 0.0}
-        for node in view_of(asyncio.run(ask_all(self.local))).nodes:
-            for process in node.processes:
-                if process.pid:
-                    _add(spent, process.name, psutil.Process(process.pid))
+        for name, process in self._processes():
+            _add(spent, name, process)
         return spent
 
+    def _processes(self) -> list[tuple[str, psutil.Process]]:
+        view = view_of(asyncio.run(ask_all(self.local)))
+        return [(one.name, psutil.Process(one.pid)) for node in view.nodes for one in node.processes if one.pid]
+
+    def drop(self, keyspace: str) -> None:
+        async def work(client: TableClient) -> None:
+            await client.run(f"DROP KEYSPACE {keyspace}")
+
+        with_tables(self.folder, None, work)
+
     def source_files(self, table: MovedTable) -> list[Path]:
-        """Of the layers that its source has on disk: about what moves."""
+        """Of all layers that its source has on disk, those of the table by far the most."""
         folder = self.node_of(table.source).options.folder / "shard-0" / "layers"
         return [path for path in folder.rglob("*.sst") if path.is_file()]
 
