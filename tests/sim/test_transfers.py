@@ -40,7 +40,7 @@ STACK = Incarnation(7)
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_nothing_an_engine_does_harms_while_everything_fails(seed: int) -> None:
     """Under every fault: INV-XFER-1, INV-XFER-2, INV-XFER-3, INV-XFER-4, INV-XFER-5, and those of rows."""
-    outcome = run_scenario(find_scenario("transfers"), seed, 20.0)
+    outcome = run_scenario(find_scenario("transfers"), seed, 15.0)
     assert outcome.failure is None, f"{outcome.replay}\n{outcome.report}"
 
 

@@ -221,6 +221,13 @@ class Staging:
         """With something on disk."""
         return tuple(self._sessions)
 
+    def notice_strangers(self) -> None:
+        """A task that was given up may have made the folder of a session again after it was dropped."""
+        for name in self._disk.list_folder(self._parts.folder):
+            session = uuid_of(name)
+            if session is not None:
+                self._sessions.setdefault(SessionId(session), None)
+
     async def drop_session(self, session: SessionId) -> None:
         """All of it, once nothing of the session can have an effect any more (INV-XFER-5)."""
         for staged in [one for one in self._transfers.values() if one.session == session]:

@@ -53,6 +53,7 @@ class Sweeper:
     async def sweep(self, barrier_ms: int) -> None:
         """Raises `Unavailable` where there was no barrier."""
         self.failures = {}
+        self._staging.notice_strangers()
         if self._unlisted():
             await self._guards.catch_up(barrier_ms)
             for session in self._unlisted():

@@ -176,6 +176,21 @@ def test_a_closed_session_has_no_effect_and_leaves_nothing(tmp_path: Path) -> No
     with_transfers(tmp_path, story)
 
 
+def test_what_a_late_task_makes_again_goes_too(tmp_path: Path) -> None:
+    """INV-XFER-5, past Flight: a task that was frozen goes on in a folder that was swept."""
+
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job(), job(OTHER)) as caller:
+            target = await rig.open_staging(caller)
+            rig.control.close_session()
+            await rig.until(lambda: rig.below("staging") == [])
+            Path(target.folder, str(ATTEMPT)).mkdir(parents=True)
+            Path(target.folder, str(ATTEMPT), "late").write_bytes(b"rows")
+            await rig.until(lambda: rig.below("staging") == [])
+
+    with_transfers(tmp_path, story)
+
+
 def test_a_process_that_has_not_heard_of_the_end_asks_first(tmp_path: Path) -> None:
     async def story(rig: TransferRig) -> None:
         async with rig.life(job()) as caller:
