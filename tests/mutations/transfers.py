@@ -160,6 +160,32 @@ MUTATIONS = (
         check=DESK,
         why="whatever a job that died has staged stays on the disk for ever",
     ),
+    Mutation(
+        name="transfers-late-folders-not-swept",
+        module="ebla.bulk.sweeping",
+        find="        self._staging.notice_strangers()\n",
+        replace="",
+        check=DESK,
+        why="a task that goes on after its session was swept leaves its files for ever",
+    ),
+    Mutation(
+        name="transfers-nothing-is-swept-in-simulation",
+        module="ebla.bulk.sweeping",
+        find="            for session in self._unlisted():\n",
+        replace="            for session in self._unlisted()[:0]:\n",
+        check=SEEDS,
+        why="the same, found by whole nodes",
+        limit_s=SEEDS_S,
+    ),
+    Mutation(
+        name="transfers-linked-file-not-isolated-in-simulation",
+        module="ebla.sim.file_isolation",
+        find="        return not self._disk.is_open(path)\n",
+        replace="        return self._disk.exists(path)\n",
+        check=SEEDS,
+        why="the same as without isolation, found by whole nodes",
+        limit_s=SEEDS_S,
+    ),
     # -- tombstones
     Mutation(
         name="transfers-gc-not-held-while-staging-is-open",

@@ -184,8 +184,8 @@ def test_what_a_late_task_makes_again_goes_too(tmp_path: Path) -> None:
             target = await rig.open_staging(caller)
             rig.control.close_session()
             await rig.until(lambda: rig.below("staging") == [])
-            Path(target.folder, str(ATTEMPT)).mkdir(parents=True)
-            Path(target.folder, str(ATTEMPT), "late").write_bytes(b"rows")
+            rig.disk.make_folder(f"{target.folder}/{ATTEMPT}")
+            rig.disk.create(f"{target.folder}/{ATTEMPT}/late").close()
             await rig.until(lambda: rig.below("staging") == [])
 
     with_transfers(tmp_path, story)
