@@ -28,7 +28,7 @@ from ebla.model.errors import (
     Unavailable,
 )
 from ebla.model.identity import Address
-from ebla.wire.flight_forms import encode_failure
+from ebla.wire.flight_forms import encode_failure, flight_uri
 from ebla.wire.report import Report
 
 REOPEN_PAUSE_S = 0.02
@@ -137,9 +137,8 @@ class FlightServer:
 
     def _opened(self, address: Address, identity: FlightIdentity) -> "_Door":
         assert self._served is not None
-        location = flight.Location.for_grpc_tls(address.host, address.port)
         try:
-            return _Door(location, identity, self._served, self._room, self._report)
+            return _Door(flight_uri(address), identity, self._served, self._room, self._report)
         except (pa.ArrowException, OSError) as error:
             raise InvalidRequest(f"cannot listen on {address}: {error}") from None
 
@@ -153,7 +152,7 @@ class FlightServer:
 class _Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     def __init__(
         self,
-        location: flight.Location,
+        location: str,
         identity: FlightIdentity,
         streams: FlightStreams,
         room: _Room,

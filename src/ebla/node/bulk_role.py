@@ -59,6 +59,8 @@ def main() -> NoReturn:
 
 def _run_bulk(options: NodeOptions, _open_files: int) -> None:
     os.nice(NICENESS)
+    # Of handshakes that fail gRPC would write lines of its own among ours.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     identity = identity_of(options)
     with file_lock.acquire(DataFolder(options.folder).bulk_lock):
         run_process(_run(options, identity, reporter(SystemClock(), NAME, options.log_format)))

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from ebla.model.errors import EblaError
-from ebla.model.identity import HostId
+from ebla.model.identity import Address, HostId
 from ebla.wire.failures import error_of, failure_of
 from ebla.wire.frames import Failure, encode
 
@@ -24,6 +24,11 @@ _failures = msgspec.msgpack.Decoder(Failure)
 def host_name(host: HostId) -> str:
     """As a node's certificate says it (`runtime/tls.py`). TLS libraries compare names with a colon letter by letter."""
     return f"ebla:host:{host}"
+
+
+def flight_uri(address: Address) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"grpc+tls://{host}:{address.port}"
 
 
 def bytes_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
