@@ -19,13 +19,17 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 class RunningEngine:
-    def __init__(self, loop: LoopThread, options: SparkOptions, authority: bytes) -> None:
+    def __init__(
+        self, loop: LoopThread, options: SparkOptions, authority: bytes, state: EngineState = EngineState.READY
+    ) -> None:
+        """Entered, it is waited for until it is in this state."""
         self._loop = loop
+        self._state = state
         self.engine = loop.call(lambda: SparkEngine(options, authority))
 
     def __enter__(self) -> "RunningEngine":
         self._serving = self._loop.start(self.engine.serve)
-        self.wait_for(EngineState.READY)
+        self.wait_for(self._state)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from ebla.pipeline.spark_settings import (
 from ebla.ports.transfers import PipelineUnavailable
 
 SPARK_HOME = Path(pyspark.__file__).parent
+MASTER_ANSWERS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class SessionStart:
     def run(self) -> WarmSession:
         """Takes seconds. Raises `PipelineUnavailable`."""
         options = self._options
+        check_masters(options)
         java = find_java(options.java_home, os.environ)
         places = replace(make_places(options, java), archive_to_make=self._archive_to_make)
         process = self._launch(places)
@@ -108,6 +111,22 @@ class SessionStart:
                 raise PipelineUnavailable("Spark is being stopped")
             self._process = JavaProcess(start)
             return self._process
+
+
+def check_masters(options: SparkOptions) -> None:
+    """Spark itself would try for a minute, and then say that it has stopped."""
+    refused = []
+    for place in options.masters:
+        try:
+            with socket.create_connection(place, MASTER_ANSWERS_S):
+                return
+        except OSError as error:
+            refused.append(f"{place[0]}:{place[1]} {error.strerror or error}")
+    if refused:
+        raise PipelineUnavailable(
+            f"no Spark master answers at {options.master}: {', '.join(refused)}",
+            advice="start it, or set pipeline.master",
+        )
 
 
 def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:

@@ -49,6 +49,12 @@ class SparkOptions:
     def is_embedded(self) -> bool:
         return _LOCAL.fullmatch(self.master) is not None
 
+    @property
+    def masters(self) -> tuple[tuple[str, int], ...]:
+        """Hosts and ports of a cluster, of which one leads."""
+        named = () if self.is_embedded else self.master.removeprefix("spark://").split(",")
+        return tuple((host, int(port)) for host, _, port in (one.rpartition(":") for one in named))
+
 
 @dataclass(frozen=True, slots=True)
 class SparkPlaces:

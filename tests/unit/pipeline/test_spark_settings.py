@@ -51,6 +51,11 @@ def test_only_the_embedded_one_has_the_quick_compiler_and_sockets_of_its_own() -
     assert key not in spark_settings(options("spark://a:7077"), PLACES)
 
 
+def test_masters_of_a_cluster() -> None:
+    assert options("spark://a:7077,b.c:8").masters == (("a", 7077), ("b.c", 8))
+    assert options("local[2]").masters == ()
+
+
 def test_pages_and_event_log_by_option() -> None:
     settings = spark_settings(options(user_interface=True, event_log="/logs"), PLACES)
     assert settings["spark.ui.enabled"] == "true"
