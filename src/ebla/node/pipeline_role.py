@@ -18,6 +18,7 @@ from ebla.node.process import (
     run_until_stopped,
 )
 from ebla.options import NodeOptions
+from ebla.pipeline.class_archive import default_folder
 from ebla.pipeline.doors import DoorPlaces
 from ebla.pipeline.pipeline_process import NAME, PipelineLimits, PipelineProcess, PipelineSetup
 from ebla.pipeline.spark_engine import SparkEngine
@@ -121,6 +122,7 @@ def _spark_options(options: NodeOptions, folder: DataFolder) -> SparkOptions:
         event_log=chosen.event_log,
         task_bytes=chosen.tasks_bytes,
         driver_host=LOOPBACK if embedded else options.address,
+        archive_folder=default_folder(os.environ),
     )
 
 
