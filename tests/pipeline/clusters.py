@@ -2,10 +2,12 @@
 by one, so that no router and no read repair hides what a transfer has brought."""
 
 import asyncio
+import itertools
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from tests.cluster.conftest import LocalNodes
+from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import ask
 from tests.cluster.rows_load import SCHEMA_MS, ask_shard
 
@@ -36,19 +38,21 @@ from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
 from ebla.wire.calls import Target
 from ebla.wire.frames import Introduction, Lane
-from ebla.wire.jobs import ENDED, Compare, CopyTablet, Job, JobState, StreamRange, Wish
+from ebla.wire.group0_messages import TransferRequest
+from ebla.wire.jobs import ENDED, Compare, CopyTablets, Job, JobState, StreamRange, Wish
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.report import unreported
 from ebla.wire.row_messages import ReadRowsRequest, RowWrite, WriteRowsRequest
 from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaRequest
 from ebla.wire.transfer_messages import BulkStatusAnswer, BulkStatusRequest
-from ebla.wire.verbs import BULK_STATUS, READ_ROWS, SCHEMA, WRITE_ROWS, A, Q, Verb
+from ebla.wire.verbs import BULK_STATUS, GROUP0_TRANSFER, READ_ROWS, SCHEMA, WRITE_ROWS, A, Q, Verb
 
 T = TypeVar("T")
-RATE = 2 << 20
+RATE = 3 << 19
 """Bytes per second into and out of each node: a move of some MiB has a middle, and small ones are not held up."""
-SETTINGS = ("pipeline.enabled=true", "pipeline.master=local[2]", f"limits.transfer_bytes_per_second_max={RATE}")
+EMBEDDED = "local[2]"
+SETTINGS = ("pipeline.enabled=true", f"pipeline.master={EMBEDDED}", f"limits.transfer_bytes_per_second_max={RATE}")
 PATIENCE_S = 120.0
 """For a job of a few seconds, on a machine that is busy with others, with Spark started again in between."""
 NODES = 3
@@ -69,6 +73,8 @@ class PipelineCluster:
 
     def __init__(self, local: LocalNodes) -> None:
         self.local = local
+        self.tasks_root: int | None = None
+        """The process below which Spark runs its tasks; None: its own."""
         self.processes: list[subprocess.Popen[bytes]] = [local.start(number) for number in range(NODES)]
         self.wait_up()
         new_keyspace(self, LARGE, tablets=1)
@@ -99,6 +105,14 @@ class PipelineCluster:
         slowly(is_one, "there is one leader", 60.0)
         return found[0]
 
+    def lead(self, number: int) -> None:
+        """The node leads, and has the pipeline."""
+        leader = self.leader
+        if leader != number:
+            ask(self.node(leader), GROUP0_TRANSFER, TransferRequest(self.host(number)), 20_000)
+            slowly(lambda: self.leader == number, "the lead was handed over")
+        self.wait_pipeline()
+
     def wait_up(self) -> None:
         slowly(lambda: self.local.view().all_up, "every node is up, sees the others and serves")
 
@@ -118,6 +132,16 @@ class PipelineCluster:
     def start_node(self, number: int) -> None:
         self.processes[number] = self.local.start(number)
         self.wait_up()
+
+    def restart_with_master(self, number: int, master: str) -> None:
+        """The node's pipeline runs its tasks there, once the node leads."""
+        self.stop_node(number)
+        path = self.node(number).options_path
+        kept = [line for line in path.read_text().splitlines() if not line.startswith("master = ")]
+        place = kept.index("[pipeline]") + 1
+        path.write_text("\n".join([*kept[:place], f'master = "{master}"', *kept[place:]]) + "\n")
+        self.start_node(number)
+        self.lead(number)
 
     def kill_child(self, name: str, number: int) -> int:
         pid = self.local.pid(name, number)
@@ -156,6 +180,10 @@ class PipelineCluster:
         """Spark's driver, in which an embedded Spark runs its tasks too."""
         (found,) = (mark for mark in descendants(self.pipeline_pid) if program_of(mark) == "java")
         return found
+
+    @property
+    def workers(self) -> tuple[ProcessMark, ...]:
+        return workers_of(self.java.pid if self.tasks_root is None else self.tasks_root)
 
     # ---- jobs
 
@@ -217,17 +245,33 @@ class PipelineCluster:
         except EblaError:
             return None
 
-    def received(self, number: int, job: JobId) -> int:
-        """Bytes of the job that the node has been sent and has not adopted."""
-        session = self.job(job).session
-        told = None if session is None else self.bulk_status(number, session)
-        return 0 if told is None else sum(one.received_bytes for one in told.stagings)
+    def hold_in_the_middle(self, number: int, job: JobId) -> tuple[ProcessMark, ...]:
+        """Freezes the worker that brings the job's bytes to the node, once some have come, and not all."""
+        sessions: list[SessionId] = []
 
-    def wait_middle(self, number: int, *jobs: JobId) -> None:
-        """Until something of each has come to the node, and not all."""
-        for job in jobs:
-            slowly(lambda job=job: self.received(number, job) > 0, f"job {job} is on its way", PATIENCE_S)  # type: ignore[misc]
-        assert all(self.job(job).state is JobState.RUNNING for job in jobs)
+        def has_session() -> bool:
+            sessions[:] = [each for each in (self.job(job).session,) if each is not None]
+            return bool(sessions)
+
+        slowly(has_session, f"job {job} runs")
+        eventually(lambda: self._received(number, sessions[0]) > 0, f"job {job} is on its way", PATIENCE_S)
+        node = self.node(number).options
+        held = tuple(mark for mark in self.workers if talks_to(mark, node.address, node.ports.bulk))
+        signalled(held, signal.SIGSTOP)
+        assert held, f"job {job} was too quick: {self.job(job)}"
+        return held
+
+    @contextmanager
+    def held_in_the_middle(self, number: int, job: JobId) -> Iterator[None]:
+        held = self.hold_in_the_middle(number, job)
+        try:
+            yield
+        finally:
+            signalled(held, signal.SIGCONT)
+
+    def _received(self, number: int, session: SessionId) -> int:
+        told = self.bulk_status(number, session)
+        return 0 if told is None else sum(one.received_bytes for one in told.stagings)
 
     def refused(self, number: int) -> int:
         """Pieces for closed sessions that the node has turned away."""
@@ -302,6 +346,19 @@ def workers_of(root: int) -> tuple[ProcessMark, ...]:
     return tuple(mark for mark in python_processes(root) if not descendants(mark.pid))
 
 
+def talks_to(mark: ProcessMark, address: str, port: int) -> bool:
+    """Whether it has a connection to there."""
+    remote = f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}"
+    # A socket of both families has such an address at the end of a longer one.
+    known = (Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    connections = [line.split() for line in itertools.chain(*known)]
+    wanted = {f"socket:[{fields[9]}]" for fields in connections if fields[2].endswith(remote)}
+    try:
+        return any(os.readlink(entry) in wanted for entry in Path(f"/proc/{mark.pid}/fd").iterdir())
+    except FileNotFoundError:
+        return False
+
+
 def signalled(marks: Sequence[ProcessMark], number: signal.Signals) -> None:
     for mark in marks:
         if is_running(mark):
@@ -329,7 +386,7 @@ Written = tuple[int, bytes | None]
 VALUE_BYTES = 8_000
 LARGE = "large"
 """A keyspace that every cluster has, whose tables have one tablet."""
-LARGE_ROWS = 700
+LARGE_ROWS = 600
 BATCH_BYTES = 256 << 10
 
 
@@ -358,7 +415,7 @@ class Replicas:
 
     def copy(self, source: int, target: int, *, short_cut: bool = True, tablet: int = 0) -> JobId:
         hosts = self._cluster.host(source), self._cluster.host(target)
-        return self._cluster.submit(CopyTablet(self.table, tablet, *hosts, short_cut), f"copy {self.name}")
+        return self._cluster.submit(CopyTablets(self.table, (tablet,), *hosts, short_cut), f"copy {self.name}")
 
     def stream(self, sources: Sequence[int], target: int, within: TokenRange = WHOLE_RING) -> JobId:
         hosts = tuple(self._cluster.host(number) for number in sources)
