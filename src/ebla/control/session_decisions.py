@@ -72,10 +72,10 @@ def to_end(snapshot: Snapshot, watched: Mapping[SessionId, int], times: Times) -
 
 
 def to_close(session: SessionId, snapshot: Snapshot) -> CloseSessions | None:
-    """None: it is not listed, and nobody begins anything under it any more."""
-    listed = snapshot.sessions.get(session)
-    if listed is None:
+    """None: it is known to be closed, and nobody begins anything under it any more."""
+    if session in snapshot.state.bulk_closed:
         return None
-    if listed.kind is not SessionKind.BULK_JOB:
+    listed = snapshot.sessions.get(session)
+    if listed is not None and listed.kind is not SessionKind.BULK_JOB:
         raise Refused(f"session {session} is that of a {listed.kind}, and ends with it")
     return CloseSessions((session,))

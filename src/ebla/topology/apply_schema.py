@@ -207,13 +207,14 @@ def may_be_closed(snapshot: Snapshot, session: SessionId, asked_at: TopologyVers
 
 
 def _close_sessions(draft: Draft, command: CloseSessions) -> None:
-    """A step: whoever waits until nobody works under them any more waits for a version (INV-XFER-1). What is closed
-    already needs none, so closing again changes nothing."""
-    listed = [draft.base.sessions[each] for each in command.sessions if each in draft.base.sessions]
-    for session in listed:
+    """A step: whoever waits until nobody works under them any more waits for a version (INV-XFER-1). What is known to be
+    closed needs none, so closing again changes nothing. One that is not listed is closed all the same: its opening may
+    still be on its way, and nobody would close it after that but its deadline."""
+    ending = [each for each in dict.fromkeys(command.sessions) if each not in draft.base.state.bulk_closed]
+    for session in [draft.base.sessions[each] for each in ending if each in draft.base.sessions]:
         draft.require(session.kind is SessionKind.BULK_JOB, f"the session of a {session.kind} ends with it")
         draft.close_session(session.id)
-    if listed:
-        closed = (*draft.base.state.bulk_closed, *(session.id for session in listed))
+    if ending:
+        closed = (*draft.base.state.bulk_closed, *ending)
         forgotten = draft.next_version if len(closed) > BULK_CLOSED_KEPT else draft.base.state.bulk_forgotten
         draft.step(bulk_closed=closed[-BULK_CLOSED_KEPT:], bulk_forgotten=forgotten)

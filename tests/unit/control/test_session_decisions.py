@@ -72,12 +72,23 @@ def test_a_table_that_is_not_there() -> None:
 
 def test_only_bulk_jobs_are_closed_here_and_only_once() -> None:
     world, coordinator = cluster(2)
-    assert to_close(SESSION, world.snapshot) is None
     world.ask(NodeRequestKind.REBUILD, 2)
     coordinator.step()
     (running,) = world.snapshot.sessions
     with pytest.raises(Refused, match="ends with it"):
         to_close(running, world.snapshot)
+
+
+def test_one_that_is_closed_before_its_opening_came_is_never_opened() -> None:
+    """INV-XFER-1: its owner has given it up, and nobody but its deadline would close it."""
+    world, _ = cluster(2)
+    opening = opening_of(asking(world), world.snapshot, 9_000)
+    closing = to_close(SESSION, world.snapshot)
+    assert closing is not None
+    world.do(closing)
+    with pytest.raises(Stale, match="closed"):
+        to_open(opening, world.snapshot)
+    assert to_close(SESSION, world.snapshot) is None
 
 
 def test_no_session_outlives_what_any_may_whatever_its_deadline_says() -> None:
