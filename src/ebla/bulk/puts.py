@@ -1,7 +1,8 @@
 """Files that streams write into attempts. Nothing here counts before the seal."""
 
+import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from ebla.bulk.data_plane import ROWS_NAME, PutPlace
@@ -57,11 +58,14 @@ def _checksum(file: File, size_bytes: int) -> int:
     return checksum
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _OpenPut:
     place: PutPlace
     staged: StagedTransfer
     file: File
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_taken: bool = False
+    """From the stream that had it. The file is closed once no write of it is under way."""
 
 
 _Key = tuple[TransferId, AttemptId, str]
@@ -90,7 +94,7 @@ class Puts:
     async def _open_file(self, staged: StagedTransfer, put: FlightPut) -> PutPlace:
         target = staged.target
         key = (staged.transfer, put.attempt, put.name)
-        self._take_away(key)
+        await self._take_over(key)
         file = self._file(staged, put)
         try:
             received = await self._disk.run(partial(_received, file, put, target.kind))
@@ -141,12 +145,22 @@ class Puts:
             raise InvalidRequest(f"{place.name} was announced with {place.size_bytes} bytes, and {end} came")
         try:
             self._staging.check_space(len(data))
-            checksum = await self._disk.run(partial(_written, opened.file, place, memoryview(data)))
+            checksum = await self._write(opened, data)
         except DiskFull:
             await self._drop(staged, place.attempt)
             raise
         place.received_bytes, place.checksum = end, checksum
         staged.received[place.attempt] = staged.received.get(place.attempt, 0) + len(data)
+
+    async def _write(self, opened: _OpenPut, data: bytes | memoryview) -> int:
+        try:
+            async with opened.writing:
+                checksum = await self._disk.run(partial(_written, opened.file, opened.place, memoryview(data)))
+        finally:
+            if opened.is_taken:
+                opened.file.close()
+        self._opened(opened.place)
+        return checksum
 
     def finish(self, place: PutPlace) -> PutAnswer:
         self._opened(place)
@@ -181,7 +195,17 @@ class Puts:
     def _take_away(self, key: _Key) -> None:
         opened = self._open.pop(key, None)
         if opened is not None:
-            opened.file.close()
+            opened.is_taken = True
+            if not opened.writing.locked():
+                opened.file.close()
+
+    async def _take_over(self, key: _Key) -> None:
+        """What the stream before was just writing has arrived afterwards, and is not found to be missing."""
+        before = self._open.get(key)
+        self._take_away(key)
+        if before is not None:
+            async with before.writing:
+                pass
 
     def _opened(self, place: PutPlace) -> _OpenPut:
         opened = self._open.get((place.transfer, place.attempt, place.name))

@@ -1,5 +1,6 @@
 """Places for transfers: what attempts bring, what a seal makes of it, what is left after whatever goes wrong."""
 
+import asyncio
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable
@@ -139,6 +140,50 @@ def test_a_put_goes_on_where_it_broke_also_in_another_life() -> None:
     here = machine()
     here.run(begin)
     here.run(go_on)
+
+
+BEGUN_S = 0.00002
+"""After so long a write has begun, and none on the simulated disk has ended."""
+
+
+def test_a_place_is_taken_over_from_a_stream_that_is_just_writing() -> None:
+    data = bytes(range(256)) * 40
+
+    async def work(rig: StagingRig) -> None:
+        staged = await rig.opened()
+        put = FlightPut(b"", FIRST, "0/a.sst", len(data))
+        place = await rig.puts.open(staged, put)
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(_stale(rig.puts.append(place, data[:1000])))
+            await asyncio.sleep(BEGUN_S)
+            again = await rig.puts.open(staged, put)
+        assert writing.done()
+        assert again.received_bytes == 1000, "it was written before the next stream was told where to go on"
+        await rig.puts.append(again, data[1000:])
+        assert rig.puts.finish(again).checksum == zlib.crc32(data)
+        rig.puts.close(again)
+        assert not rig.own.is_open(f"{PLACE}/{FIRST}/0/a.sst")
+
+    in_staging(work)
+
+
+def test_a_seal_does_not_close_a_file_under_a_write() -> None:
+    async def work(rig: StagingRig) -> None:
+        staged = await rig.opened()
+        place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", 10))
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(_stale(rig.puts.append(place, b"0123456789")))
+            await asyncio.sleep(BEGUN_S)
+            rig.puts.close_transfer(staged.transfer)
+        assert writing.done()
+        assert not rig.own.is_open(f"{PLACE}/{FIRST}/0/a.sst")
+
+    in_staging(work)
+
+
+async def _stale(append: Awaitable[None]) -> None:
+    with pytest.raises(Stale, match="any more"):
+        await append
 
 
 def test_what_makes_no_sense_is_not_put() -> None:
