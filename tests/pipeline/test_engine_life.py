@@ -32,7 +32,7 @@ def test_stopped_while_it_starts_it_leaves_no_process(loop: LoopThread, tmp_path
         return [mark.pid for mark in descendants(os.getpid()) if mark.pid not in before]
 
     with RunningEngine(loop, SparkOptions(tmp_path / "spark"), b"", EngineState.STARTING):
-        loop.run(until(lambda: (tmp_path / "spark" / "work" / "spark.log").exists() and bool(started())))
+        loop.run(until(lambda: (tmp_path / "spark" / "spark.log").exists() and bool(started())))
         marks = [mark for mark in descendants(os.getpid()) if mark.pid not in before]
     assert marks
     assert not [mark for mark in marks if is_running(mark)]

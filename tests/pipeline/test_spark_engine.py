@@ -134,6 +134,31 @@ def test_a_cancelled_job_leaves_no_task(spark: FlightRig, embedded: RunningEngin
     spark.loop.run(run(), 60)
 
 
+def test_a_frozen_spark_is_ended_and_replaced(
+    spark: FlightRig, embedded: RunningEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more jobs than there are threads that ask for their progress, all of which it holds."""
+
+    async def lose() -> None:
+        with pytest.raises(PipelineUnavailable):
+            await move_some(spark)
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(6):
+                tasks.create_task(lose())
+            await spark.wait_until_held(held=True)
+            os.kill(embedded.java_pid, signal.SIGSTOP)
+            await until(lambda: spark.transfers.status().state is not EngineState.READY)
+            assert "has not answered" in spark.transfers.status().cause
+        await spark.wait_until_held(held=False)
+
+    monkeypatch.setattr("ebla.pipeline.spark_engine.SILENCE_MAX_S", 2.0)
+    spark.loop.run(run())
+    monkeypatch.undo()
+    embedded.wait_for(EngineState.READY)
+
+
 def test_spark_is_lost_and_comes_back(spark: FlightRig, embedded: RunningEngine) -> None:
     async def lose() -> None:
         with pytest.raises(PipelineUnavailable, match=r"killed by signal 9|was lost"):

@@ -39,7 +39,9 @@ class ClassTraining:
         folder = emptied(options.folder / "training")
         command = ["nice", "-n", str(LOWEST_PRIORITY), sys.executable, "-m", "ebla.pipeline.train_classes"]
         arguments = [str(folder / "spark"), options.java_home, str(options.archive_folder)]
-        self._maker = PipedProcess(ProcessStart([*command, *arguments], dict(os.environ), folder, "training.log"))
+        self._maker = PipedProcess(
+            ProcessStart([*command, *arguments], dict(os.environ), folder, folder / "training.log")
+        )
 
     def stop(self) -> None:
         """Returns when no process of it is left."""

@@ -28,8 +28,9 @@ class ProcessStart:
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
-    """Where it runs and writes what it says."""
-    log: str = "spark.log"
+    """Where it runs."""
+    log: Path
+    """What it says; what the one before it has said is kept beside that."""
 
 
 class PipedProcess:
@@ -37,8 +38,9 @@ class PipedProcess:
 
     def __init__(self, start: ProcessStart) -> None:
         self._start = start
-        self._log = start.folder / start.log
-        with self._log.open("wb") as log:
+        if start.log.exists():
+            start.log.replace(start.log.with_name(f"{start.log.name}.1"))
+        with start.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603  # Spark's own script or our own Python
                 start.command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=start.folder, env=start.environment,
                 start_new_session=True,
@@ -63,7 +65,7 @@ class PipedProcess:
     def last_words(self) -> str:
         """The end of what it has said, on one line."""
         try:
-            said = self._log.read_bytes()[-LOG_TOLD_BYTES:].decode(errors="replace")
+            said = self._start.log.read_bytes()[-LOG_TOLD_BYTES:].decode(errors="replace")
         except FileNotFoundError:
             return ""
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith("at ")]

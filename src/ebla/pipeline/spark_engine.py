@@ -70,8 +70,9 @@ class SparkEngine:
         self._serial = 0
         self._job_threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="spark-job")
         self._asking_threads = ThreadPoolExecutor(4, thread_name_prefix="spark-asking")
-        # Apart from the others, which a Java process that hangs would hold.
+        # Apart from the others, all of which a Java process that hangs would hold: one looks at it, one ends it.
         self._life_thread = ThreadPoolExecutor(1, thread_name_prefix="spark-life")
+        self._end_thread = ThreadPoolExecutor(1, thread_name_prefix="spark-end")
 
     # -- ports.transfers ---------------------------------------------------------------------------------------------
 
@@ -137,8 +138,8 @@ class SparkEngine:
                 self._say(EngineState.STARTING, f"{cause}; it is being started again")
         finally:
             self._say(EngineState.UNAVAILABLE, "the pipeline is being stopped")
-            await self._to_its_end(self._asking_threads, self._training.stop)
-            for threads in (self._job_threads, self._asking_threads, self._life_thread):
+            await self._to_its_end(self._training.stop)
+            for threads in (self._job_threads, self._asking_threads, self._life_thread, self._end_thread):
                 threads.shutdown(wait=False, cancel_futures=True)
 
     async def _one_session(self) -> str:
@@ -160,7 +161,7 @@ class SparkEngine:
             self._live = None
             end = session.kill if live.lost else session.stop
             live.lost = live.lost or "the pipeline is being stopped"
-            await self._to_its_end(self._asking_threads, end)
+            await self._to_its_end(end)
 
     async def _started(self, start: SessionStart) -> WarmSession:
         future = self._life_thread.submit(start.run)
@@ -175,8 +176,7 @@ class SparkEngine:
             ) from error
         finally:
             if not future.done() or future.cancelled():
-                # The thread that starts it is held, so the end of it is made elsewhere.
-                await self._to_its_end(self._asking_threads, start.abort)
+                await self._to_its_end(start.abort)
 
     async def _watch(self, live: _Live) -> str:
         loop = asyncio.get_running_loop()
@@ -203,10 +203,10 @@ class SparkEngine:
     async def _on(self, threads: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, function)
 
-    async def _to_its_end(self, threads: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+    async def _to_its_end(self, function: Callable[[], None]) -> None:
         """Also while this task is cancelled, again and again: a process would be left behind. Bounded by what the
         function itself waits for."""
-        ending = asyncio.wrap_future(threads.submit(function))
+        ending = asyncio.wrap_future(self._end_thread.submit(function))
         cancelled: asyncio.CancelledError | None = None
         while not ending.done():
             try:

@@ -105,7 +105,8 @@ class SessionStart:
         for name, value in sorted(spark_settings(self._options, places).items()):
             command += ["--conf", f"{name}={value}"]
         environment = spark_environment(self._options, places, os.environ)
-        start = ProcessStart([*command, "pyspark-shell"], environment, places.work)
+        log = self._options.folder / "spark.log"
+        start = ProcessStart([*command, "pyspark-shell"], environment, places.work, log)
         with self._lock:
             if self._aborted:
                 raise PipelineUnavailable("Spark is being stopped")
@@ -185,16 +186,27 @@ def forget_spark() -> None:
 
 def make_places(options: SparkOptions, java: Java) -> SparkPlaces:
     options.folder.mkdir(parents=True, exist_ok=True)
-    sockets = options.folder / "sockets"
-    if len(str(sockets)) > SOCKET_FOLDER_LENGTH_MAX:
-        sockets = Path(tempfile.mkdtemp(prefix="ebla-spark-"))
     return SparkPlaces(
         java_home=make_java_home(java, options.folder),
         spark_home=SPARK_HOME,
-        sockets=emptied(sockets),
+        sockets=_socket_folder(options.folder),
         work=emptied(options.folder / "work"),
         archive=_archive_for(options, java),
     )
+
+
+def _socket_folder(folder: Path) -> Path:
+    """In the folder that is given, or where its name is too long in one of the machine's own, which is noted here: who
+    is killed cannot remove it, and the next one does."""
+    here, note = folder / "sockets", folder / "sockets-elsewhere"
+    if note.exists():
+        shutil.rmtree(note.read_text(), ignore_errors=True)
+        note.unlink()
+    if len(str(here)) <= SOCKET_FOLDER_LENGTH_MAX:
+        return emptied(here)
+    elsewhere = Path(tempfile.mkdtemp(prefix="ebla-spark-"))
+    note.write_text(str(elsewhere))
+    return elsewhere
 
 
 def _archive_for(options: SparkOptions, java: Java) -> Path | None:
