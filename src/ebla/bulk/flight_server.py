@@ -28,6 +28,7 @@ from ebla.model.errors import (
     Unavailable,
 )
 from ebla.model.identity import Address
+from ebla.storage.kept_memory import keep_freed_buffers
 from ebla.wire.flight_forms import encode_failure, flight_uri
 from ebla.wire.report import Report
 
@@ -91,6 +92,7 @@ class FlightServer:
     def listen(self, address: Address, identity: FlightIdentity) -> Address:
         """Raises `InvalidRequest` where the address is taken. A port 0 is chosen here."""
         _check_free(address)
+        keep_freed_buffers()
         self._served = self._streams()
         self._door = self._opened(address, identity)
         self._address = Address(address.host, self._door.port)

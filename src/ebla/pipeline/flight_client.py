@@ -30,6 +30,7 @@ from ebla.model.token import TokenRange
 from ebla.model.transfers import Source, StagedFile, Target
 from ebla.pipeline.flight_calls import FileBytes, PutStream, raising
 from ebla.pipeline.flight_puts import ClientLimits, LocalFile, Pieces, ReadAhead, RowsPut, records_of
+from ebla.storage.kept_memory import keep_freed_buffers
 from ebla.wire.flight_forms import BYTES_SCHEMA, flight_uri, host_name
 from ebla.wire.frames import encode
 from ebla.wire.transfer_messages import (
@@ -68,6 +69,7 @@ class FlightClient:
     """Connections to the nodes of one cluster. For one thread."""
 
     def __init__(self, authority_pem: bytes, limits: ClientLimits | None = None) -> None:
+        keep_freed_buffers()
         self._authority_pem = authority_pem
         self._limits = limits or ClientLimits()
         self._connections: dict[tuple[HostId, Address], flight.FlightClient] = {}
