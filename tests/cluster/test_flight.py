@@ -23,7 +23,8 @@ from ebla.model.errors import Refused
 from ebla.model.identity import Address, AttemptId, JobId, SessionId, ShardNumber, TableId, TopologyVersion, TransferId
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import Source, StagedFile, StagingKind, Target
-from ebla.pipeline.flight_client import ClientLimits, FilePlace, FlightClient
+from ebla.pipeline.flight_calls import ClientLimits
+from ebla.pipeline.flight_client import FilePlace, FlightClient
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.wire.report import unreported

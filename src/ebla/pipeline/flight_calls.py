@@ -5,6 +5,7 @@ Errors are those that were raised at the other side, or tell what became of the 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -16,6 +17,25 @@ from ebla.wire.flight_forms import bytes_in, decode_failure
 from ebla.wire.transfer_messages import PutAnswer
 
 _answers = msgspec.msgpack.Decoder(PutAnswer)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    call_s: float = 60.0
+    """For a call that moves nothing, and for the begin of each."""
+    bytes_per_s_min: int = 1 << 20
+    """What moves more slowly than this is broken off, and gone on with in another call."""
+    scan_s: float = 3600.0
+    """For rows and hashes: a scan may look at much and say little."""
+    tries_max: int = 5
+    """In a row without any progress."""
+    pause_s: float = 0.5
+    """Before the second try, and twice as long before each further one."""
+    ahead_pieces: int = 4
+    """Read while the ones before are being written."""
+    unconfirmed_records: int = 8
+    """Of rows, kept for the case that the stream breaks."""
+    record_bytes: int = 2 << 20
 
 
 class FileBytes:

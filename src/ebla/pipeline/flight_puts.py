@@ -17,7 +17,7 @@ import pyarrow as pa
 from ebla.model.errors import Corruption, EblaError
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagedFile, Target
-from ebla.pipeline.flight_calls import FileBytes, PutStream
+from ebla.pipeline.flight_calls import ClientLimits, FileBytes, PutStream
 from ebla.storage.checksums import crc32
 from ebla.storage.row_file import RECORD_BYTES_MAX, encode_rows
 from ebla.wire.flight_forms import END_OF_ROWS, bytes_batch
@@ -26,25 +26,6 @@ from ebla.wire.transfer_messages import FlightPut, PutAnswer
 T = TypeVar("T")
 ROWS_NAME = "rows"
 LOCAL_PIECE_BYTES = 2 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    call_s: float = 60.0
-    """For a call that moves nothing, and for the begin of each."""
-    bytes_per_s_min: int = 1 << 20
-    """What moves more slowly than this is broken off, and gone on with in another call."""
-    scan_s: float = 3600.0
-    """For rows and hashes: a scan may look at much and say little."""
-    tries_max: int = 5
-    """In a row without any progress."""
-    pause_s: float = 0.5
-    """Before the second try, and twice as long before each further one."""
-    ahead_pieces: int = 4
-    """Read while the ones before are being written."""
-    unconfirmed_records: int = 8
-    """Of rows, kept for the case that the stream breaks."""
-    record_bytes: int = 2 << 20
 
 
 class Opener(Protocol):

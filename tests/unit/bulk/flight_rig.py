@@ -22,7 +22,8 @@ from ebla.model.identity import Address, AttemptId, CheckpointId, SessionId, Sha
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, Source, StagingKind, Target
-from ebla.pipeline.flight_client import ClientLimits, FlightClient
+from ebla.pipeline.flight_calls import ClientLimits
+from ebla.pipeline.flight_client import FlightClient
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.scan_workers import ScanLimits, ScanWorkers
 from ebla.runtime.tls import TlsFolder

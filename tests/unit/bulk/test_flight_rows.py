@@ -8,8 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
+from tests.unit.bulk.cut_proxy import cut_proxy
 from tests.unit.bulk.flight_rig import ATTEMPT, Layer, build_part, flight_rig
 from tests.unit.storage.random_rows import (
     KEY_KINDS,
@@ -30,7 +32,8 @@ from ebla.model.rows import Cell, Marker, Row
 from ebla.model.schema import ColumnKind
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
-from ebla.pipeline.flight_client import ClientLimits, FlightClient
+from ebla.pipeline.flight_calls import ClientLimits
+from ebla.pipeline.flight_client import FlightClient
 from ebla.runtime.scan_workers import ScanFailed, ScanLimits
 from ebla.storage.key_codec import decode_token
 from ebla.storage.layer import Item
@@ -393,6 +396,19 @@ def test_rows_go_on_after_a_break(tmp_path: Path, record: int, is_kept: bool) ->
             staged = await rig.ask(lambda client: client.put_rows(target, ATTEMPT, in_batches(items, 120)))
             assert staged_rows(rig) == items
             assert staged.size_bytes == len(rig.plane.staged("rows"))
+
+    asyncio.run(main())
+
+
+def test_rows_go_on_after_a_cut_of_the_connection(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            items = plain_items(2000, 4000)
+            async with cut_proxy(rig.address, 3 << 20) as (proxy, address):
+                target = msgspec.structs.replace(rig.target(StagingKind.ROWS), flight=address)
+                await rig.ask(lambda client: client.put_rows(target, ATTEMPT, in_batches(items, 50)))
+                assert (proxy.cuts, proxy.connections) == (1, 2)
+            assert staged_rows(rig) == items
 
     asyncio.run(main())
 

@@ -6,9 +6,11 @@ import uuid
 import zlib
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+from tests.unit.bulk.cut_proxy import cut_proxy
 from tests.unit.bulk.flight_rig import ATTEMPT, QUICK, FlightRig, add_file, flight_rig, identity_of
 from tests.unit.runtime.tls_rig import Cluster, host
 
@@ -29,7 +31,8 @@ from ebla.model.errors import (
 )
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagedFile
-from ebla.pipeline.flight_client import ClientLimits, FilePlace, FlightClient
+from ebla.pipeline.flight_calls import ClientLimits
+from ebla.pipeline.flight_client import FilePlace, FlightClient
 from ebla.wire.flight_forms import BYTES_SCHEMA, bytes_batch, host_name
 from ebla.wire.frames import encode
 from ebla.wire.transfer_messages import FilesQuestion, FlightGet, FlightPut
@@ -297,6 +300,30 @@ def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path) -> None:
             assert broken == [1 << 17]
             assert staged.checksum == zlib.crc32(CONTENT)
             assert rig.plane.staged("0/000007.sst") == CONTENT
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_a_connection_that_is_cut_is_made_again(tmp_path: Path, end: str) -> None:
+    """A real cut of TCP, on the way from the source or to the target, in the middle of a file of many pieces."""
+
+    async def main() -> None:
+        async with flight_rig(tmp_path, limits=SMALL) as rig:
+            content = os.urandom(16 << 20)
+            add_file(rig, FILE.file, content)
+            source, target = rig.source(), rig.target()
+            async with cut_proxy(rig.address, 6 << 20) as (proxy, address):
+                if end == "source":
+                    source = msgspec.structs.replace(source, flight=address)
+                else:
+                    target = msgspec.structs.replace(target, flight=address)
+                staged = await rig.ask(lambda client: client.move_file(source, FILE, target, ATTEMPT, "0/x"))
+                assert (proxy.cuts, proxy.connections) == (1, 2)
+            assert staged.checksum == zlib.crc32(content)
+            assert rig.plane.staged("0/x") == content
+            # What had come before the cut was not sent again.
+            assert rig.plane.sent_bytes < len(content) + (12 << 20)
 
     asyncio.run(main())
 
