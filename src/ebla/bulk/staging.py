@@ -31,6 +31,8 @@ from ebla.wire.report import Report
 from ebla.wire.transfer_messages import StagingStatus
 
 SEALED_PREFIX = "sealed-"
+GOING_PREFIX = "going-"
+"""Of what is being removed. It has its old name no more, so nobody who knows that one finds a part of it."""
 
 
 class Isolation(Protocol):
@@ -101,6 +103,8 @@ class Staging:
         self._transfers: dict[TransferId, StagedTransfer] = {}
         self._sessions: dict[SessionId, None] = {}
         """With a folder."""
+        self._going: dict[str, None] = {}
+        """Folders that are just being removed."""
         self._opening = asyncio.Lock()
 
     # -- the start ---------------------------------------------------------------------------------------------------
@@ -110,6 +114,7 @@ class Staging:
         later, and `drop_session` ends what is not."""
         disk, root = self._disk, self._parts.folder
         await make_durable_folder(disk, root)
+        await self.remove_leftovers()
         for name in disk.list_folder(root):
             session = uuid_of(name)
             if session is None:
@@ -132,7 +137,7 @@ class Staging:
         if target is None:
             await self._disk.run(partial(self._disk.remove_folder, folder))
             return
-        staged = StagedTransfer(session, transfer, folder, target, sealed=sealed, sealed_is_durable=True)
+        staged = StagedTransfer(session, transfer, folder, target, sealed=sealed, sealed_is_durable=sealed is not None)
         attempts = [found for name in self._disk.list_folder(folder) if (found := uuid_of(name)) is not None]
         staged.state = StagingState(attempts=tuple(AttemptId(one) for one in attempts))
         if sealed is not None:
@@ -202,7 +207,7 @@ class Staging:
             async with found.changing:
                 found.state = found.state.released()
                 found.received.clear()
-                await self._disk.run(partial(self._disk.remove_folder, found.folder))
+                await self._remove(found.folder)
             released.append(transfer)
         return released
 
@@ -232,8 +237,31 @@ class Staging:
         """All of it, once nothing of the session can have an effect any more (INV-XFER-5)."""
         for staged in [one for one in self._transfers.values() if one.session == session]:
             del self._transfers[staged.transfer]
-        await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{session}"))
+        await self._remove(f"{self._parts.folder}/{session}")
         self._sessions.pop(session, None)
+
+    async def remove_leftovers(self) -> None:
+        """Of removals that did not come to their end."""
+        for name in self._disk.list_folder(self._parts.folder):
+            if name.startswith(GOING_PREFIX) and name not in self._going:
+                await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{name}"))
+
+    async def _remove(self, folder: str) -> None:
+        """INV-XFER-3: out of the way in one step, and only then file by file. A shard may be adopting from it, under a
+        guard that this process knows nothing of: it lists a sealed folder and links what it finds, and would take one
+        that is half removed for a whole layer."""
+        name = f"{GOING_PREFIX}{self._parts.chance.bytes(8).hex()}"
+        self._going[name] = None
+        try:
+            await self._disk.run(partial(self._remove_by, folder, f"{self._parts.folder}/{name}"))
+        finally:
+            del self._going[name]
+
+    def _remove_by(self, folder: str, going: str) -> None:
+        """Blocks."""
+        if self._disk.exists(folder):
+            self._disk.rename(folder, going)
+            self._disk.remove_folder(going)
 
     def statuses(self, session: SessionId | None) -> tuple[StagingStatus, ...]:
         shown = (one for one in self._transfers.values() if one.state.phase is not Phase.RELEASED)

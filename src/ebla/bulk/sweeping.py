@@ -11,7 +11,7 @@ from ebla.bulk.puts import Puts
 from ebla.bulk.staging import Staging
 from ebla.bulk.transfer_counts import TransferCounts
 from ebla.bulk.transfer_limits import TransferLimits
-from ebla.model.errors import EblaError
+from ebla.model.errors import DiskFull, EblaError
 from ebla.model.identity import SessionId
 from ebla.wire.report import Report
 from ebla.wire.session_guards import Guards
@@ -27,7 +27,7 @@ class Sweeper:
         self._checkpoints = checkpoints
         self._counts = counts
         self._news = asyncio.Event()
-        self.failures: dict[SessionId, OSError] = {}
+        self.failures: dict[SessionId, OSError | DiskFull] = {}
         """Of the last sweep; the next one tries again."""
 
     def notice(self) -> None:
@@ -58,6 +58,7 @@ class Sweeper:
             await self._guards.catch_up(barrier_ms)
             for session in self._unlisted():
                 await self._sweep_one(session)
+        await self._staging.remove_leftovers()
         await self._checkpoints.remove_strangers()
 
     async def _sweep_one(self, session: SessionId) -> None:
@@ -67,7 +68,7 @@ class Sweeper:
         try:
             await self._staging.drop_session(session)
             await self._checkpoints.drop_session(session)
-        except OSError as failure:
+        except (OSError, DiskFull) as failure:
             # A task that was given up may be making files in the very folder that is removed.
             self.failures[session] = failure
         else:

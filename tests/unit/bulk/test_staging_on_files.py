@@ -170,6 +170,59 @@ def test_a_link_is_taken_over_as_it_is(tmp_path: Path) -> None:
     on_files(tmp_path, story)
 
 
+class SlowlyRemoving(FileDisk):
+    """Tells what another process finds while a folder is removed file by file."""
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        super().__init__()
+        self.look = look
+        self.found: list[bool] = []
+
+    def remove_folder(self, path: str) -> None:
+        self.found.append(self.look())
+        super().remove_folder(path)
+
+
+@pytest.mark.parametrize("given_back", [True, False])
+def test_what_is_removed_is_out_of_reach_before_its_first_file_goes(tmp_path: Path, given_back: bool) -> None:
+    """INV-XFER-3: a shard that adopts under a guard of its own lists a sealed folder and links what is there."""
+
+    async def main() -> None:
+        disk = SlowlyRemoving(lambda: rig.place.exists())
+        rig = Rig(tmp_path, disk)
+        try:
+            staged = await rig.opened()
+            rig.bring()
+            await rig.sealer.seal(staged, order_of(FIRST))
+            disk.found.clear()
+            if given_back:
+                await rig.staging.release(SESSION, [TRANSFER])
+            else:
+                await rig.staging.drop_session(SESSION)
+        finally:
+            disk.close()
+        assert disk.found == [False]
+        assert [path for path in (tmp_path / "staging").rglob("*") if path.is_file()] == []
+
+    asyncio.run(main())
+
+
+def test_a_removal_that_was_interrupted_is_ended_later(tmp_path: Path) -> None:
+    """INV-XFER-5."""
+
+    async def story(rig: Rig) -> None:
+        left = tmp_path / "staging" / "going-0123" / str(TRANSFER)
+        left.mkdir(parents=True)
+        await rig.opened()
+        assert not left.exists()
+        left.mkdir(parents=True)
+        await rig.staging.remove_leftovers()
+        assert not left.parent.exists()
+        assert rig.place.exists()
+
+    on_files(tmp_path, story)
+
+
 def make_links(source: Path, linked: Path, symbolic: Path) -> None:
     linked.parent.mkdir(parents=True)
     os.link(source, linked)
