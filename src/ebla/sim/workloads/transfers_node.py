@@ -63,7 +63,7 @@ EXECUTORS = ("n1", "n3", "n4", "x1")
 FLIGHT_PORT, VERBS_PORT = 7001, 7002
 KILLED_SHARE, PAUSED_SHARE = 0.01, 0.015
 """How often a pipeline that leads is struck, each time it is looked at."""
-ECHO_SHARE = 0.06
+ECHO_SHARE = 0.12
 ECHO_S_MAX = 12.0
 LIMITS = TransferLimits(
     puts_max=8,
