@@ -19,7 +19,7 @@ from ebla.sim.disk import LifeDisk
 from ebla.sim.workloads.store_rows import SMALL
 from ebla.storage.memory import MemoryEngine
 from ebla.storage.row_file import items_of, read_row_file
-from ebla.storage.staging_format import SealedFile, read_sealed
+from ebla.storage.staging_format import SealedFile, read_sealed, sealed_path
 
 CALLS_MAX = 200
 ORDERS = {StagingKind.FILES: order_of(FIRST), StagingKind.ROWS: SealOrder(FIRST, ROWS_TOLD, (), SMALL)}
@@ -157,3 +157,31 @@ def test_a_caller_that_gives_up_leaves_it_sealed_or_open() -> None:
         machine.run(lambda disk: stage(disk, StagingKind.FILES))
         phases.append(machine.run(story))
     assert set(phases) == {Phase.OPEN, Phase.SEALED}
+
+
+def test_a_seal_whose_last_sync_was_not_waited_for_is_synced_before_it_is_answered() -> None:
+    """INV-XFER-2, in a process that found the attempts on disk."""
+    machine = Machine(1)
+
+    async def story(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        staged = rig.staging.find(SESSION, TRANSFER)
+        synced: list[str] = []
+        sync = disk.sync_folder
+
+        async def given_up(path: str) -> None:
+            if disk.exists(sealed_path(PLACE)):
+                synced.append(path)
+                if len(synced) == 1:
+                    raise asyncio.CancelledError
+            await sync(path)
+
+        rig.own.sync_folder = given_up  # type: ignore[method-assign]
+        with pytest.raises(asyncio.CancelledError):
+            await rig.sealer.seal(staged, ORDERS[StagingKind.FILES])
+        assert staged.state.phase is Phase.SEALED
+        await rig.sealer.seal(staged, ORDERS[StagingKind.FILES])
+        assert synced == [PLACE, PLACE]
+
+    machine.run(lambda disk: stage(disk, StagingKind.FILES))
+    machine.run(story)
