@@ -12,7 +12,7 @@ from tests.pipeline.clusters import PipelineCluster, running_cluster
 from tests.pipeline.engines import RunningEngine
 from tests.pipeline.flight_rig import FlightRig, LoopThread
 
-from ebla.pipeline.class_archive import archive_path
+from ebla.pipeline.class_archive import archive_path, default_folder
 from ebla.pipeline.java import find_java
 from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
@@ -36,10 +36,11 @@ def rig(loop: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With an archive of classes, made once for the environment that the tests run in."""
-    folder = Path(sys.prefix, "share", "ebla", "spark-classes")
+    """With an archive of classes, made once for this machine: starts of Spark take half the time with it, and a node
+    that finds none would begin to make one in the middle of a test."""
+    folder = default_folder(os.environ) or Path(sys.prefix, "share", "ebla", "spark-classes")
     archive = archive_path(folder, find_java("", os.environ), SPARK_HOME)
     if not archive.exists():
         command = [sys.executable, "-m", "ebla.pipeline.train_classes", str(tmp_path_factory.mktemp("training"))]

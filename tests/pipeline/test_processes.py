@@ -1,6 +1,7 @@
 """Spark's processes end with ours, on whichever Java they run."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ class Talking:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "tests.pipeline.engine_process", str(folder)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+        self._note = folder / "sockets-elsewhere"
 
     def wait_for(self, state: EngineState) -> list[str]:
         assert self.process.stdout is not None
@@ -46,6 +48,9 @@ class Talking:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+        if self._note.exists():
+            # The next engine in this folder would remove it, and there is none.
+            shutil.rmtree(self._note.read_text())
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The engine on a Spark cluster: tasks in processes that are not ours, with a Python that does not know us."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ from tests.pipeline.engines import RunningEngine, until
 from tests.pipeline.flight_rig import FlightRig, LoopThread
 from tests.pipeline.standalone import StandaloneCluster, bare_python
 
+from ebla.pipeline.class_archive import default_folder
 from ebla.pipeline.process_tree import is_running
 from ebla.pipeline.shipping import warm_up
 from ebla.pipeline.spark_settings import SparkOptions
@@ -28,7 +30,14 @@ def test_work_on_a_cluster(
     stranger = bare_python(folder / "stranger", ("ebla",))
     poor = bare_python(folder / "poor", ("ebla", "msgspec"))
     quick = {"spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
-    options = SparkOptions(folder / "spark", cluster.master, python=str(stranger), settings=quick)
+    options = SparkOptions(
+        folder / "spark",
+        cluster.master,
+        python=str(stranger),
+        task_tries=2,
+        settings=quick,
+        archive_folder=default_folder(os.environ),
+    )
     with RunningEngine(loop, options, rig.authority) as running:
         rig.transfers = running.engine
         assert running.engine.status().master == cluster.master
