@@ -8,7 +8,7 @@ from functools import partial
 from ebla.bulk.data_plane import ROWS_NAME, PutPlace
 from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
 from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Refused, Stale
-from ebla.model.identity import AttemptId, SessionId, TransferId
+from ebla.model.identity import AttemptId, TransferId
 from ebla.model.transfers import StagingKind
 from ebla.ports.disk import Disk, File
 from ebla.storage.checksums import crc32
@@ -17,7 +17,7 @@ from ebla.storage.staging_format import SEALED_LAYERS_MAX
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 READ_BYTES = 4 << 20
-WRITE_BYTES = 256 << 10
+WRITE_BYTES = 64 << 10
 _FILE_NAME = re.compile(r"([0-9]{1,4})/([A-Za-z0-9_][A-Za-z0-9_.-]{0,200})")
 
 
@@ -180,10 +180,6 @@ class Puts:
     def close_transfer(self, transfer: TransferId) -> None:
         """Their files are closed here, so that a seal does not find a writer that it knows to be over."""
         for key in [key for key in self._open if key[0] == transfer]:
-            self._take_away(key)
-
-    def close_session(self, session: SessionId) -> None:
-        for key in [key for key, opened in self._open.items() if opened.place.session == session]:
             self._take_away(key)
 
     async def _drop(self, staged: StagedTransfer, attempt: AttemptId) -> None:

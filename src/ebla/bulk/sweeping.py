@@ -7,10 +7,10 @@ a slow feed. So nothing is removed before a read barrier was reached; and nothin
 import asyncio
 
 from ebla.bulk.checkpoints import Checkpoints
-from ebla.bulk.puts import Puts
 from ebla.bulk.staging import Staging
 from ebla.bulk.transfer_counts import TransferCounts
 from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.transfer_plane import TransferPlane
 from ebla.model.errors import DiskFull, EblaError
 from ebla.model.identity import SessionId
 from ebla.wire.report import Report
@@ -19,11 +19,11 @@ from ebla.wire.session_guards import Guards
 
 class Sweeper:
     def __init__(
-        self, guards: Guards, staging: Staging, puts: Puts, checkpoints: Checkpoints, counts: TransferCounts
+        self, guards: Guards, staging: Staging, plane: TransferPlane, checkpoints: Checkpoints, counts: TransferCounts
     ) -> None:
         self._guards = guards
         self._staging = staging
-        self._puts = puts
+        self._plane = plane
         self._checkpoints = checkpoints
         self._counts = counts
         self._news = asyncio.Event()
@@ -64,7 +64,7 @@ class Sweeper:
     async def _sweep_one(self, session: SessionId) -> None:
         if session in self._guards.closing:
             return  # there is a next time
-        self._puts.close_session(session)
+        self._plane.end_session(session)
         try:
             await self._staging.drop_session(session)
             await self._checkpoints.drop_session(session)

@@ -116,6 +116,14 @@ class TransferPlane:
         for transfer in transfers:
             self._parts.puts.close_transfer(transfer)
 
+    def end_session(self, session: SessionId) -> None:
+        """Its streams take no place any more. At their other ends may be tasks that are frozen for any time: those who
+        serve them here wait for the next piece, and so many of them would keep out everybody."""
+        for place in [one for one in self._places if one.session == session]:
+            self.close_put(place)
+        for source in [one for one in self._sources if one.session == session]:
+            self.close_source(source)
+
     # -- both --------------------------------------------------------------------------------------------------------
 
     def _granted(self, ticket: bytes, kind: GrantKind) -> Grant:

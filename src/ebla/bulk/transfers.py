@@ -136,7 +136,7 @@ class BulkTransfers:
                 self._report,
             )
         )
-        self._sweeper = Sweeper(self._guards, self.staging, self._puts, checkpoints, self._counts)
+        self._sweeper = Sweeper(self._guards, self.staging, self.plane, checkpoints, self._counts)
 
     def attach(self, server: Server) -> None:
         assert self._desk is not None

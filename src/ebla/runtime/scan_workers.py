@@ -93,9 +93,11 @@ class ScanStream:
             self._workers.let_go(self._worker, ended_well=self._ended_well)
 
     def expire(self) -> None:
-        """Its time is over. On the loop; the thread that reads finds the socket at its end."""
+        """Its time is over. On the loop; the thread that reads finds the socket at its end. It may find it late, held
+        up by a peer that takes nothing: its place is another's from now on."""
         self._late = True
         self._worker.kill()
+        self._workers.give_place(self._worker)
 
     def _read(self) -> tuple[FrameKind, bytearray]:
         try:
@@ -125,6 +127,7 @@ class _Worker:
     sock: socket.socket
     idle_since_s: float = 0.0
     expiry: asyncio.TimerHandle | None = field(default=None)
+    has_place: bool = True
 
     def kill(self) -> None:
         if self.process.returncode is None:
@@ -186,6 +189,7 @@ class ScanWorkers:
         except BaseException:
             self._room.release()
             raise
+        worker.has_place = True
         stream = ScanStream(self, worker, self._limits.silence_s)
         assert self._loop is not None
         worker.expiry = self._loop.call_later(min(deadline_s, self._limits.scan_s), stream.expire)
@@ -198,6 +202,12 @@ class ScanWorkers:
             self._loop.call_soon_threadsafe(self._let_go, worker, ended_well)
         except RuntimeError:  # the loop is closed, and the worker was reaped before that
             worker.sock.close()
+
+    def give_place(self, worker: _Worker) -> None:
+        """On the loop; once for each job."""
+        if worker.has_place:
+            worker.has_place = False
+            self._room.release()
 
     def _kept(self) -> _Worker | None:
         while self._idle:
@@ -235,7 +245,7 @@ class ScanWorkers:
     def _let_go(self, worker: _Worker, ended_well: bool) -> None:
         if worker.expiry is not None:
             worker.expiry.cancel()
-        self._room.release()
+        self.give_place(worker)
         assert self._loop is not None
         if ended_well and worker.process.returncode is None and len(self._idle) < self._limits.idle_max:
             worker.idle_since_s = self._loop.time()

@@ -149,6 +149,7 @@ def test_a_closed_session_has_no_effect_and_leaves_nothing(tmp_path: Path) -> No
             await rig.plane.append(place, b"some")
             rig.control.close_session()
             await rig.until(lambda: rig.below("staging") == [] and rig.below("checkpoints") == [])
+            assert rig.plane.streams == 0, "tasks that are frozen keep no place"
             with pytest.raises(Stale, match="closed"):
                 await rig.plane.append(place, b"more")
             with pytest.raises(Stale, match="closed"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.storage.random_rows import MIXED
 
-from ebla.model.errors import Corruption, Unavailable
+from ebla.model.errors import Corruption, Overloaded, Unavailable
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.scan_workers import NICENESS, ScanFailed, ScanLimits, ScanWorkers
 from ebla.storage.checkpoint_scan import ScanStack
@@ -85,6 +85,25 @@ def test_an_idle_worker_that_died_is_not_given_out() -> None:
             second = await workers.start(60)
             assert workers.pids[-1] != pid
             await asyncio.to_thread(second.ask, NOTHING)
+            second.close()
+            running.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_scan_that_is_late_gives_its_place_to_others() -> None:
+    """Whoever reads it may be held up by a peer that takes nothing, for any time."""
+
+    async def main() -> None:
+        workers = ScanWorkers(ScanLimits(workers_max=1))
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(workers.run())
+            late = await workers.start(0.01)
+            second = await workers.start(60)
+            late.close()
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded):
+                await workers.start(0.01)  # one place, not two
             second.close()
             running.cancel()
 
