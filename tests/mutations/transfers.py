@@ -198,12 +198,19 @@ MUTATIONS = (
     Mutation(
         name="transfers-target-found-after-the-checkpoint",
         module="ebla.pipeline.moving",
-        find="    first = await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range)\n"
+        find="    places = await steps.all(\n"
+        "        [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
+        "    )\n"
         '    run.meter.step("taking a checkpoint")\n'
-        "    source = await steps.take_checkpoint(scope, plan.source.host, plan.range, plan.source)\n",
-        replace="    source = await steps.take_checkpoint(scope, plan.source.host, plan.range, plan.source)\n"
-        '    run.meter.step("taking a checkpoint")\n'
-        "    first = await steps.open_staging(scope, plan.target, StagingKind.FILES, plan.range)\n",
+        "    alone = copies[0].source if len(copies) == 1 else None\n"
+        "    source = await steps.take_checkpoint(scope, copies[0].source.host, hull([one.range for one in copies]), alone)"
+        "\n",
+        replace="    alone = copies[0].source if len(copies) == 1 else None\n"
+        "    source = await steps.take_checkpoint(scope, copies[0].source.host, hull([one.range for one in copies]), alone)"
+        "\n"
+        "    places = await steps.all(\n"
+        "        [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
+        "    )\n",
         check=RUNNER,
         why="a tombstone that the target drops in between is missing under a row of the checkpoint",
     ),
