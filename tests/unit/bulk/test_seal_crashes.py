@@ -176,7 +176,7 @@ def test_a_seal_whose_last_sync_was_not_waited_for_is_synced_before_it_is_answer
                     raise asyncio.CancelledError
             await sync(path)
 
-        rig.own.sync_folder = given_up  # type: ignore[method-assign]
+        rig.own.sync_folder = given_up  # type: ignore[method-assign]  # the moment at which it is given up
         with pytest.raises(asyncio.CancelledError):
             await rig.sealer.seal(staged, ORDERS[StagingKind.FILES])
         assert staged.state.phase is Phase.SEALED
