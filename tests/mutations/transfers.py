@@ -203,11 +203,11 @@ MUTATIONS = (
         "    )\n"
         '    run.meter.step("taking a checkpoint")\n'
         "    alone = copies[0].source if len(copies) == 1 else None\n"
-        "    source = await steps.take_checkpoint(scope, copies[0].source.host, hull([one.range for one in copies]), alone)"
-        "\n",
+        "    source = await steps.take_checkpoint("
+        "scope, copies[0].source.host, hull([one.range for one in copies]), alone)\n",
         replace="    alone = copies[0].source if len(copies) == 1 else None\n"
-        "    source = await steps.take_checkpoint(scope, copies[0].source.host, hull([one.range for one in copies]), alone)"
-        "\n"
+        "    source = await steps.take_checkpoint("
+        "scope, copies[0].source.host, hull([one.range for one in copies]), alone)\n"
         "    places = await steps.all(\n"
         "        [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
         "    )\n",
