@@ -13,7 +13,17 @@ import msgspec
 from ebla.model.errors import EblaError, InternalError, Stale
 from ebla.model.identity import HostId, Replica, TransferId
 from ebla.model.token import TokenRange
-from ebla.model.transfers import FileMove, Moved, Result, RowMove, RowTarget, Source, StagingKind, Target
+from ebla.model.transfers import (
+    CheckpointFile,
+    FileMove,
+    Moved,
+    Result,
+    RowMove,
+    RowTarget,
+    Source,
+    StagingKind,
+    Target,
+)
 from ebla.pipeline.plan_jobs import FilePlan, TabletCopy, hull, range_words
 from ebla.pipeline.runs import Run
 from ebla.pipeline.transfer_steps import PASSING
@@ -69,7 +79,7 @@ async def copy_files(run: Run, plan: FilePlan, *, short_cut: bool) -> Brought:
         targets = [move.target for move in moves]
         run.meter.expect(sum(source.parts[move.part].size_bytes for move in moves))
         run.meter.step("copying files")
-        results = await run.on_engine(moves, targets)
+        results = _whole(moves, await run.on_engine(moves, targets))
         ranges = {move.target.transfer: _layer_ranges(move) for move in moves}
         brought = await _settle(run, targets, results, ranges)
         run.meter.moved(brought.size_bytes)
@@ -160,6 +170,26 @@ def _layer_ranges(move: FileMove) -> LayerRanges:
     return tuple(layer.range for layer in move.source.parts[move.part].layers)
 
 
+def _whole(moves: Sequence[FileMove], results: Sequence[Result]) -> list[Result]:
+    """INV-XFER-2: attempts that tell of every file of their source's part, in its size, and where they linked one, of
+    that very one. The seal knows what it is told alone: a file that nobody tells of would not be missed there."""
+    wanted = {move.target.transfer: _files_of(move) for move in moves}
+    return [one for one in results if isinstance(one, Moved) and _is_all(one, wanted.get(one.transfer, {}))]
+
+
+def _files_of(move: FileMove) -> dict[str, CheckpointFile]:
+    layers = move.source.parts[move.part].layers
+    return {f"{place}/{file.name}": file for place, layer in enumerate(layers) for file in layer.files}
+
+
+def _is_all(attempt: Moved, wanted: Mapping[str, CheckpointFile]) -> bool:
+    told = {file.name: file for file in attempt.files}
+    return told.keys() == wanted.keys() and all(
+        told[name].size_bytes == file.size_bytes and told[name].inode in (0, file.inode)
+        for name, file in wanted.items()
+    )
+
+
 async def _settle(
     run: Run, targets: Sequence[Target], results: Sequence[Result], ranges: Mapping[TransferId, LayerRanges]
 ) -> Brought:
@@ -179,7 +209,7 @@ async def _settle(
 
 async def _settle_one(run: Run, target: Target, attempts: Sequence[Moved], ranges: LayerRanges) -> Brought:
     if not attempts:
-        raise InternalError(f"the engine says nothing of transfer {target.transfer}")
+        raise InternalError(f"the engine tells of no whole attempt at transfer {target.transfer}")
     if not any(attempt.files for attempt in attempts):
         return Brought()  # nothing was lacking
     winner = await _seal(run, target, [attempt for attempt in attempts if attempt.files], ranges)

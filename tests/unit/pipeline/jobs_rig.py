@@ -51,7 +51,7 @@ from ebla.topology.snapshot import Snapshot, Table
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.group0_messages import ExecuteAnswer, FoundKey, ReadAnswer, WatchAnswer, WatchedChange
 from ebla.wire.jobs import Job, Wish, job_key
-from ebla.wire.topology_view import TopologyView, view_of
+from ebla.wire.topology_view import TopologyView, View, view_of
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     BulkStatusAnswer,
@@ -111,6 +111,11 @@ def a_view(snapshot: Snapshot | None = None) -> TopologyView:
     view = TopologyView()
     view.install(view_of(snapshot or a_snapshot(), Revision(HISTORY, 1)))
     return view
+
+
+def without_table(before: View) -> View:
+    snapshot = with_fields(before.snapshot, tables=FrozenMap(), tablets=FrozenMap())
+    return view_of(snapshot, Revision(HISTORY, before.revision.index + 1))
 
 
 # ---- doors
@@ -217,6 +222,8 @@ class ScriptedEngine:
         """Hosts that rows are brought to; None: all."""
         self.takes_s = 0.01
         self.looks = 0
+        self.told_files: tuple[StagedFile, ...] | None = None
+        """What attempts at files say; None: what they should."""
 
     def status(self) -> EngineStatus:
         return self.state
@@ -258,7 +265,8 @@ class ScriptedEngine:
 
     def _moved(self, target: Target, rows: int) -> Moved:
         attempt = AttemptId(self._chance.uuid())
-        files = (StagedFile("rows" if rows else "0/rows", FILE_BYTES, 1),)
+        usual = (StagedFile("rows" if rows else "0/rows", FILE_BYTES, 1),)
+        files = usual if self.told_files is None else self.told_files
         return Moved(target.transfer, attempt, files, rows, FILE_BYTES, short_cut=bool(target.machine))
 
     def _nothing(self, target: Target) -> Moved:

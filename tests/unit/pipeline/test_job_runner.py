@@ -17,6 +17,7 @@ from tests.unit.pipeline.jobs_rig import (
     a_snapshot,
     a_view,
     in_simulated_time,
+    without_table,
 )
 from tests.unit.topology.small_cluster import TABLE
 
@@ -25,7 +26,9 @@ from ebla.model.errors import (
     Corruption,
     DeadlineExceeded,
     EblaError,
+    InternalError,
     InvalidRequest,
+    NotFound,
     Refused,
     Stale,
     Unavailable,
@@ -33,7 +36,7 @@ from ebla.model.errors import (
 )
 from ebla.model.identity import SessionId, TopologyVersion
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.model.transfers import FileMove, RangeToCompare, RowMove
+from ebla.model.transfers import FileMove, RangeToCompare, RowMove, StagedFile
 from ebla.pipeline.job_runner import JobRunner, OutOfTime
 from ebla.pipeline.runs import Drawn, RunLimits, RunParts
 from ebla.pipeline.transfer_steps import StepLimits, TransferSteps
@@ -194,6 +197,25 @@ def test_an_attempt_that_is_not_whole_is_no_transfer() -> None:
     assert "adopt n2/1" not in rig.doors.calls
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        (),
+        (StagedFile("0/rows", FILE_BYTES - 1, 1),),
+        (StagedFile("0/rows", FILE_BYTES, inode=99),),
+        (StagedFile("0/rows", FILE_BYTES, 1), StagedFile("1/rows", FILE_BYTES, 1)),
+    ],
+    ids=["nothing", "too short", "another file", "too many"],
+)
+def test_an_attempt_that_tells_of_other_files_than_the_source_has_is_not_sealed(told: tuple[StagedFile, ...]) -> None:
+    """INV-XFER-2."""
+    rig = Rig()
+    rig.engine.told_files = told
+    with pytest.raises(InternalError, match="no whole attempt"):
+        run(rig, COPY)
+    assert rig.doors.of(SealRequest) == []
+
+
 def test_a_run_that_was_taken_over_does_nothing_under_its_session() -> None:
     rig = Rig()
     rig.taken_over = True
@@ -293,6 +315,18 @@ def test_equal_replicas_have_no_difference() -> None:
 
 
 POINT = Token(-5_000_000_000)
+
+
+def test_a_table_that_is_dropped_while_it_is_compared_ends_the_job_in_words() -> None:
+    rig = Rig()
+
+    def dropped(_bucket: TokenRange, _look: int) -> bool:
+        rig.view.install(without_table(rig.view.current))
+        return True
+
+    rig.engine.differs = dropped
+    with pytest.raises(NotFound, match="dropped"):
+        run(rig, Compare(TABLE))
 
 
 def test_what_differs_for_a_moment_is_no_difference() -> None:
