@@ -76,8 +76,9 @@ async def _look(run: Run, cuts: Sequence[_Cut], words: str) -> Look:
             continue
         share = f" ({start} of {len(cuts)} ranges done)" if len(cuts) > size else ""
         run.meter.step(f"{words}{share}: taking checkpoints")
-        sources = await checkpoints(run, [(piece.range, _hosts(piece)) for piece, _ in compared])
+        # Before anything is waited for: afterwards the table may be gone.
         gc_before = gc_before_s(run.view, run.job.wish.table, run.parts.clock.wall_us() // MICROSECONDS)
+        sources = await checkpoints(run, [(piece.range, _hosts(piece)) for piece, _ in compared])
         work = []
         for piece, buckets in compared:
             own = tuple(narrowed(sources[host], piece.range) for host in _hosts(piece))

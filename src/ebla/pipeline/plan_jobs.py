@@ -147,7 +147,8 @@ def _compare(sets: ReplicaSets, wish: Compare, down: Collection[HostId]) -> Comp
 
 
 def pieces_of(sets: ReplicaSets, table: TableId, wanted: TokenRange) -> Iterator[Piece]:
-    """In ring order from the bottom, as few as there can be."""
+    """In ring order from the bottom, as few as there can be. Raises `NotFound`: a table may be dropped under a job."""
+    _table_name(sets.snapshot, table)
     replicas = sets.of(table)
 
     def piece(part: TokenRange) -> Piece:

@@ -74,11 +74,12 @@ def move_rows(move: RowMove, authority: bytes) -> list[Moved]:
                 lacking = {place: replicas.lacking(place, rows) for place in dict.fromkeys(own)} if len(rows) else {}
                 for writer in writers:
                     writer.write(rows if writer.to.own is None else lacking.get(writer.to.own, rows))
+            return [writer.finish() for writer in writers]
         except BaseException:
+            # Also where one of them fails at the end: the threads of the others would wait for more, for ever.
             for writer in writers:
                 writer.give_up()
             raise
-        return [writer.finish() for writer in writers]
 
 
 class _Broken(Exception):
