@@ -41,9 +41,11 @@ class PipedProcess:
         if start.log.exists():
             start.log.replace(start.log.with_name(f"{start.log.name}.1"))
         with start.log.open("wb") as log:
+            # A group of its own, which no Ctrl-C reaches, in our session: whoever ends that finds all of it, also what
+            # is frozen and does not see its input end.
             self._process = subprocess.Popen(  # noqa: S603  # Spark's own script or our own Python
                 start.command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=start.folder, env=start.environment,
-                start_new_session=True,
+                process_group=0,
             )  # fmt: skip
         self._stopping = threading.Event()
 
