@@ -250,7 +250,14 @@ class TcpLink(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         return False
 
+    def given_up(self) -> None:
+        """Whoever opens it does not wait any more. Just after it was made, the loop closes such a connection without
+        a word to its protocol, and the end of all links would be waited for in vain."""
+        if self._transport is not None:
+            self.connection_lost(None)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        """Once, or again after it was given up."""
         self._closing = True
         self._shared.closed(self)
         for timer in (self._stall_timer, self._linger_timer):
@@ -408,7 +415,11 @@ class TcpTransport:
             if isinstance(error, ssl.SSLError):
                 self._report("transport.tls_failed", {"peer": str(address), "cause": reason_of(error)})
             _forget_frames(error)
+            link.given_up()
             raise Unreachable(f"{address}: {reason_of(error)}") from None
+        except asyncio.CancelledError:
+            link.given_up()
+            raise
         if needs_host and link.peer_host is None:
             raise Unreachable(f"{address}: its certificate names no host")
         return link
@@ -518,6 +529,10 @@ class TcpTransport:
             self._report("transport.tls_failed", {"peer": str(link.peer_address), "cause": reason_of(error)})
             _forget_frames(error)
             accepted.close()
+            link.given_up()
+        except asyncio.CancelledError:
+            link.given_up()
+            raise
 
 
 def _forget_frames(error: BaseException | None) -> None:

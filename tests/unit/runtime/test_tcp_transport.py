@@ -456,3 +456,30 @@ def test_an_error_of_the_body_passes_unwrapped() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         run(asyncio.new_event_loop, body)
+
+
+@each_loop
+@pytest.mark.parametrize("kind", ["plain", "tls", "unix"])
+def test_a_connect_given_up_as_it_succeeds_keeps_nothing_open(loop: Loop, kind: str, tmp_path: Path) -> None:
+    """As a time limit does that ends in the very moment in which the connection is made. The loop closes such a
+    connection without a word to its protocol, and the transport would wait for its end for ever."""
+    tmp_path.chmod(0o700)
+
+    async def body() -> None:
+        tls = Cluster(tmp_path).tls(1) if kind == "tls" else None
+        address = Address(str(tmp_path / "socket")) if kind == "unix" else free_address()
+        near: list[Ear] = []
+
+        def on_open(link: Link) -> Ear:
+            near.append(Ear(link))
+            connecting.cancel()
+            return near[0]
+
+        async with TcpTransport(tls, TransportLimits(), Reports(), plain=kind == "plain") as transport:
+            listening = await transport.listen(address, Ear)
+            connecting = asyncio.create_task(transport.connect(listening.address, on_open))
+            await asyncio.wait([connecting])
+            assert connecting.cancelled()
+            await near[0].ended.wait()
+
+    run(loop, body)
