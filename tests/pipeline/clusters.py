@@ -141,7 +141,6 @@ class PipelineCluster:
         place = kept.index("[pipeline]") + 1
         path.write_text("\n".join([*kept[:place], f'master = "{master}"', *kept[place:]]) + "\n")
         self.start_node(number)
-        self.lead(number)
 
     def kill_child(self, name: str, number: int) -> int:
         pid = self.local.pid(name, number)
@@ -514,14 +513,15 @@ def _brief(written: Written | None) -> object:
     return None if written is None else (written[0], None if written[1] is None else written[1][:4].hex())
 
 
-def large_table(cluster: PipelineCluster, name: str) -> Replicas:
-    """Of one tablet. The first node has some MiB, of which the second has other versions: older ones, newer ones and
+def large_table(cluster: PipelineCluster, name: str, places: tuple[int, int] = (0, 1)) -> Replicas:
+    """Of one tablet. The first place has some MiB, of which the second has other versions: older ones, newer ones and
     deleted ones, and rows of its own."""
+    first, second = places
     table = Replicas(cluster, LARGE, name)
-    table.write(0, some_rows(range(LARGE_ROWS), 2_000, 1) | deleted(range(50, 60), 2_000))
+    table.write(first, some_rows(range(LARGE_ROWS), 2_000, 1) | deleted(range(50, 60), 2_000))
     older, newer = some_rows(range(20), 1_000, 2, 100), some_rows(range(20, 40), 3_000, 3, 100)
     own = some_rows(range(LARGE_ROWS, LARGE_ROWS + 20), 2_000, 4, 100)
-    table.write(1, older | newer | own | deleted(range(40, 50), 3_000) | some_rows(range(50, 60), 1_000, 5, 100))
+    table.write(second, older | newer | own | deleted(range(40, 50), 3_000) | some_rows(range(50, 60), 1_000, 5, 100))
     return table
 
 

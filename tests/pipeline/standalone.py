@@ -61,9 +61,13 @@ class StandaloneCluster:
         self._stop()
 
     @property
+    def worker_pid(self) -> int:
+        return self._processes[1].pid
+
+    @property
     def executors(self) -> tuple[ProcessMark, ...]:
         """All that the worker has started."""
-        return descendants(self._processes[1].pid)
+        return descendants(self.worker_pid)
 
     def _start(self, name: str, *arguments: str) -> None:
         command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]

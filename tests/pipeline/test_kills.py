@@ -7,24 +7,21 @@ from functools import partial
 
 import pytest
 from tests.pipeline.clusters import (
+    NODES,
     PipelineCluster,
     Replicas,
     large_table,
     signalled,
     slowly,
-    workers_of,
 )
 
 from ebla.model.identity import JobId
 from ebla.wire.jobs import JobState
 
-SOURCE, TARGET, THIRD = 0, 1, 2
-
 
 @pytest.fixture
 def cluster(pipelined: PipelineCluster) -> Iterator[PipelineCluster]:
-    """The third node leads, and has the pipeline."""
-    pipelined.lead(THIRD)
+    pipelined.wait_pipeline()
     yield pipelined
     pipelined.wait_clean()
 
@@ -34,11 +31,16 @@ class TwoMoves:
 
     def __init__(self, cluster: PipelineCluster, name: str) -> None:
         self._cluster = cluster
-        self.files, self.rows = large_table(cluster, f"{name}_files"), large_table(cluster, f"{name}_rows")
-        files = self.files.copy(SOURCE, TARGET, short_cut=False)
-        self.held = cluster.hold_in_the_middle(TARGET, files)
-        rows = self.rows.stream([SOURCE], TARGET)
-        self.held += cluster.hold_in_the_middle(TARGET, rows)
+        self.leader = cluster.leader
+        """Neither source nor target."""
+        self.source, self.target = (number for number in range(NODES) if number != self.leader)
+        places = self.source, self.target
+        self.files = large_table(cluster, f"{name}_files", places)
+        self.rows = large_table(cluster, f"{name}_rows", places)
+        files = self.files.copy(*places, short_cut=False)
+        self.held = cluster.hold_in_the_middle(self.target, files)
+        rows = self.rows.stream([self.source], self.target)
+        self.held += cluster.hold_in_the_middle(self.target, rows)
         self.jobs: tuple[JobId, ...] = (files, rows)
 
     def let_go(self) -> None:
@@ -52,49 +54,35 @@ class TwoMoves:
         for job in self.jobs:
             self._cluster.done(job)
         for table in self.tables:
-            table.brought([SOURCE], TARGET)
-            table.check(SOURCE, TARGET)
+            table.brought([self.source], self.target)
+            self.check(table)
+
+    def check(self, table: Replicas) -> None:
+        table.check(self.source, self.target)
 
 
-def kill_workers(cluster: PipelineCluster) -> None:
-    signalled(workers_of(cluster.java.pid), signal.SIGKILL)
-
-
-def kill_java(cluster: PipelineCluster) -> None:
-    os.kill(cluster.java.pid, signal.SIGKILL)
-
-
-def kill_pipeline(cluster: PipelineCluster) -> None:
-    os.kill(cluster.pipeline_pid, signal.SIGKILL)
-
-
-def kill_child(name: str, number: int, cluster: PipelineCluster) -> None:
-    cluster.kill_child(name, number)
-
-
-def kill_node(number: int, cluster: PipelineCluster) -> None:
+def killed_and_started(cluster: PipelineCluster, number: int) -> None:
     cluster.kill_node(number)
     cluster.start_node(number)
 
 
-Kill = Callable[[PipelineCluster], None]
-KILLS: dict[str, Kill] = {
-    "workers": kill_workers,
-    "bulk_of_source": partial(kill_child, "bulk", SOURCE),
-    "bulk_of_target": partial(kill_child, "bulk", TARGET),
-    "shard_of_source": partial(kill_child, "shard-0", SOURCE),
-    "shard_of_target": partial(kill_child, "shard-0", TARGET),
-    "source": partial(kill_node, SOURCE),
-    "target": partial(kill_node, TARGET),
-    "leader": partial(kill_node, THIRD),
-    "pipeline": kill_pipeline,
+KILLS: dict[str, Callable[[PipelineCluster, TwoMoves], object]] = {
+    "workers": lambda cluster, _: signalled(cluster.workers, signal.SIGKILL),
+    "bulk_of_source": lambda cluster, moves: cluster.kill_child("bulk", moves.source),
+    "bulk_of_target": lambda cluster, moves: cluster.kill_child("bulk", moves.target),
+    "shard_of_source": lambda cluster, moves: cluster.kill_child("shard-0", moves.source),
+    "shard_of_target": lambda cluster, moves: cluster.kill_child("shard-0", moves.target),
+    "source": lambda cluster, moves: killed_and_started(cluster, moves.source),
+    "target": lambda cluster, moves: killed_and_started(cluster, moves.target),
+    "leader": lambda cluster, moves: killed_and_started(cluster, moves.leader),
+    "pipeline": lambda cluster, _: os.kill(cluster.pipeline_pid, signal.SIGKILL),
 }
 
 
 @pytest.mark.parametrize("victim", list(KILLS))
 def test_killed_in_the_middle(cluster: PipelineCluster, victim: str) -> None:
     moves = TwoMoves(cluster, victim)
-    KILLS[victim](cluster)
+    KILLS[victim](cluster, moves)
     moves.let_go()
     moves.check_done()
     cluster.wait_up()
@@ -103,7 +91,7 @@ def test_killed_in_the_middle(cluster: PipelineCluster, victim: str) -> None:
 def test_leadership_moved_in_the_middle(cluster: PipelineCluster) -> None:
     moves = TwoMoves(cluster, "moved")
     before = cluster.pipeline_pid
-    cluster.lead(SOURCE)
+    cluster.lead(moves.source)
     moves.let_go()
     moves.check_done()
     assert cluster.pipeline_pid != before
@@ -111,7 +99,7 @@ def test_leadership_moved_in_the_middle(cluster: PipelineCluster) -> None:
 
 def test_jobs_wait_for_spark_and_say_so(cluster: PipelineCluster) -> None:
     moves = TwoMoves(cluster, "spark")
-    kill_java(cluster)
+    os.kill(cluster.java.pid, signal.SIGKILL)
     moves.let_go()
 
     def waits(job: JobId) -> bool:
@@ -125,14 +113,14 @@ def test_jobs_wait_for_spark_and_say_so(cluster: PipelineCluster) -> None:
 
 def test_a_node_that_does_not_come_back_fails_its_jobs(cluster: PipelineCluster) -> None:
     moves = TwoMoves(cluster, "gone")
-    cluster.kill_node(TARGET)
+    cluster.kill_node(moves.target)
     moves.let_go()
     for job in moves.jobs:
         found = cluster.ended(job)
         assert found.state is JobState.FAILED, found
-        assert f"node {cluster.address(TARGET)}" in found.cause
+        assert f"node {cluster.address(moves.target)}" in found.cause
         assert "is down" in found.cause
-    cluster.start_node(TARGET)
+    cluster.start_node(moves.target)
     cluster.wait_clean()
     for table in moves.tables:
-        table.check(SOURCE, TARGET)
+        moves.check(table)

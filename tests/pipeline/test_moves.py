@@ -58,6 +58,8 @@ def missed(pipelined: PipelineCluster) -> Iterator[Missed]:
             client.write(table.name, everywhere)
             for number in range(NODES):
                 table.note(number, everywhere)
+    if pipelined.leader == AWAY:
+        pipelined.lead(0)
     pipelined.stop_node(AWAY)
     others = [number for number in range(NODES) if number != AWAY]
     with DriverClient([addresses[number] for number in others], ConsistencyLevel.QUORUM) as client:
