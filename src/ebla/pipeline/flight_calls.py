@@ -31,6 +31,10 @@ class ClientLimits:
     """In a row without any progress."""
     pause_s: float = 0.5
     """Before the second try, and twice as long before each further one."""
+    room_s: float = 900.0
+    """How long a task that holds nothing asks a node that has no room: there may be many more tasks than a node takes
+    streams, and each comes to its turn."""
+    room_pause_s: float = 2.0
     ahead_pieces: int = 4
     """Read while the ones before are being written."""
     unconfirmed_records: int = 8

@@ -104,7 +104,7 @@ class FlightClient:
 
     def get_hashes(self, source: Source, question: HashesQuestion) -> pa.RecordBatch:
         """Columns `bucket`, `hash` and `rows`, a line for each bucket."""
-        found = self.again(lambda: list(self._batches(source, question)))
+        found = self.again(lambda: list(self._batches(source, question)), room_s=self._limits.room_s)
         if len(found) != 1:
             raise InternalError(f"{source.flight} answered {len(found)} tables of hashes")
         return found[0]
@@ -183,7 +183,7 @@ class FlightClient:
             finally:
                 stream.drop()
 
-        return self.again(once, lambda: reached[0])
+        return self.again(once, lambda: reached[0], room_s=self._limits.room_s)
 
     def open_put(self, target: Target, put: FlightPut, timeout_s: float) -> PutStream:
         descriptor = flight.FlightDescriptor.for_command(encode(put))
@@ -195,19 +195,23 @@ class FlightClient:
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def again(self, act: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-        """Until it comes to an end, while a further try may help or the last one brought something."""
-        tries, reached = 0, progress()
+    def again(self, act: Callable[[], T], progress: Callable[[], int] = lambda: 0, *, room_s: float = 0.0) -> T:
+        """Until it comes to an end, while a further try may help or the last one brought something. `room_s`: how long
+        to be turned away for want of room is no try. Not for who holds a stream meanwhile: others may wait for that."""
+        tries, reached, waited_s = 0, progress(), 0.0
         while True:
             try:
                 return act()
-            except _WORTH_ANOTHER_TRY:
-                tries, before, reached = tries + 1, reached, progress()
+            except _WORTH_ANOTHER_TRY as error:
+                waits = isinstance(error, Overloaded) and waited_s < room_s
+                tries, before, reached = tries + (not waits), reached, progress()
                 if reached > before:
                     tries = 1
                 if tries >= self._limits.tries_max:
                     raise
-            self._pauses.wait(self._limits.pause_s * 2 ** (tries - 1))
+            pause_s = self._limits.room_pause_s if waits else self._limits.pause_s * 2 ** (tries - 1)
+            waited_s += pause_s if waits else 0.0
+            self._pauses.wait(pause_s)
 
     def _connection(self, host: HostId, address: Address) -> flight.FlightClient:
         known = self._connections.get((host, address))

@@ -38,7 +38,7 @@ SESSION = SessionId(uuid.UUID(int=0x5E))
 CHECKPOINT = CheckpointId(uuid.UUID(int=0xCE))
 TRANSFER = TransferId(uuid.UUID(int=0x7F))
 ATTEMPT = AttemptId(uuid.UUID(int=0xA7))
-QUICK = ClientLimits(call_s=20, scan_s=40, tries_max=2, pause_s=0.05)
+QUICK = ClientLimits(call_s=20, scan_s=40, tries_max=2, pause_s=0.05, room_s=0)
 Layer = tuple[Sequence[Item], TokenRange, bool]
 """What it holds, its range, and whether it has a sidecar."""
 
