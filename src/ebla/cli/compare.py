@@ -31,7 +31,11 @@ def compare(
     heal: Annotated[bool, typer.Option("--heal", help="Bring to each replica what it lacks of the others.")] = False,
     within: Annotated[
         str | None,
-        typer.Option("--range", metavar="AFTER:UPTO", help="Tokens, as in --range=-100:200; else the whole table."),
+        typer.Option(
+            "--range",
+            metavar="AFTER:UPTO",
+            help="Tokens above AFTER, up to UPTO: --range=-100:200. Round the ring if UPTO is no greater.",
+        ),
     ] = None,
     detach: Detach = False,
     data: Data = DATA_DEFAULT,

@@ -46,10 +46,12 @@ def copy_tablet(
 
     def plan(access: JobAccess) -> tuple[Wish, str]:
         schema = table_schema(access.snapshot, table)
-        wish = CopyTablets(schema.id, tuple(tablets), access.host(source), access.host(target), short_cut)
+        wish = CopyTablets(
+            schema.id, tuple(dict.fromkeys(tablets)), access.host(source), access.host(target), short_cut
+        )
         plan_job(ReplicaSets(access.snapshot), wish, access.down)
         places = f"{access.address(wish.source)} to {access.address(wish.target)}"
-        named = f"tablet {tablets[0]}" if len(tablets) == 1 else f"{len(tablets)} tablets"
+        named = f"tablet {wish.tablets[0]}" if len(wish.tablets) == 1 else f"{len(wish.tablets)} tablets"
         return wish, f"copy {named} of {table} from {places}"
 
     with errors_told(), outcomes_told(as_json=as_json):

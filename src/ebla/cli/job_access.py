@@ -53,7 +53,7 @@ class JobAccess:
             found = [node.host for node in members if str(node.host).startswith(text.lower())]
         if not found:
             raise InvalidRequest(
-                f"{text!r} is no node", advice="name it by address, host id or a part; see `ebla ring`"
+                f"{text!r} is no node", advice="name it by its address or host id, or as node1; see `ebla ring`"
             )
         if len(found) > 1:
             raise InvalidRequest(f"{len(found)} nodes begin with {text!r}", advice="name more of the host id")

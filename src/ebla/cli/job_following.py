@@ -1,6 +1,7 @@
 """A command that asks for a job and follows it to its end: with a bar in a terminal, line by line elsewhere."""
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,18 @@ from ebla.cli.job_access import JobAccess, with_jobs
 from ebla.cli.shown_jobs import as_json, job_words
 from ebla.cli.shown_rows import print_json
 from ebla.client.jobs import LIFE_DEFAULT_MS
-from ebla.model.errors import NotFound
+from ebla.model.errors import ConnectionLost, EblaError, NotFound
 from ebla.model.identity import JobId
 from ebla.wire.jobs import ENDED, Job, JobState, Wish
 
 INTERRUPTED = 130
 """What shells take for "ended by Ctrl-C"."""
+FOLLOW_TRIES = 5
+FOLLOW_PAUSE_S = 1.0
+"""Together longer than group 0 takes to elect another leader."""
+BAR_WIDTH = 20
+FIGURES_WIDTH = 36
+"""Of amount, rate and time left, with the space between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +61,25 @@ def carry_out(asked: Asked, plan: Callable[[JobAccess], tuple[Wish, str]]) -> Jo
         _tell_detached(asked, job)
         return job
     try:
-        return follow(asked, job.id)
+        return follow_to_end(asked, job)
     except KeyboardInterrupt:
         return _interrupted(asked, job)
+
+
+def follow_to_end(asked: Asked, job: Job) -> Job:
+    """A node that ends while it is asked is no end of the job: the next that runs is asked. Where none answers, the
+    error must not say "not applied": the job is written."""
+    for number in range(FOLLOW_TRIES):
+        if number:
+            time.sleep(FOLLOW_PAUSE_S)
+        try:
+            return follow(asked, job.id)
+        except NotFound:
+            raise
+        except EblaError as error:
+            cause = error
+    advice = f"look with: ebla pipeline jobs --all{_data_flag(asked)}"
+    raise ConnectionLost(f"job {job.id} was asked for, but its end is not seen: {cause}", advice=advice) from cause
 
 
 def follow(asked: Asked, job: JobId) -> Job:
@@ -78,15 +101,24 @@ def follow(asked: Asked, job: JobId) -> Job:
 def _interrupted(asked: Asked, job: Job) -> Job:
     """Whoever can be asked is asked; elsewhere it goes on, since that is what undoes nothing."""
     sys.stderr.write("\n")
-    if sys.stdin.isatty() and sys.stderr.isatty() and not typer.confirm("Leave the job running?", True, err=True):
+    if sys.stdin.isatty() and sys.stderr.isatty() and not is_left_running():
 
         async def cancel(access: JobAccess) -> Job:
             return await access.jobs.cancel(job.id)
 
         with_jobs(asked.data, asked.node, cancel)
-        return follow(asked, job.id)
+        return follow_to_end(asked, job)
     sys.stderr.write(f"job {job.id} goes on; {_how_to_cancel(asked, job)}\n")
     raise typer.Exit(INTERRUPTED)
+
+
+def is_left_running() -> bool:
+    try:
+        return typer.confirm("Leave the job running?", True, err=True)
+    except typer.Abort:
+        # Ctrl-C again, or the end of input: no answer.
+        sys.stderr.write("\n")
+        return True
 
 
 def _tell_detached(asked: Asked, job: Job) -> None:
@@ -97,8 +129,11 @@ def _tell_detached(asked: Asked, job: Job) -> None:
 
 
 def _how_to_cancel(asked: Asked, job: Job) -> str:
-    flag = "" if asked.data == Path("data") else f" --data {asked.data}"
-    return f"cancel it with: ebla pipeline cancel {job.id}{flag}"
+    return f"cancel it with: ebla pipeline cancel {job.id}{_data_flag(asked)}"
+
+
+def _data_flag(asked: Asked) -> str:
+    return "" if asked.data == Path("data") else f" --data {asked.data}"
 
 
 # ---- while it runs
@@ -126,11 +161,16 @@ class _Rate(ProgressColumn):
         return self._speed.render(task) if task.fields["by_bytes"] else Text("")
 
 
+def shortened(words: str, letters_max: int) -> str:
+    return words if len(words) <= letters_max else f"{words[: letters_max - 1]}…"
+
+
 class Bar:
     """As long as it is entered, one line at the foot of the terminal."""
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), _Rate(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(BAR_WIDTH), _Amount(), _Rate(), TimeRemainingColumn())
+        self._words_max = max(console.width - BAR_WIDTH - FIGURES_WIDTH, 10)
         self._progress = Progress(*columns, console=console, transient=True)
         self._task: TaskID = self._progress.add_task("waiting", total=None, by_bytes=False)
 
@@ -150,7 +190,11 @@ class Bar:
         done, total = (told.bytes_done, told.bytes_total) if by_bytes else (told.tasks_done, told.tasks_total)
         words = told.step if job.state is JobState.RUNNING and told.step else job_words(job)
         self._progress.update(
-            self._task, description=words, completed=min(done, total), total=total or None, by_bytes=by_bytes
+            self._task,
+            description=shortened(words, self._words_max),
+            completed=min(done, total),
+            total=total or None,
+            by_bytes=by_bytes,
         )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ebla.cli.job_access import JobAccess, with_jobs
-from ebla.cli.job_following import Asked, follow
+from ebla.cli.job_following import Asked, follow_to_end
 from ebla.cli.shown_jobs import as_json as shown
 from ebla.cli.shown_jobs import job_words
 from ebla.cli.shown_rows import print_json, print_table
@@ -22,11 +22,11 @@ from ebla.wire.jobs import ENDED, Job, JobState, PipelineState
 HELP = """
 The pipeline: Spark, beside the leader, moves data between nodes. What it is asked for are jobs.
 
-  ebla pipeline status           where it runs, and whether it can
-  ebla pipeline jobs             what waits and runs; --all: what has ended too
-  ebla pipeline cancel 3f2a      by the id of a job, or its first letters
-
 Jobs are asked for by other commands: ebla copy-tablet, ebla compare.
+
+  ebla pipeline status         where it runs, and whether it can
+  ebla pipeline jobs           what waits and runs; --all: what has ended too
+  ebla pipeline cancel 3f2a    by the id of a job, or its first letters
 """
 
 app = typer.Typer(name="pipeline", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
@@ -50,7 +50,9 @@ def status(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag =
             typer.echo(f"pipeline  {pipeline_words(view)}")
             if view.host is not None and state is not None:
                 since_ms = SystemClock().wall_us() // 1000 - state.told_ms
-                typer.echo(f"node      {access.address(view.host)}, process {view.pid}, so for {duration(since_ms)}")
+                typer.echo(
+                    f"node      {access.address(view.host)}, process {view.pid}, {view.state} for {duration(since_ms)}"
+                )
             typer.echo("jobs      " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     raise typer.Exit(0 if ready else 1)
 
@@ -95,7 +97,7 @@ def cancel(
     with errors_told(), outcomes_told(as_json=as_json):
         record = with_jobs(data, node, work)
         if wait:
-            record = follow(Asked(data, node, as_json, detach=False), record.id)
+            record = follow_to_end(Asked(data, node, as_json, detach=False), record)
         if as_json:
             print_json(shown(record))
         elif record.state is JobState.CANCELLED:

@@ -31,7 +31,9 @@ app = typer.Typer(name="table", no_args_is_help=True, help=HELP, rich_markup_mod
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
 DATA_DEFAULT = Path("data")
 COPIES_DEFAULT = 3
-NodeName = Annotated[str | None, typer.Option("--node", metavar="NAME", help="Ask this node; the first that runs.")]
+NodeName = Annotated[
+    str | None, typer.Option("--node", metavar="NAME", help="Ask this node; else the first that runs.")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TableArgument = Annotated[str, typer.Argument(metavar="KEYSPACE.TABLE")]
 

@@ -43,8 +43,12 @@ class JobClient:
 
     async def find(self, text: str) -> Job:
         """By its id, or the first letters of it."""
+        if len(text) < PREFIX_LETTERS_MIN:
+            raise InvalidRequest(
+                f"{text!r} is too little of a job's id", advice=f"name {PREFIX_LETTERS_MIN} letters of it or more"
+            )
         alike = [job for job in await self.jobs() if str(job.id).startswith(text.lower())]
-        if len(text) < PREFIX_LETTERS_MIN or not alike:
+        if not alike:
             raise NotFound(f"there is no job {text!r}", advice="see `ebla pipeline jobs --all`")
         if len(alike) > 1:
             raise InvalidRequest(f"{len(alike)} jobs begin with {text!r}", advice="name more of the id")

@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+import typer
 from rich.console import Console
 from tests.unit.cli.jobs_shell import JobsShell
 from tests.unit.pipeline.jobs_rig import HOSTS, a_job
@@ -14,6 +15,7 @@ from ebla.cli.compare import parse_range
 from ebla.cli.job_following import INTERRUPTED, Bar
 from ebla.cli.shown_jobs import job_words, progress_words, size_words
 from ebla.model.errors import InvalidRequest, Unreachable
+from ebla.model.identity import JobId
 from ebla.model.token import Token, TokenRange
 from ebla.ports.transfers import EngineState, EngineStatus
 from ebla.wire.jobs import Compare, CopyTablets, Difference, Job, JobResult, JobState, Progress
@@ -137,6 +139,65 @@ def test_a_terminal_shows_a_bar_by_bytes_or_else_by_tasks() -> None:
     shown = screen.getvalue()
     for words in ("running", "copying files", "0.5/1.0 KiB", "comparing", "1/8 tasks", "1.0/1.0 KiB"):
         assert words in shown, shown
+
+
+def test_long_words_leave_the_figures_their_place_on_one_line() -> None:
+    screen = io.StringIO()
+    step = "looking again at 114 ranges that differ (time 2 of 4) (0 of 99 ranges done): taking checkpoints"
+    with Bar(Console(file=screen, force_terminal=True, color_system=None, width=80)) as bar:
+        bar.update(a_job(1, Compare(TABLE), state=JobState.RUNNING, progress=Progress(step, 0, 0, 11, 12)))
+        bar.refresh()
+    line = next(line for line in screen.getvalue().splitlines() if "looking again" in line)
+    assert "…" in line
+    assert "11/12 tasks" in line
+    assert "-:--:--" in line
+
+
+def test_a_job_is_followed_on_when_the_node_that_was_asked_ends(
+    shell: JobsShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_following, "FOLLOW_PAUSE_S", 0.0)
+    follow = job_following.follow
+    broken = [Unreachable("node1 ended")]
+
+    def follow_after_trouble(asked: job_following.Asked, job: JobId) -> Job:
+        if broken:
+            raise broken.pop()
+        return follow(asked, job)
+
+    monkeypatch.setattr(job_following, "follow", follow_after_trouble)
+    shell.outcomes.next = [JobResult(bytes_moved=1)]
+    assert "done: 1 B" in shell.ok(*COPY)
+
+
+def test_a_job_that_cannot_be_followed_is_not_said_to_be_undone(
+    shell: JobsShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> Job:
+        raise Unreachable("nobody answers")
+
+    monkeypatch.setattr(job_following, "FOLLOW_PAUSE_S", 0.0)
+    monkeypatch.setattr(job_following, "follow", unreachable)
+    told = shell.failed(*COPY)
+    (job,) = shell.json("pipeline", "jobs")
+    assert "not applied" not in told
+    assert f"job {job['id']} was asked for, but its end is not seen: nobody answers; look with: ebla pipeline" in told
+
+
+def test_a_tablet_that_is_named_twice_is_copied_once(shell: JobsShell) -> None:
+    shell.outcomes.next = [JobResult()]
+    job = shell.json("copy-tablet", "ks.t", "0", "0", "--from", "127.0.0.1", "--to", "127.0.0.2")
+    assert (job["wish"]["tablets"], job["what"]) == ([0], "copy tablet 0 of ks.t from 127.0.0.1 to 127.0.0.2")
+
+
+def test_no_answer_to_the_question_after_an_interrupt_leaves_the_job(
+    shell: JobsShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(*_: object, **__: object) -> bool:
+        raise typer.Abort
+
+    monkeypatch.setattr(typer, "confirm", no_answer)
+    assert job_following.is_left_running()
 
 
 # ---- comparing
