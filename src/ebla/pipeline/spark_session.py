@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyspark
 from py4j.java_gateway import JavaGateway
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ from ebla.pipeline.spark_settings import (
     spark_environment,
     spark_settings,
 )
+from ebla.pipeline.task_outcome import java_cause
 from ebla.ports.transfers import PipelineUnavailable
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -81,7 +83,7 @@ class SessionStart:
                 ship(spark, places.work)
             warm_up(spark)
         except BaseException as error:
-            words = process.last_words()
+            cause, words = said_by(error), process.last_words()
             if places.archive is not None and process.exit_code is not None:
                 # Whatever it was, it is not tried again with what was made on another day.
                 places.archive.unlink(missing_ok=True)
@@ -90,7 +92,7 @@ class SessionStart:
             remove_places(places)
             if isinstance(error, PipelineUnavailable) or not isinstance(error, Exception):
                 raise
-            raise PipelineUnavailable(f"Spark did not start: {error}; it said: {words}") from error
+            raise PipelineUnavailable(f"Spark did not start: {cause}; it said: {words}") from error
         return WarmSession(spark, java, process, places)
 
     def abort(self) -> None:
@@ -112,6 +114,14 @@ class SessionStart:
                 raise PipelineUnavailable("Spark is being stopped")
             self._process = JavaProcess(start)
             return self._process
+
+
+def said_by(error: BaseException) -> str:
+    """To be asked before the Java process is ended: an error of Java's asks it for its words, however late."""
+    try:
+        return java_cause(str(error))
+    except (OSError, Py4JError):
+        return f"{type(error).__name__}, of which Spark's Java process could not be asked any more"
 
 
 def check_masters(options: SparkOptions) -> None:
@@ -186,6 +196,8 @@ def forget_spark() -> None:
 
 def make_places(options: SparkOptions, java: Java) -> SparkPlaces:
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.event_log:
+        _make_event_folder(Path(options.event_log))
     return SparkPlaces(
         java_home=make_java_home(java, options.folder),
         spark_home=SPARK_HOME,
@@ -193,6 +205,16 @@ def make_places(options: SparkOptions, java: Java) -> SparkPlaces:
         work=emptied(options.folder / "work"),
         archive=_archive_for(options, java),
     )
+
+
+def _make_event_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PipelineUnavailable(
+            f"the folder for Spark's event log, {folder}, cannot be made: {error.strerror}",
+            advice="make it, or set pipeline.event_log",
+        ) from error
 
 
 def _socket_folder(folder: Path) -> Path:

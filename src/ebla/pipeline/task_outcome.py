@@ -30,6 +30,7 @@ _CAUSE_MARK = "ebla-cause:"
 _CAUSE_LINE = re.compile(re.escape(_CAUSE_MARK) + r"(\[.*\])")
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)): (.*)$", re.MULTILINE)
+_JAVA_RAISED = re.compile(r"^(?:: |Caused by: )([\w.$]+(?:Error|Exception)\b.*)$", re.MULTILINE)
 _STAGE_FAILURE = re.compile(r"most recent failure: (?:Lost task [^:]*: )?([^\n]*)")
 
 
@@ -114,6 +115,13 @@ def failure_in(text: str) -> Failure:
     if found := _STAGE_FAILURE.search(text):
         return Failure("SparkException", found.group(1)[:CAUSE_LENGTH_MAX])
     return Failure("SparkException", (text.strip().splitlines() or ["no cause given"])[0][:CAUSE_LENGTH_MAX])
+
+
+def java_cause(text: str) -> str:
+    """The innermost of what Java says that it raised, without any stack trace; else the first line of it."""
+    raised = _JAVA_RAISED.findall(text)
+    first = (text.strip().splitlines() or ["no cause given"])[0]
+    return str(raised[-1] if raised else first)[:CAUSE_LENGTH_MAX]
 
 
 def missing_package(text: str) -> str:

@@ -12,6 +12,7 @@ from ebla.pipeline.task_outcome import (
     failure_in,
     failure_of,
     is_final,
+    java_cause,
     missing_package,
     moved_batch,
     results_of,
@@ -85,3 +86,16 @@ def test_only_what_another_try_cannot_mend_is_final() -> None:
     assert is_final(Stale("closed"))
     assert is_final(Refused("forged"))
     assert not is_final(ConnectionLost("gone"))
+
+
+def test_of_what_java_raised_the_innermost_is_told_without_its_trace() -> None:
+    text = """\
+An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: could not begin
+\tat org.apache.spark.SparkContext.<init>(SparkContext.scala:1)
+Caused by: java.io.FileNotFoundException: File file:/events does not exist
+\tat org.apache.hadoop.fs.RawLocalFileSystem.get(RawLocalFileSystem.java:1)
+"""
+    assert java_cause(text) == "java.io.FileNotFoundException: File file:/events does not exist"
+    assert java_cause("something else\nand more") == "something else"
+    assert java_cause("") == "no cause given"
