@@ -27,8 +27,8 @@ MUTATIONS = (
     Mutation(
         name="sessions-closed-without-a-version",
         module="ebla.topology.apply_schema",
-        find="        draft.step(bulk_closed=closed[-BULK_CLOSED_KEPT:], bulk_forgotten=forgotten)\n",
-        replace="        draft.set_state(bulk_closed=closed[-BULK_CLOSED_KEPT:], bulk_forgotten=forgotten)\n",
+        find="        draft.step(**_remembered(draft, ending))\n",
+        replace="        draft.set_state(**_remembered(draft, ending))\n",
         check=SIMULATED,
         why="the barrier of the version before it lets a close through that nobody has seen",
     ),

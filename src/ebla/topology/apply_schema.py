@@ -1,8 +1,9 @@
 """Commands about keyspaces, tables and the sessions of bulk jobs."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from ebla.model.identity import Replica, SessionId, TopologyVersion
 from ebla.topology import keys
@@ -207,14 +208,27 @@ def may_be_closed(snapshot: Snapshot, session: SessionId, asked_at: TopologyVers
 
 
 def _close_sessions(draft: Draft, command: CloseSessions) -> None:
-    """A step: whoever waits until nobody works under them any more waits for a version (INV-XFER-1). What is known to be
-    closed needs none, so closing again changes nothing. One that is not listed is closed all the same: its opening may
-    still be on its way, and nobody would close it after that but its deadline."""
+    """A step: whoever waits until nobody works under them any more waits for a version (INV-XFER-1). What is known to
+    be closed needs none, so closing again changes nothing. One that is not listed is closed all the same: its opening
+    may still be on its way, and nobody would close it after that but its deadline."""
     ending = [each for each in dict.fromkeys(command.sessions) if each not in draft.base.state.bulk_closed]
     for session in [draft.base.sessions[each] for each in ending if each in draft.base.sessions]:
         draft.require(session.kind is SessionKind.BULK_JOB, f"the session of a {session.kind} ends with it")
         draft.close_session(session.id)
     if ending:
-        closed = (*draft.base.state.bulk_closed, *ending)
-        forgotten = draft.next_version if len(closed) > BULK_CLOSED_KEPT else draft.base.state.bulk_forgotten
-        draft.step(bulk_closed=closed[-BULK_CLOSED_KEPT:], bulk_forgotten=forgotten)
+        draft.step(**_remembered(draft, ending))
+
+
+def _remembered(draft: Draft, ending: Sequence[SessionId]) -> dict[str, Any]:
+    """Of those that fall off it counts when they were closed, not when they fell off: who opens a session while others
+    are closed, one after another, would be taken for one of the forgotten each time."""
+    state = draft.base.state
+    unknown = len(state.bulk_closed) - len(state.bulk_closed_at)
+    closed = (*state.bulk_closed, *ending)
+    closed_at = (draft.base.version,) * unknown + state.bulk_closed_at + (draft.next_version,) * len(ending)
+    fallen_at = closed_at[:-BULK_CLOSED_KEPT]
+    return {
+        "bulk_closed": closed[-BULK_CLOSED_KEPT:],
+        "bulk_closed_at": closed_at[-BULK_CLOSED_KEPT:],
+        "bulk_forgotten": fallen_at[-1] if fallen_at else state.bulk_forgotten,
+    }

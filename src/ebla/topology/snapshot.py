@@ -193,7 +193,9 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     bulk_closed: tuple[SessionId, ...] = ()
     """Sessions of bulk jobs that were closed, the latest last: a late repetition of their opening is refused."""
     bulk_forgotten: TopologyVersion = TopologyVersion(0)
-    """The version that last made one of these fall off. What was asked for before it may be one of the forgotten."""
+    """The version that closed the last one that fell off. What was asked for before it may be one of the forgotten."""
+    bulk_closed_at: tuple[TopologyVersion, ...] = ()
+    """By which version each of `bulk_closed` was closed."""
 
 
 @dataclass(frozen=True, slots=True)

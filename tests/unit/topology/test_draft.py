@@ -123,7 +123,9 @@ def test_a_bulk_job_that_was_closed_is_not_opened_again_even_when_it_is_forgotte
     assert "was closed" in world.refused(OpenBulkSession(first, asked_at))
     fresh = Session(SessionId(uuid.UUID(int=6)), SessionKind.BULK_JOB, first.table, deadline_ms=9_000_000)
     assert "was closed" in world.refused(OpenBulkSession(fresh, asked_at)), "nobody can tell"
-    world.do(OpenBulkSession(fresh, world.snapshot.version))
+    forgotten_at = world.snapshot.state.bulk_forgotten
+    assert asked_at < forgotten_at < world.snapshot.version
+    world.do(OpenBulkSession(fresh, forgotten_at))  # though others were closed since it was asked for
 
 
 def test_a_bulk_job_is_not_opened_on_a_table_dropped_meanwhile() -> None:
