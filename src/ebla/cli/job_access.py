@@ -10,15 +10,17 @@ from typing import TypeVar
 from ebla.cli.asking import admin_of
 from ebla.cli.local_cluster import LocalNode, find_nodes
 from ebla.cli.table_access import chosen_node
+from ebla.client.cluster_view import PipelineView, pipeline_view
 from ebla.client.jobs import JobClient
 from ebla.client.topology import read_topology
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import Address, HostId
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.topology.snapshot import Snapshot
+from ebla.wire.jobs import PipelineState
 from ebla.wire.report import unreported
 from ebla.wire.verbs import STATUS, A, Q, StatusAnswer, StatusRequest, Verb
 
@@ -33,6 +35,8 @@ class JobAccess:
     snapshot: Snapshot
     status: StatusAnswer
     """Of the node that is asked."""
+    leader_status: StatusAnswer | None = None
+    """None where the leader is on another machine, or does not answer."""
     names: tuple[tuple[str, HostId], ...] = ()
     """What the nodes of this machine are called."""
 
@@ -43,6 +47,11 @@ class JobAccess:
     @property
     def leader(self) -> HostId | None:
         return None if self.status.group0 is None else self.status.group0.leader
+
+    async def pipeline(self) -> tuple[PipelineState | None, PipelineView]:
+        """What it said last, and what there is to say of it now."""
+        state = await self.jobs.pipeline()
+        return state, pipeline_view(state, self.leader, self.leader_status)
 
     def host(self, text: str) -> HostId:
         """A node by its address, its host id or the first letters of it, or its name on this machine."""
@@ -67,22 +76,32 @@ class JobAccess:
 def with_jobs(data: Path, name: str | None, work: Callable[[JobAccess], Awaitable[T]]) -> T:
     node = chosen_node(data, name)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(node, _names(data), work))
+        return runner.run(_run(node, _by_host(data), work))
 
 
-def _names(data: Path) -> tuple[tuple[str, HostId], ...]:
-    known = [(node.name, node.folder.read_identity()) for node in find_nodes(data)]
-    return tuple((name, identity.host) for name, identity in known if identity is not None)
+def _by_host(data: Path) -> dict[HostId, LocalNode]:
+    known = [(node.folder.read_identity(), node) for node in find_nodes(data)]
+    return {identity.host: node for identity, node in known if identity is not None}
 
 
-async def _run(node: LocalNode, names: tuple[tuple[str, HostId], ...], work: Callable[[JobAccess], Awaitable[T]]) -> T:
+async def _run(node: LocalNode, here: dict[HostId, LocalNode], work: Callable[[JobAccess], Awaitable[T]]) -> T:
     async with TcpTransport(None, TransportLimits(), unreported) as transport:
 
-        async def ask(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-            admin = admin_of(transport, node, deadline_ms)
-            return await admin.ask(Address(str(node.folder.control_socket)), verb, request)
+        async def ask(verb: Verb[Q, A], request: Q, deadline_ms: int, of: LocalNode = node) -> A:
+            admin = admin_of(transport, of, deadline_ms)
+            return await admin.ask(Address(str(of.folder.control_socket)), verb, request)
+
+        async def ask_leader(host: HostId | None) -> StatusAnswer | None:
+            if host is None or host not in here:
+                return None
+            try:
+                return await ask(STATUS, StatusRequest(), TIMEOUT_MS, here[host])
+            except EblaError:
+                return None
 
         snapshot, _ = await read_topology(ask, TIMEOUT_MS)
         status = await ask(STATUS, StatusRequest(), TIMEOUT_MS)
         jobs = JobClient(ask, (SystemClock(), SystemChance()), TIMEOUT_MS)
-        return await work(JobAccess(jobs, snapshot, status, names))
+        told = await ask_leader(None if status.group0 is None else status.group0.leader)
+        names = tuple((each.name, host) for host, each in here.items())
+        return await work(JobAccess(jobs, snapshot, status, told, names))

@@ -24,6 +24,8 @@ from rich.text import Text
 from ebla.cli.job_access import JobAccess, with_jobs
 from ebla.cli.shown_jobs import as_json, job_words
 from ebla.cli.shown_rows import print_json
+from ebla.cli.status_table import pipeline
+from ebla.client.cluster_view import NOT_RUNNING
 from ebla.client.jobs import LIFE_DEFAULT_MS
 from ebla.model.errors import ConnectionLost, EblaError, NotFound
 from ebla.model.identity import JobId
@@ -54,7 +56,11 @@ def carry_out(asked: Asked, plan: Callable[[JobAccess], tuple[Wish, str]]) -> Jo
 
     async def submit(access: JobAccess) -> Job:
         wish, what = plan(access)
-        return await access.jobs.submit(wish, what, LIFE_DEFAULT_MS)
+        job = await access.jobs.submit(wish, what, LIFE_DEFAULT_MS)
+        _, view = await access.pipeline()
+        if view == NOT_RUNNING:
+            sys.stderr.write(f"pipeline {pipeline(view)}\n")
+        return job
 
     job = with_jobs(asked.data, asked.node, submit)
     if asked.detach:

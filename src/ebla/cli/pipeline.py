@@ -14,7 +14,7 @@ from ebla.cli.status_table import duration
 from ebla.cli.status_table import pipeline as pipeline_words
 from ebla.cli.table import DATA_DEFAULT, Data, JsonFlag, NodeName
 from ebla.cli.telling import errors_told, outcomes_told
-from ebla.client.cluster_view import pipeline_view
+from ebla.client.cluster_view import PipelineView
 from ebla.ports.transfers import EngineState
 from ebla.runtime.system_clock import SystemClock
 from ebla.wire.jobs import ENDED, Job, JobState, PipelineState
@@ -36,12 +36,11 @@ app = typer.Typer(name="pipeline", no_args_is_help=True, help=HELP, rich_markup_
 def status(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag = False) -> None:
     """Where the pipeline runs and whether it can. The exit status is 1 if it cannot."""
 
-    async def work(access: JobAccess) -> tuple[PipelineState | None, list[Job], JobAccess]:
-        return await access.jobs.pipeline(), await access.jobs.jobs(), access
+    async def work(access: JobAccess) -> tuple[PipelineState | None, PipelineView, list[Job], JobAccess]:
+        return *await access.pipeline(), await access.jobs.jobs(), access
 
     with errors_told(), outcomes_told(as_json=as_json, is_change=False):
-        state, jobs, access = with_jobs(data, node, work)
-        view = pipeline_view(state, access.leader)
+        state, view, jobs, access = with_jobs(data, node, work)
         counts = {each.value: sum(job.state is each for job in jobs) for each in JobState}
         ready = view.state == EngineState.READY
         if as_json:

@@ -135,7 +135,12 @@ class PipelineView(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
+PIPELINE = "pipeline"
 NOT_STARTED = PipelineView("not started")
+NOT_RUNNING = PipelineView(
+    "not running",
+    "the leader runs none and jobs wait: either it has just begun to lead, or its option pipeline.enabled is false",
+)
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -166,16 +171,21 @@ def view_of(asked: Sequence[Asked], pipeline: PipelineState | None = None) -> Cl
     addresses = [node.address for node in asked]
     mentioned = sorted({peer.address for answer in answers for peer in answer.peers} - set(addresses))
     everybody = [*asked, *(Asked("", address) for address in mentioned)]
+    leader = next((answer.group0.leader for answer in answers if answer.group0 is not None), None)
     return ClusterView(
         str(answers[0].cluster) if answers else None,
         answers[0].cluster_name if answers else None,
         tuple(_node_view(node, answers) for node in everybody),
-        pipeline_view(pipeline, next((each.group0.leader for each in answers if each.group0 is not None), None)),
+        pipeline_view(pipeline, leader, next((answer for answer in answers if answer.host == leader), None)),
     )
 
 
-def pipeline_view(state: PipelineState | None, leader: HostId | None) -> PipelineView:
-    if state is None or (leader is not None and state.host != leader):
+def pipeline_view(state: PipelineState | None, leader: HostId | None, told: StatusAnswer | None = None) -> PipelineView:
+    """`told` is what the leader says of itself, where it could be asked: what a pipeline said last outlives it."""
+    runs = () if told is None else tuple(process for process in told.processes if process.name == PIPELINE)
+    if told is not None and not runs:
+        return NOT_RUNNING
+    if state is None or (leader is not None and state.host != leader) or (runs and runs[0].pid != state.pid):
         return NOT_STARTED
     return PipelineView(
         state.state, state.cause, state.master, state.version, state.user_interface, state.host, state.pid

@@ -64,6 +64,7 @@ class JobsShell:
         self.engine = ScriptedEngine(SimChance("engine"))
         self.chance = SimChance("shell")
         self.down: tuple[HostId, ...] = ()
+        self.leader_status: StatusAnswer | None = None
         for module in (job_following, pipeline, compare):
             patch.setattr(module, "with_jobs", self.with_jobs)
 
@@ -73,7 +74,7 @@ class JobsShell:
         async def run() -> T:
             self.group0.new_loop()
             jobs = JobClient(self.group0.ask, (LoopClock(), self.chance))
-            access = JobAccess(jobs, a_snapshot(), self._status(), (("node1", HOSTS[0]),))
+            access = JobAccess(jobs, a_snapshot(), self._status(), self.leader_status, (("node1", HOSTS[0]),))
             setup = QueueSetup(HOSTS[0], 7, LoopClock(), self.chance, unreported)
             queue = JobQueue(self.group0.ask, self.outcomes, self.engine, setup)
             async with asyncio.TaskGroup() as tasks:

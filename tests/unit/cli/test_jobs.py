@@ -19,6 +19,7 @@ from ebla.model.identity import JobId
 from ebla.model.token import Token, TokenRange
 from ebla.ports.transfers import EngineState, EngineStatus
 from ebla.wire.jobs import Compare, CopyTablets, Difference, Job, JobResult, JobState, Progress
+from ebla.wire.verbs import StatusAnswer
 
 A, B, C = HOSTS
 COPY = ("copy-tablet", "ks.t", "0", "--from", "127.0.0.1", "--to", "127.0.0.2")
@@ -251,6 +252,17 @@ def test_a_pipeline_that_cannot_is_told_with_the_cause(shell: JobsShell) -> None
     assert told.exit_code == 1
     assert "unavailable on local[2]: no Java was found" in told.stdout
     assert "waiting: pipeline unavailable: no Java was found" in shell.ok("pipeline", "jobs")
+
+
+def test_what_a_pipeline_said_last_is_not_told_where_the_leader_runs_none(shell: JobsShell) -> None:
+    shell.engine.state = EngineStatus(EngineState.UNAVAILABLE, "no Java was found", "local[2]")
+    shell.with_jobs_for(5)
+    shell.leader_status = StatusAnswer(A, None, "", "127.0.0.1:7000", 0)
+    told = shell.run("pipeline", "status")
+    assert told.exit_code == 1
+    assert "pipeline  not running: the leader runs none" in told.stdout
+    assert "no Java" not in told.stdout
+    assert "pipeline not running: the leader runs none and jobs wait" in shell.run(*COPY, "--detach").stderr
 
 
 def test_a_job_is_cancelled_by_the_first_letters_of_its_id(shell: JobsShell) -> None:

@@ -86,14 +86,14 @@ def test_each_node_shows_its_place_in_group_0_and_the_lag_its_leader_knows() -> 
         Group0View("follower", True, False, 4, 90, 88, 3),
     ]
     first, second, last = as_lines(view)
-    assert last == "pipeline: not started"
+    assert last.startswith("pipeline: not running: the leader runs none")
     assert "group0:leader term 4 index 89/90 lag 0" in first
     assert "group0:follower term 4 index 88/90 lag 3" in second
 
 
 def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() -> None:
     leaders = PipelineState(HOSTS[1], 77, "ready", master="local[*]", version="4.1")
-    nodes = [asked(1, peer(2)), asked(2, peer(1))]
+    nodes = [with_process(asked(1, peer(2)), ProcessStatus("pipeline", 77, 0)), asked(2, peer(1))]
     ready = view_of(nodes, leaders)
     assert as_lines(ready)[-1] == "pipeline: ready on local[*], Spark 4.1"
     assert essence(ready) != essence(view_of(nodes))
@@ -102,11 +102,18 @@ def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() 
     away = view_of(nodes, msgspec.structs.replace(leaders, state="unavailable", cause="no Java was found"))
     assert as_lines(away)[-1] == "pipeline: unavailable on local[*], Spark 4.1: no Java was found"
 
-    starting = ProcessStatus("pipeline", 0, 0, state=ProcessState.WAITING)
-    first = nodes[0].answer
-    assert first is not None
-    first = msgspec.structs.replace(first, processes=(*first.processes, starting))
-    assert view_of([msgspec.structs.replace(nodes[0], answer=first), nodes[1]]).all_up
+    waiting = ProcessStatus("pipeline", 0, 0, state=ProcessState.WAITING)
+    again = view_of([with_process(asked(1, peer(2)), waiting), nodes[1]], leaders)
+    assert again.all_up
+    assert again.pipeline.state == "not started", "what one said that has ended counts for nothing"
+    off = view_of([asked(1, peer(2)), nodes[1]], leaders)
+    assert (off.pipeline.state, off.pipeline.master) == ("not running", "")
+
+
+def with_process(node: Asked, process: ProcessStatus) -> Asked:
+    assert node.answer is not None
+    answer = msgspec.structs.replace(node.answer, processes=(*node.answer.processes, process))
+    return msgspec.structs.replace(node, answer=answer)
 
 
 def without_group0(node: Asked) -> Asked:
