@@ -90,7 +90,7 @@ class Checkpoints:
     async def take(
         self, request: TakeCheckpointRequest, schema: TableSchema, shards: Sequence[ShardNumber], deadline_ms: int
     ) -> CheckpointRecord:
-        """Held by a guard. On any error nothing of it is left."""
+        """Held by a guard. On any error nothing of it is left, or will be after the next sweep."""
         if len(self._kept) >= self._parts.limits.checkpoints_max:
             raise Overloaded(f"{len(self._kept)} checkpoints are kept on this node already")
         checkpoint = CheckpointId(self._parts.chance.uuid())
@@ -111,7 +111,14 @@ class Checkpoints:
         finally:
             del self._taking[checkpoint]
             if checkpoint not in self._kept:
-                self._disk.remove_folder(folder)
+                await self._remove_failed(folder)
+
+    async def _remove_failed(self, folder: str) -> None:
+        try:
+            await self._disk.run(partial(self._disk.remove_folder, folder))
+        except OSError as failure:
+            # The shard may be making files in it still. It is a stranger from now on; what went wrong is told first.
+            self._parts.report("checkpoint.not_removed", {"folder": folder, "cause": str(failure)})
 
     async def _ask(
         self, shard: ShardNumber, request: TakeCheckpointRequest, folder: str, deadline_ms: int

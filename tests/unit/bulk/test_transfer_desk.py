@@ -344,6 +344,28 @@ def test_what_a_shard_refuses_leaves_nothing(tmp_path: Path) -> None:
     with_transfers(tmp_path, story)
 
 
+def test_what_a_shard_refuses_is_told_though_its_folder_cannot_go_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            rig.shard.failure = Stale("no replica of it here")
+            remove, failures = rig.disk.remove_folder, [OSError("not empty")]
+
+            def removed(path: str) -> None:
+                if failures and "checkpoints" in path:
+                    raise failures.pop()
+                remove(path)
+
+            monkeypatch.setattr(rig.disk, "remove_folder", removed)
+            with pytest.raises(Stale, match="no replica"):
+                await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)
+            await rig.until(lambda: not list((tmp_path / "checkpoints").iterdir()))
+            assert failures == []
+
+    with_transfers(tmp_path, story)
+
+
 def test_a_checkpoint_that_comes_too_late_goes(tmp_path: Path) -> None:
     """Whoever asked has given up, and the shard makes it all the same."""
 
