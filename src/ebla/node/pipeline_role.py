@@ -51,13 +51,13 @@ def _run_pipeline(options: NodeOptions, _open_files: int) -> None:
     folder = DataFolder(options.folder)
     with file_lock.acquire(folder.pipeline_lock):
         folder.pipeline.mkdir(mode=0o700, exist_ok=True)
-        _keep_apart(folder.pipeline / "spark.log")
+        _keep_apart(folder.pipeline / "python.log")
         run_process(_run(options, identity, reporter(SystemClock(), NAME, options.log_format)))
 
 
 def _keep_apart(log: Path) -> None:
-    """What is written to standard output and error from here on, by libraries and by every process that Spark starts,
-    goes to a file of its own. What this process has to say itself stays in the node's log."""
+    """What libraries write to standard output and error from here on goes to a file of its own, beside that of Spark's
+    Java process. What this process has to say itself stays in the node's log."""
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.rename(log.with_suffix(".log.1"))
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")

@@ -5,12 +5,14 @@ reads its standard input, a pipe whose other end only we hold, and exits at the 
 Python workers are children of a daemon that does the same with a pipe from it.
 """
 
+import os
 import secrets
 import shutil
 import struct
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ POLL_S = 0.02
 STOP_TIMEOUT_S = 10.0
 WORKERS_STOP_TIMEOUT_S = 3.0
 LOG_TOLD_BYTES = 2_000
+LOG_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class ProcessStart:
     log: Path
     """What it says; what the one before it has said is kept beside that."""
 
+    @property
+    def log_before(self) -> Path:
+        return self.log.with_name(f"{self.log.name}.1")
+
 
 class PipedProcess:
     """A child that ends when its standard input does, with all below it."""
@@ -39,8 +46,9 @@ class PipedProcess:
     def __init__(self, start: ProcessStart) -> None:
         self._start = start
         if start.log.exists():
-            start.log.replace(start.log.with_name(f"{start.log.name}.1"))
-        with start.log.open("wb") as log:
+            start.log.replace(start.log_before)
+        # Appended to, so that it goes on at the beginning after it was cut.
+        with start.log.open("ab") as log:
             # A group of its own, which no Ctrl-C reaches, in our session: whoever ends that finds all of it, also what
             # is frozen and does not see its input end.
             self._process = subprocess.Popen(  # noqa: S603  # Spark's own script or our own Python
@@ -72,6 +80,16 @@ class PipedProcess:
             return ""
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
         return " / ".join(lines[-3:])
+
+    def keep_log_short(self) -> None:
+        """To be called now and then. The process holds it open, so it cannot be put aside: it is copied and cut, and
+        what is said between the two is lost."""
+        log = self._start.log
+        # Neither a full disk nor a log that somebody removed is a reason to end the process.
+        with suppress(OSError):
+            if log.stat().st_size > LOG_BYTES_MAX:
+                shutil.copyfile(log, self._start.log_before)
+                os.truncate(log, 0)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Returns when it and all below it are gone."""

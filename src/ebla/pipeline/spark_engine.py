@@ -193,6 +193,7 @@ class SparkEngine:
                 return f"Spark's Java process has not answered for {SILENCE_MAX_S:.0f} s"
             if stopped:
                 return f"Spark at {self._options.master} has stopped"
+            await self._on(self._life_thread, live.session.process.keep_log_short)
             await self._on(self._life_thread, lambda: self._training.look(live.session, loop.time() - ready_at))
 
     def _say(self, state: EngineState, cause: str) -> None:

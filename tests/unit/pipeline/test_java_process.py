@@ -5,10 +5,14 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
+from ebla.pipeline import java_process
 from ebla.pipeline.java_process import PipedProcess, ProcessStart
 from ebla.runtime.process_session import members
 
 WAITING = "import sys; sys.stdin.read()"
+LAST_WORDS = f"{WAITING}; print('the end')"
 
 
 def started(folder: Path) -> PipedProcess:
@@ -31,3 +35,19 @@ def test_whoever_ends_our_session_finds_it_though_it_is_frozen(tmp_path: Path) -
     finally:
         process.kill()
     assert process.exit_code == -signal.SIGKILL
+
+
+def test_a_log_that_is_held_open_is_copied_and_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java_process, "LOG_BYTES_MAX", 10)
+    log = tmp_path / "log"
+    process = PipedProcess(ProcessStart([sys.executable, "-c", LAST_WORDS], dict(os.environ), tmp_path, log))
+    log.write_text("short")
+    process.keep_log_short()
+    assert log.read_text() == "short"
+    log.write_text("long enough to be put aside")
+    process.keep_log_short()
+    assert (tmp_path / "log.1").read_text() == "long enough to be put aside"
+    process.stop()
+    assert log.read_text() == "the end\n", "it goes on at the beginning of the file, with no hole before it"
+    log.unlink()
+    process.keep_log_short()
