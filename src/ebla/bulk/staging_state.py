@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from ebla.model.errors import Overloaded, Refused
+from ebla.model.errors import Refused
 from ebla.model.identity import AttemptId
 
 
@@ -103,7 +103,7 @@ class StagingState:
         if attempt in self.attempts:
             return after
         if len(self.attempts) >= attempts_max:
-            raise Overloaded(
+            raise Refused(
                 f"{len(self.attempts)} attempts were made at this transfer", advice="find out why they fail"
             )
         return replace(after, attempts=(*self.attempts, attempt))

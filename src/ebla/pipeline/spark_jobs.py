@@ -14,7 +14,7 @@ from ebla.pipeline.file_task import MoveFiles, encode_file_moves
 from ebla.pipeline.row_task import MoveRows, encode_row_moves
 from ebla.pipeline.spark_adapter import SparkAdapter
 from ebla.pipeline.spark_session import WarmSession
-from ebla.pipeline.task_bundles import bundles, file_bytes, row_bytes
+from ebla.pipeline.task_bundles import bundles, few_bundles, file_bytes, row_bytes
 from ebla.pipeline.task_outcome import OUTCOME_SCHEMA, failure_in, results_of, work_failed
 from ebla.ports.transfers import PipelineUnavailable
 
@@ -61,7 +61,7 @@ def _move_files(context: JobContext, moves: Sequence[FileMove]) -> Sequence[Resu
 
 
 def _move_rows(context: JobContext, moves: Sequence[RowMove]) -> Sequence[Result]:
-    tasks = bundles([(move, row_bytes(move)) for move in moves], context.task_bytes, context.adapter.slots())
+    tasks = few_bundles([(move, row_bytes(move)) for move in moves], context.task_bytes, context.adapter.slots())
     return _moved(context, MoveRows(tuple(encode_row_moves(task) for task in tasks), context.authority))
 
 
@@ -72,7 +72,7 @@ def _moved(context: JobContext, function: MoveFiles | MoveRows) -> Sequence[Resu
 
 def _compare(context: JobContext, ranges: Sequence[RangeToCompare]) -> Sequence[Result]:
     sized = [(order, order.size_bytes) for order in hash_plan.orders(ranges)]
-    tasks = bundles(sized, context.task_bytes, context.adapter.slots())
+    tasks = few_bundles(sized, context.task_bytes, context.adapter.slots())
     function = hash_plan.ReadHashes(tuple(hash_plan.encode_orders(task) for task in tasks), context.authority)
     # Both questions are asked of what was read once.
     hashes = _numbered(context, len(tasks)).mapInArrow(function, hash_plan.HASHES_SCHEMA).persist()

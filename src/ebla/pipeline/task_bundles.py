@@ -9,6 +9,9 @@ from ebla.model.transfers import FileMove, RowMove, Source
 
 W = TypeVar("W")
 
+ROW_TASKS_MAX = 8
+"""Of one job at a time. Two such jobs take no more streams of a node than it gives by default."""
+
 
 def bundles(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tuple[tuple[W, ...], ...]:
     """Tasks of about so many bytes at most, as even as can be; at least one for each slot if there is work for it.
@@ -30,6 +33,16 @@ def bundles(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tupl
         # A piece of nothing is still a stream to open.
         heapq.heappush(loads, (load + max(1, sized[place][1]), task))
     return tuple(tuple(sized[place][0] for place in sorted(places)) for places in dealt)
+
+
+def few_bundles(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tuple[tuple[W, ...], ...]:
+    """For work on rows: where there are many slots, fewer and larger ones. Each task holds a stream at every replica it
+    reads and waits for its turn to write; tasks that hold what others wait for, at several nodes, would wait for each
+    other."""
+    if slots <= ROW_TASKS_MAX:
+        return bundles(sized, task_bytes, slots)
+    total = sum(size for _, size in sized)
+    return bundles(sized, max(task_bytes, -(-total // ROW_TASKS_MAX)), ROW_TASKS_MAX)
 
 
 def file_bytes(move: FileMove) -> int:

@@ -63,7 +63,8 @@ class StepLimits:
     """A close waits until every node is done with the session, or is held to be down."""
     staging_ms: int = 30_000
     checkpoint_ms: int = 120_000
-    seal_ms: int = 900_000
+    seal_ms: int = 3_900_000
+    """Longer than a layer of staged rows may be built."""
     """All the bytes are read once."""
     adopt_ms: int = 300_000
     release_ms: int = 10_000

@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from ebla.bulk.staging_state import TRANSITIONS, Event, Phase, Refusal, SealRefused, StagingState
-from ebla.model.errors import Overloaded, Refused
+from ebla.model.errors import Refused
 from ebla.model.identity import AttemptId
 
 ONE, TWO = AttemptId(uuid.UUID(int=1)), AttemptId(uuid.UUID(int=2))
@@ -54,6 +54,6 @@ def test_a_seal_that_fails_names_nobody() -> None:
 
 def test_attempts_are_bounded_and_may_go() -> None:
     state = StagingState().put(ONE, 1)
-    with pytest.raises(Overloaded):
+    with pytest.raises(Refused, match="attempts were made"):
         state.put(TWO, 1)
     assert state.without(ONE).put(TWO, 1).attempts == (TWO,)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ebla.model.identity import Address, CheckpointId, HostId, ShardNumber, TableId
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, RowMove, Source
-from ebla.pipeline.task_bundles import bundles, row_bytes
+from ebla.pipeline.task_bundles import ROW_TASKS_MAX, bundles, few_bundles, row_bytes
 
 MB = 1_000_000
 
@@ -64,3 +64,12 @@ def test_rows_count_by_their_share_of_the_stack() -> None:
     assert row_bytes(RowMove(half, (whole, whole), ())) == 1000
     assert row_bytes(RowMove(WHOLE_RING, (source(half, 300),), ())) == 300
     assert row_bytes(RowMove(TokenRange(Token(1), Token(5)), (source(half, 300),), ())) == 0
+
+
+def test_work_on_rows_has_few_tasks_however_many_slots_there_are() -> None:
+    sized = [(place, 50) for place in range(40)]
+    assert few_bundles(sized, 100, 4) == bundles(sized, 100, 4)
+    few = few_bundles(sized, 100, 32)
+    assert len(few) == ROW_TASKS_MAX
+    assert sorted(place for task in few for place in task) == list(range(40))
+    assert len(few_bundles(sized[:3], 100, 32)) == 3
