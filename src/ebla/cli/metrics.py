@@ -1,4 +1,4 @@
-"""`ebla metrics`: what the shards of this machine's nodes count, as Prometheus reads it or as JSON."""
+"""`ebla metrics`: what shards and bulk processes of this machine's nodes count, for Prometheus or as JSON."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ from ebla.cli.asking import ANSWER_MS, admin_of
 from ebla.cli.local_cluster import LocalNode, find_nodes
 from ebla.cli.shown_rows import print_json
 from ebla.cli.telling import errors_told
-from ebla.client.gathered_metrics import gathered
+from ebla.client.gathered_metrics import bulk_metrics, gathered
 from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import Address
 from ebla.observe.exposition import expose
@@ -20,7 +20,8 @@ from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest
 from ebla.wire.report import unreported
-from ebla.wire.verbs import METRICS
+from ebla.wire.transfer_messages import BulkStatusRequest
+from ebla.wire.verbs import BULK_STATUS, METRICS
 
 LABELS = ("node", "shard")
 
@@ -36,7 +37,8 @@ def metrics(
 ) -> None:
     """What the shards count: requests by how they ended, how long they took, retries, repairs, layers, versions.
 
-    In the text form of Prometheus, one series for each shard. The exit status is 1 where some shard did not answer.
+    And of transfers: bytes in and out, and what was refused. In the text form of Prometheus, one series for each shard,
+    or node. The exit status is 1 where some process did not answer.
     """
     with errors_told():
         nodes = _chosen(data, node)
@@ -56,7 +58,12 @@ def shown(told: Sequence[Told]) -> list[dict[str, Any]]:
     for (node, shard), answer in told:
         for metric in answer.metrics:
             for series in metric.series:
-                one: dict[str, Any] = {"name": metric.name, "kind": metric.kind, "node": node, "shard": int(shard)}
+                one: dict[str, Any] = {
+                    "name": metric.name,
+                    "kind": metric.kind,
+                    "node": node,
+                    "shard": int(shard) if shard else None,
+                }
                 one |= {"labels": dict(zip(metric.labels, series.labels)), "value": series.value}
                 if metric.bounds:
                     one |= {"count": sum(series.counts), "bounds": metric.bounds, "counts": series.counts}
@@ -84,6 +91,7 @@ async def _ask_all(nodes: Sequence[LocalNode]) -> tuple[list[Told], list[str]]:
                 for node in nodes
                 for number in range(node.options.shards)
             ]
+            asking += [tasks.create_task(_ask_bulk(transport, node)) for node in nodes]
     results = [task.result() for task in asking]
     return [each for each in results if not isinstance(each, str)], [each for each in results if isinstance(each, str)]
 
@@ -96,3 +104,13 @@ async def _ask(transport: TcpTransport, node: LocalNode, number: int) -> Told | 
     except EblaError as error:
         return f"shard {number} of {node.name}: {error}"
     return (node.name, str(number)), answer
+
+
+async def _ask_bulk(transport: TcpTransport, node: LocalNode) -> Told | str:
+    try:
+        admin = admin_of(transport, node, ANSWER_MS)
+        place = Address(str(node.folder.bulk_socket))
+        status = await admin.ask(place, BULK_STATUS, BulkStatusRequest(), BULK_STATUS.lane)
+    except EblaError as error:
+        return f"bulk process of {node.name}: {error}"
+    return (node.name, ""), bulk_metrics(status)

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from ebla.observe.metrics import Metrics
-from ebla.wire.metrics_messages import MetricKind, MetricsAnswer, ToldMetric
+from ebla.wire.metrics_messages import MetricKind, MetricsAnswer, ToldMetric, told_metrics
+from ebla.wire.transfer_messages import BulkStatusAnswer
 
 SERIES_MAX = 1 << 20
 """Every process bounds its own."""
@@ -32,3 +33,22 @@ def _add(metrics: Metrics, labels: tuple[str, ...], who: tuple[str, ...], metric
                 found = histogram.series(*where)
                 found.sum = series.value
                 found.counts = list(series.counts)
+
+
+def bulk_metrics(status: BulkStatusAnswer) -> MetricsAnswer:
+    """What the bulk process of a node counts, since its start."""
+    metrics = Metrics()
+    refused = metrics.counter(
+        "bulk_refused_total",
+        "Pieces of transfers refused: their session was closed, or their ticket no good",
+        labels=("why",),
+    )
+    refused.series("session").add(status.refused_closed)
+    refused.series("ticket").add(status.refused_tickets)
+    moved = metrics.counter("bulk_bytes_total", "Bytes of transfers", labels=("way",))
+    moved.series("in").add(status.received_bytes)
+    moved.series("out").add(status.sent_bytes)
+    metrics.gauge("bulk_streams", "Streams of transfers under way").series().set(status.streams)
+    metrics.gauge("bulk_checkpoints", "Checkpoints kept for transfers").series().set(status.checkpoints)
+    metrics.gauge("bulk_stagings", "Transfers in staging").series().set(len(status.stagings))
+    return told_metrics(metrics)

@@ -7,8 +7,10 @@ from typer.testing import CliRunner
 from ebla.cli.app import app
 from ebla.cli.local_cluster import Shape, find_or_make_nodes, give_identities
 from ebla.cli.metrics import shown
+from ebla.client.gathered_metrics import bulk_metrics
 from ebla.observe.metrics import Metrics
 from ebla.wire.metrics_messages import told_metrics
+from ebla.wire.transfer_messages import BulkStatusAnswer
 
 
 def test_numbers_for_programs_say_where_they_are_from() -> None:
@@ -41,4 +43,17 @@ def test_nodes_that_do_not_run_have_nothing_to_tell(tmp_path: Path) -> None:
     assert told.stderr.startswith("ebla: there is no node 'node9' in ")
     told = CliRunner().invoke(app, ["metrics", "--data", str(tmp_path / "d"), "--node", "node1"])
     assert (told.exit_code, told.stdout) == (1, "")
-    assert [line.split(":")[1] for line in told.stderr.splitlines()] == [" shard 0 of node1", " shard 1 of node1"]
+    assert [line.split(":")[1] for line in told.stderr.splitlines()] == [
+        " shard 0 of node1",
+        " shard 1 of node1",
+        " bulk process of node1",
+    ]
+
+
+def test_what_bulk_refused_is_of_a_node_and_of_no_shard() -> None:
+    told = shown([(("node2", ""), bulk_metrics(BulkStatusAnswer(refused_closed=3, received_bytes=7)))])
+    found = {(one["name"], *one["labels"].values()): one["value"] for one in told}
+    assert found["bulk_refused_total", "session"] == 3
+    assert found["bulk_refused_total", "ticket"] == 0
+    assert found["bulk_bytes_total", "in"] == 7
+    assert {(one["node"], one["shard"]) for one in told} == {("node2", None)}
