@@ -89,7 +89,9 @@ def _copy(snapshot: Snapshot, wish: CopyTablets, down: Collection[HostId]) -> Fi
     if unknown is not None:
         raise InvalidRequest(f"{name} has no tablet {unknown}; its tablets are 0 to {tablets.tablet_count - 1}")
     if wish.source == wish.target:
-        raise InvalidRequest(f"node {_node_name(snapshot, wish.source)} cannot be copied from to itself")
+        raise InvalidRequest(
+            f"node {_node_name(snapshot, wish.source)} cannot copy to itself", advice="name another replica with --to"
+        )
     _check_up(snapshot, (wish.source, wish.target), down)
     numbers = sorted(set(wish.tablets))
     return FilePlan(wish.table, tuple(_copy_of(snapshot, wish, name, number) for number in numbers))
@@ -118,7 +120,7 @@ def _stream(sets: ReplicaSets, wish: StreamRange, down: Collection[HostId]) -> R
     if not wish.sources:
         raise InvalidRequest(f"nobody is named to stream {name} from")
     if wish.target in wish.sources:
-        raise InvalidRequest(f"node {_node_name(snapshot, wish.target)} cannot be streamed from to itself")
+        raise InvalidRequest(f"node {_node_name(snapshot, wish.target)} cannot stream to itself")
     _check_up(snapshot, (*wish.sources, wish.target), down)
     pieces = tuple(pieces_of(sets, wish.table, wish.range))
     for piece in pieces:
