@@ -17,12 +17,11 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.text import Text
 
 from ebla.cli.job_access import JobAccess, with_jobs
-from ebla.cli.shown_jobs import as_json, job_words
+from ebla.cli.shown_jobs import as_json, job_words, size_words
 from ebla.cli.shown_rows import print_json
 from ebla.cli.status_table import pipeline
 from ebla.client.cluster_view import NOT_RUNNING
@@ -159,12 +158,11 @@ class _Amount(ProgressColumn):
 
 
 class _Rate(ProgressColumn):
-    def __init__(self) -> None:
-        super().__init__()
-        self._speed = TransferSpeedColumn()
+    """In the units of the amount beside it."""
 
     def render(self, task: Task) -> Text:
-        return self._speed.render(task) if task.fields["by_bytes"] else Text("")
+        speed = task.finished_speed or task.speed
+        return Text(f"{size_words(int(speed))}/s" if speed and task.fields["by_bytes"] else "")
 
 
 def shortened(words: str, letters_max: int) -> str:
