@@ -97,7 +97,8 @@ class JobClient:
         raise AssertionError("the last try raises or returns")
 
     async def cancel(self, job: JobId) -> Job:
-        """Asked for when this returns; it has an end a while later."""
+        """One that was never begun is cancelled when this returns, also where no pipeline runs. Any other is asked to
+        end, and does so a while later."""
         for _ in range(TRIES_MAX):
             stored, revision = await self._read(job)
             record = stored.value
@@ -106,6 +107,10 @@ class JobClient:
             if record.cancel_asked:
                 return record
             wanted = msgspec.structs.replace(record, cancel_asked=True)
+            if record.state is JobState.WAITING and record.session is None:
+                # Whoever begins it writes a session first, so nothing of it can have happened.
+                ended_ms = self._clock.wall_us() // 1000
+                wanted = msgspec.structs.replace(wanted, state=JobState.CANCELLED, ended_ms=ended_ms)
             answer = await self._write((Unchanged(job_key(job), revision),), stored.with_value(wanted))
             if isinstance(answer, Done):
                 return wanted

@@ -12,7 +12,7 @@ from tests.unit.topology.small_cluster import TABLE
 
 from ebla.client.jobs import JobClient
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, NotFound, Refused, Unreachable
-from ebla.model.identity import JobId
+from ebla.model.identity import JobId, SessionId
 from ebla.sim.chance import SimChance
 from ebla.wire.jobs import Compare, Job, JobState, Progress, job_key
 from ebla.wire.verbs import Verb
@@ -64,6 +64,17 @@ def test_a_cancel_does_not_undo_what_the_pipeline_writes_meanwhile() -> None:
         cancelled = await JobClient(raced, (LoopClock(), SimChance("raced"))).cancel(job.id)
         assert cancelled == group0.job(job.id)
         assert (cancelled.cancel_asked, cancelled.progress.step) == (True, "comparing")
+
+    run(work)
+
+
+def test_one_that_was_never_begun_is_cancelled_at_once_whether_or_not_a_pipeline_runs() -> None:
+    async def work(client: JobClient, group0: SmallGroup0) -> None:
+        waiting = await client.submit(WISH, "compare ks.t")
+        assert (await client.cancel(waiting.id)).state is JobState.CANCELLED
+        begun = a_job(2, WISH, session=SessionId(UUID(int=5)), runs=1)
+        group0.put_job(begun)
+        assert (await client.cancel(begun.id)).state is JobState.WAITING
 
     run(work)
 
