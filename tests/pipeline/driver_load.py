@@ -1,4 +1,4 @@
-"""Clients with a driver: a table written to by one statement after the other, or without pause beside a transfer."""
+"""Clients with a driver: a table written to by one statement after the other, or again and again beside a transfer."""
 
 import itertools
 import threading
@@ -10,6 +10,9 @@ from typing import Any
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ConsistencyLevel, ExecutionProfile
 from cassandra.policies import ConstantReconnectionPolicy, RoundRobinPolicy, TokenAwarePolicy
 from tests.pipeline.clusters import PATIENCE_S, Replicas, Written
+
+PAUSE_S = 0.02
+"""Between two writes of a load: the machine is not to be busy with that alone."""
 
 __all__ = ["ConsistencyLevel", "DriverClient", "DriverLoad"]
 
@@ -59,7 +62,7 @@ class DriverClient:
 
 
 class DriverLoad:
-    """A context: keys of its own, overwritten without pause on all replicas of some tables. At its end every replica
+    """A context: keys of its own, overwritten again and again on all replicas of some tables. At its end every replica
     has the last of each."""
 
     KEYS = 40
@@ -89,7 +92,7 @@ class DriverLoad:
         try:
             with DriverClient(self._addresses) as client:
                 for number, key in enumerate(itertools.cycle(self._keys)):
-                    if self._stop.is_set():
+                    if self._stop.wait(PAUSE_S):
                         return
                     rows: dict[int, Written] = {key: (1_000_000 + number, number.to_bytes(8))}
                     for table in self._tables:
