@@ -103,9 +103,7 @@ class StagingState:
         if attempt in self.attempts:
             return after
         if len(self.attempts) >= attempts_max:
-            raise Refused(
-                f"{len(self.attempts)} attempts were made at this transfer", advice="find out why they fail"
-            )
+            raise Refused(f"{len(self.attempts)} attempts were made at this transfer", advice="find out why they fail")
         return replace(after, attempts=(*self.attempts, attempt))
 
     def sealing(self, attempt: AttemptId) -> "StagingState":

@@ -212,7 +212,7 @@ def test_attempts_and_transfers_are_bounded() -> None:
         staged = await rig.opened()
         await rig.put(staged, FIRST, "0/a", b"x")
         await rig.put(staged, SECOND, "0/a", b"x")
-        with pytest.raises(Overloaded, match="2 attempts"):
+        with pytest.raises(Refused, match="2 attempts"):
             await rig.put(staged, AttemptId(uuid.UUID(int=13)), "0/a", b"x")
         with pytest.raises(Overloaded, match="1 transfers"):
             await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
