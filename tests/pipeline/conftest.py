@@ -1,5 +1,9 @@
-"""One warm engine and one rig of doors for all tests of a run: a start of Spark takes seconds."""
+"""One warm engine and one rig of doors for all tests of a run: a start of Spark takes seconds.
 
+Tests of the engine and tests on whole nodes share nothing and wait for much: they run side by side, in a process each.
+"""
+
+import fcntl
 import os
 import subprocess
 import sys
@@ -22,6 +26,12 @@ TRAINING_S = 300.0
 __all__ = ["compiled_once"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        on_nodes = "pipelined" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("nodes" if on_nodes else "engine"))
+
+
 @pytest.fixture(scope="session")
 def loop() -> Iterator[LoopThread]:
     thread = LoopThread()
@@ -42,11 +52,15 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     that finds none would begin to make one in the middle of a test."""
     folder = default_folder(os.environ) or Path(sys.prefix, "share", "ebla", "spark-classes")
     archive = archive_path(folder, find_java("", os.environ), SPARK_HOME)
-    if not archive.exists():
-        command = [sys.executable, "-m", "ebla.pipeline.train_classes", str(tmp_path_factory.mktemp("training"))]
-        with subprocess.Popen([*command, "", str(folder)], stdin=subprocess.PIPE) as maker:
-            assert maker.wait(TRAINING_S) == 0
-        assert archive.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "making").open("w") as making:
+        # Whoever comes second waits for the first, who is bounded.
+        fcntl.flock(making, fcntl.LOCK_EX)
+        if not archive.exists():
+            command = [sys.executable, "-m", "ebla.pipeline.train_classes", str(tmp_path_factory.mktemp("training"))]
+            with subprocess.Popen([*command, "", str(folder)], stdin=subprocess.PIPE) as maker:
+                assert maker.wait(TRAINING_S) == 0
+            assert archive.exists()
     return folder
 
 
