@@ -173,6 +173,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
             stopping = tasks.create_task(stop.wait())
             first = tasks.create_task(control.topology.wait_change(None, FIRST_STATE_WAIT_S))
             await asyncio.wait([first, stopping], return_when=asyncio.FIRST_COMPLETED)
+            first.cancel()
             children = tasks.create_task(supervisor.run())
             await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:  # a part that breaks ends the others as well, and their end must be bounded just so
