@@ -10,11 +10,12 @@ STATEMENTS = Path(__file__).parent / "statements"
 SCRIPT = """
 import sys
 import cassandra
-from cassandra.cluster import Cluster
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ConsistencyLevel, ExecutionProfile
 
 assert cassandra.__version__.startswith("3.30"), cassandra.__version__
 addresses = sys.argv[1:]
-with Cluster([addresses[0]], compression="lz4") as cluster:
+quorum = {EXEC_PROFILE_DEFAULT: ExecutionProfile(consistency_level=ConsistencyLevel.QUORUM)}
+with Cluster([addresses[0]], compression="lz4", execution_profiles=quorum) as cluster:
     session = cluster.connect()
     metadata = cluster.metadata
     assert sorted(host.address for host in metadata.all_hosts()) == sorted(addresses)
