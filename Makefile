@@ -58,7 +58,7 @@ cluster: $(READY) ## real processes on loopback
 	$(PYTEST) tests/cluster
 
 pipeline: $(READY) ## transfers on a real Spark, embedded and as a cluster of its own
-	$(PYTEST) -n 2 --dist loadgroup tests/pipeline
+	$(PYTEST) tests/pipeline
 
 drivers: $(READY) $(CASSANDRA_READY) ## CQL: scylla-driver, cassandra-driver and cqlsh against real nodes
 	$(PYTEST) tests/drivers

@@ -1,7 +1,4 @@
-"""One warm engine and one rig of doors for all tests of a run: a start of Spark takes seconds.
-
-Tests of the engine and tests on whole nodes share nothing and wait for much: they run side by side, in a process each.
-"""
+"""One warm engine and one rig of doors for all tests of a run: a start of Spark takes seconds."""
 
 import fcntl
 import os
@@ -24,12 +21,6 @@ from ebla.pipeline.spark_settings import SparkOptions
 TRAINING_S = 300.0
 
 __all__ = ["compiled_once"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        on_nodes = "pipelined" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("nodes" if on_nodes else "engine"))
 
 
 @pytest.fixture(scope="session")
