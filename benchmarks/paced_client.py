@@ -12,6 +12,8 @@ from benchmarks.row_client import DEADLINE_MS, ShardClient, Spell, Traffic
 from ebla.runtime.event_loop import new_event_loop
 
 PAUSE_S = 0.002
+CONNECTIONS = 4
+"""To each shard: what a stall leaves waiting must not meet the bound of one connection."""
 FOR_EVER_S = 1e9
 
 
@@ -37,10 +39,10 @@ class _PacedClient(ShardClient):
 
 
 class PacedLoad:
-    """In a thread of its own, from entering to leaving. The shards get the same part of the rate each."""
+    """In a thread of its own, from entering to leaving. All connections get the same part of the rate."""
 
     def __init__(self, traffic: Sequence[Traffic], per_s: float) -> None:
-        self._traffic = traffic
+        self._traffic = [one for one in traffic for _ in range(CONNECTIONS)]
         self._per_s = per_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)

@@ -261,6 +261,7 @@ async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Sp
         spell.answered += client.spell.answered
         spell.failed += client.spell.failed
         spell.took_s += client.spell.took_s
+        spell.failure = client.spell.failure or spell.failure
     return spell
 
 

@@ -35,6 +35,7 @@ from ebla.wire.row_messages import RoutedWrite, RouteWriteRequest
 NODES = 3
 START_S = 120.0
 JOB_S = 600.0
+FILLING_AT_ONCE = 2
 QUIET_LOOK_S = 0.5
 QUIET_LOOKS = 6
 VALUE_BYTES = 16 << 10
@@ -136,9 +137,10 @@ class TransferCluster:
                 )
                 yield encode(RouteWriteRequest(writes, ConsistencyLevel.ONE))
 
-        spell = asyncio.run(load([writing(self.node_of(table.source), 0, bodies)], 8, JOB_S))
-        if spell.failed:
-            raise RuntimeError(f"{spell.failed} writes of the filling failed")
+        spell = asyncio.run(load([writing(self.node_of(table.source), 0, bodies)], FILLING_AT_ONCE, JOB_S))
+        # A few may be turned away by a store that is busy flushing; what is measured is what was moved.
+        if spell.failed > spell.answered / 50:
+            raise RuntimeError(f"{spell.failed} writes of the filling failed: {spell.failure}")
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
