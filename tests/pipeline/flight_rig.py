@@ -17,7 +17,7 @@ import pyarrow as pa
 from tests.pipeline.transfers_contract import Files
 from tests.unit.storage.random_rows import MIXED
 
-from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedSource, PutPlace
 from ebla.bulk.flight_server import FlightIdentity, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.model.errors import Corruption, Stale
@@ -34,6 +34,7 @@ from ebla.model.identity import (
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import (
+    ROWS_NAME,
     CheckpointFile,
     CheckpointLayer,
     CheckpointPart,

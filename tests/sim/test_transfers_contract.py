@@ -9,12 +9,13 @@ import pytest
 from tests.pipeline.transfers_contract import CONTRACTS, Contract, Files
 from tests.unit.storage.random_rows import MIXED
 
-from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedSource, PutPlace
 from ebla.model.errors import Stale
 from ebla.model.identity import Address, CheckpointId, HostId, JobId, SessionId, ShardNumber, TransferId
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import (
+    ROWS_NAME,
     CheckpointFile,
     CheckpointLayer,
     CheckpointPart,

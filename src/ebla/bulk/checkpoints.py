@@ -33,7 +33,7 @@ _NOT_MOVED = ("LOCK", "LOG")
 
 
 class Shards(Protocol):
-    """`local_shards.LocalShards` is one."""
+    """`wire.local_shards.LocalShards` is one."""
 
     async def call(self, shard: ShardNumber, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
 

@@ -18,10 +18,6 @@ from ebla.model.token import TokenRange
 from ebla.model.transfers import CheckpointPart, StagingKind
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
-ROWS_NAME = "rows"
-"""The one thing that is put where rows are staged. Its bytes are records of `storage/row_file.py`, one for each batch
-that came; every other name is `<layer>/<file>`."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedSource:

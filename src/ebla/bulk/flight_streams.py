@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ebla.bulk.data_plane import ROWS_NAME, DataPlane, OpenedSource, PutPlace
+from ebla.bulk.data_plane import DataPlane, OpenedSource, PutPlace
 from ebla.model.errors import (
     ConnectionLost,
     Corruption,
@@ -25,7 +25,7 @@ from ebla.model.errors import (
     NotFound,
     Unavailable,
 )
-from ebla.model.transfers import CheckpointFile
+from ebla.model.transfers import ROWS_NAME, CheckpointFile
 from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.checksums import crc32
 from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head

@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 
-from ebla.bulk.data_plane import ROWS_NAME, PutPlace
+from ebla.bulk.data_plane import PutPlace
 from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
 from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Refused, Stale
 from ebla.model.identity import AttemptId, TransferId
-from ebla.model.transfers import StagingKind
+from ebla.model.transfers import ROWS_NAME, StagingKind
 from ebla.ports.disk import Disk, File
 from ebla.storage.checksums import crc32
 from ebla.storage.row_file import whole_records_bytes

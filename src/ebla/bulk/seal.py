@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ebla.bulk.data_plane import ROWS_NAME
 from ebla.bulk.puts import READ_BYTES, Puts, check_name, checksum_of, layer_of
 from ebla.bulk.staging import SEALED_PREFIX, StagedTransfer, StagingParts, uuid_of
 from ebla.journal.recovery import make_durable_folder
@@ -19,7 +18,7 @@ from ebla.model.errors import Corruption, InvalidRequest, Refused
 from ebla.model.identity import AttemptId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
-from ebla.model.transfers import StagedFile, StagingKind
+from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind
 from ebla.ports.disk import File
 from ebla.storage.build_rows import BuildJob, check_rows
 from ebla.storage.staging_format import (

@@ -7,7 +7,6 @@ from typing import Any
 
 from ebla.bulk.checkpoints import CheckpointParts, Checkpoints
 from ebla.bulk.data_plane import DataPlane
-from ebla.bulk.local_shards import LocalShards
 from ebla.bulk.puts import Puts
 from ebla.bulk.seal import Sealer
 from ebla.bulk.staging import Isolation, LayerBuilding, Staging, StagingParts
@@ -23,6 +22,7 @@ from ebla.model.errors import Corruption
 from ebla.model.identity import Address, ShardNumber
 from ebla.observe.metrics import Metrics
 from ebla.ports.surroundings import Surroundings
+from ebla.wire.local_shards import LocalShards
 from ebla.wire.peers import PeersContext
 from ebla.wire.report import Report
 from ebla.wire.server import Server

@@ -13,6 +13,10 @@ from ebla.model.identity import Address, AttemptId, CheckpointId, HostId, Sessio
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 
+ROWS_NAME = "rows"
+"""The one thing that is put where rows are staged. Its bytes are records of `storage/row_file.py`, one for each batch
+that came; every other name is `<layer>/<file>`."""
+
 
 class StagingKind(enum.StrEnum):
     FILES = "files"

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ebla.model.errors import Corruption, EblaError
 from ebla.model.identity import AttemptId
-from ebla.model.transfers import StagedFile, Target
+from ebla.model.transfers import ROWS_NAME, StagedFile, Target
 from ebla.pipeline.flight_calls import ClientLimits, FileBytes, PutStream
 from ebla.storage.checksums import crc32
 from ebla.storage.row_file import RECORD_BYTES_MAX, encode_rows
@@ -24,7 +24,6 @@ from ebla.wire.flight_forms import END_OF_ROWS, bytes_batch
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 T = TypeVar("T")
-ROWS_NAME = "rows"
 LOCAL_PIECE_BYTES = 2 << 20
 
 

@@ -15,8 +15,7 @@ from ebla.model.token import TokenRange
 from ebla.storage.columns import KEY, STORED, Shape, chunk_of
 from ebla.storage.merge import key_spans
 from ebla.storage.merge_chunks import merge_chunks, rows_before, rows_through
-
-ROWS_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)])
+from ebla.storage.row_file import ROWS_SCHEMA
 
 
 class Replicas:

@@ -31,6 +31,7 @@ from ebla.storage.store_recovery import open_store
 from ebla.wire.feed_messages import ChildReport
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
+from ebla.wire.local_shards import LocalShards
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, told_metrics
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.report import Report
@@ -84,7 +85,7 @@ class _Shard:
         self.stacks = ReplicaStacks(store, view, own, setup.report)
         self.follower = self._following(process)
         self.guards = Guards(view, self.follower, around.clock, limits.barrier_ms)
-        siblings = Siblings(tasks, context, own.host, setup.local_address_of)
+        siblings = Siblings(LocalShards(tasks, context, own.host, setup.local_address_of))
         self.writer = RowWriter(view, store, self.stacks, limits, siblings)
         self.reader = RowReader(view, store, self.stacks, limits)
         self.metrics = ShardMetrics(process.parts.metrics)

@@ -1,33 +1,16 @@
-"""The other shards of this node, over their Unix sockets."""
+"""Writes that belong to another shard of this node."""
 
-import asyncio
-from collections.abc import Callable
-
-from ebla.model.identity import Address, HostId, ShardNumber
-from ebla.wire.peers import Peers, PeersContext
+from ebla.model.identity import ShardNumber
+from ebla.wire.local_shards import LocalShards
 from ebla.wire.row_messages import WriteRowsAnswer, WriteRowsRequest
 from ebla.wire.verbs import WRITE_ROWS
 
 
 class Siblings:
-    """`row_writes.Sibling`. Connections are made when they are first needed."""
+    """`row_writes.Sibling`."""
 
-    def __init__(
-        self,
-        tasks: asyncio.TaskGroup,
-        context: PeersContext,
-        host: HostId,
-        address_of: Callable[[ShardNumber], Address],
-    ) -> None:
-        self._tasks = tasks
-        self._context = context
-        self._host = host
-        self._address_of = address_of
-        self._peers: dict[ShardNumber, Peers] = {}
+    def __init__(self, shards: LocalShards) -> None:
+        self._shards = shards
 
     async def write(self, shard: ShardNumber, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
-        peers = self._peers.get(shard)
-        if peers is None:
-            peers = self._peers[shard] = Peers(self._tasks, self._context)
-            peers.set_address(self._host, self._address_of(shard))
-        return await peers.call(self._host, WRITE_ROWS, request, deadline_ms)
+        return await self._shards.call(shard, WRITE_ROWS, request, deadline_ms)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedSource, PutPlace
 from ebla.model.errors import Corruption, EblaError, Overloaded, Unavailable, Unreachable
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import (
+    ROWS_NAME,
     FileMove,
     Moved,
     RangeToCompare,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tests.unit.runtime.tls_rig import Cluster, free_address, host
 from tests.unit.storage.random_rows import MIXED, layer_facts
 
-from ebla.bulk.data_plane import ROWS_NAME, OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedSource, PutPlace
 from ebla.bulk.flight_server import FlightIdentity, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.tickets import Grant, GrantKind, Tickets
@@ -21,7 +21,7 @@ from ebla.model.errors import Refused, Stale
 from ebla.model.identity import Address, AttemptId, CheckpointId, SessionId, ShardNumber, TransferId
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, Source, StagingKind, Target
+from ebla.model.transfers import ROWS_NAME, CheckpointFile, CheckpointLayer, CheckpointPart, Source, StagingKind, Target
 from ebla.pipeline.flight_calls import ClientLimits
 from ebla.pipeline.flight_client import FlightClient
 from ebla.runtime.file_disk import FileDisk
