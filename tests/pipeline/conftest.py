@@ -1,4 +1,4 @@
-"""One warm engine and one rig of doors for all tests of a run: a start of Spark takes seconds."""
+"""One rig of doors and one set of nodes for all tests of a run: a start of Spark takes seconds."""
 
 import fcntl
 import os
@@ -60,8 +60,9 @@ def options(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> SparkOp
     return SparkOptions(tmp_path_factory.mktemp("spark"), "local[2]", archive_folder=archives)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def embedded(loop: LoopThread, rig: FlightRig, options: SparkOptions) -> Iterator[RunningEngine]:
+    """Of one module: a process can have one Spark session at a time."""
     with RunningEngine(loop, options, rig.authority) as running:
         yield running
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.pipeline.engines import RunningEngine, until
@@ -12,6 +13,7 @@ from tests.pipeline.transfers_contract import CONTRACTS, Contract, content, move
 
 from ebla.model.transfers import FileMove, Moved, StagingKind
 from ebla.pipeline.process_tree import is_running
+from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfers import EngineState, PipelineUnavailable, WorkFailed
 
 
@@ -132,6 +134,14 @@ def test_a_cancelled_job_leaves_no_task(spark: FlightRig, embedded: RunningEngin
         await until(lambda: not all(is_running(worker) for worker in before))
 
     spark.loop.run(run(), 60)
+
+
+def test_a_second_one_in_this_process_is_refused_and_harms_nothing(spark: FlightRig, tmp_path: Path) -> None:
+    options = SparkOptions(tmp_path / "spark")
+    with RunningEngine(spark.loop, options, spark.authority, EngineState.UNAVAILABLE) as second:
+        assert "has a Spark session already" in second.engine.status().cause
+        spark.loop.run(move_some(spark))
+    spark.loop.run(move_some(spark))
 
 
 def test_a_frozen_spark_is_ended_and_replaced(

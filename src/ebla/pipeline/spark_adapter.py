@@ -59,7 +59,7 @@ class ClassicAdapter:
                 self._context.removeJobTag(tag)
                 self._context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # takes it away
                 self._context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]  # likewise
-            except (Py4JError, OSError):
+            except (Py4JError, OSError, AttributeError):
                 pass
 
     def cancel(self, tag: str) -> None:

@@ -32,6 +32,8 @@ SILENCE_MAX_S = 30.0
 """A Java process that answers nothing for so long is ended."""
 DEATH_NOTICE_S = 2.0
 """Between the end of connections to the Java process and its own."""
+ABORT_S = 10.0
+"""Within which a start that is broken off has cleared away what it made."""
 CANCEL_AGAIN_S = 0.2
 CANCEL_TRIES_MAX = 150
 RESTART_FIRST_S = 1.0
@@ -176,7 +178,7 @@ class SparkEngine:
             ) from error
         finally:
             if not future.done() or future.cancelled():
-                await self._to_its_end(start.abort)
+                await self._to_its_end(lambda: _broken_off(start, future))
 
     async def _watch(self, live: _Live) -> str:
         loop = asyncio.get_running_loop()
@@ -217,6 +219,11 @@ class SparkEngine:
         ending.result()
         if cancelled is not None:
             raise cancelled
+
+
+def _broken_off(start: SessionStart, future: "Future[WarmSession]") -> None:
+    start.abort()
+    wait([future], ABORT_S)
 
 
 def _has_stopped(live: _Live) -> bool:

@@ -52,6 +52,11 @@ def carry_out(context: JobContext, tag: str, work: Sequence[Work], given_up: thr
                 results += step()
         except (PySparkException, Py4JError, OSError) as error:
             raise _told(context, error) from error
+        except AttributeError as error:
+            # PySpark takes what it talks to Java by away from a session that is ended, under whoever uses it.
+            if _is_lost(context):
+                raise _told(context, error) from error
+            raise
     return results
 
 
@@ -87,8 +92,12 @@ def _numbered(context: JobContext, tasks: int) -> DataFrame:
     return context.session.spark.range(0, tasks, 1, tasks).withColumnRenamed("id", "task")
 
 
+def _is_lost(context: JobContext) -> bool:
+    return context.session.process.exit_code is not None or not context.adapter.is_alive()
+
+
 def _told(context: JobContext, error: Exception) -> Exception:
-    if context.session.process.exit_code is not None or not context.adapter.is_alive():
+    if _is_lost(context):
         return PipelineUnavailable("Spark was lost while the job ran", advice="it is started again by itself")
     return work_failed(failure_in(_text(error)))
 

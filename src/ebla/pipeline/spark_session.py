@@ -56,7 +56,7 @@ class WarmSession:
         self._forget()
 
     def _forget(self) -> None:
-        forget_spark()
+        forget_spark(self.spark.sparkContext)
         remove_places(self.places)
 
 
@@ -73,6 +73,8 @@ class SessionStart:
     def run(self) -> WarmSession:
         """Takes seconds. Raises `PipelineUnavailable`."""
         options = self._options
+        if SparkContext._active_spark_context is not None:  # noqa: SLF001  # PySpark has no word for it
+            raise PipelineUnavailable("this process has a Spark session already, and Spark allows one")
         check_masters(options)
         java = find_java(options.java_home, os.environ)
         places = replace(make_places(options, java), archive_to_make=self._archive_to_make)
@@ -88,7 +90,7 @@ class SessionStart:
                 # Whatever it was, it is not tried again with what was made on another day.
                 places.archive.unlink(missing_ok=True)
             process.kill()
-            forget_spark()
+            forget_spark(SparkContext._active_spark_context)  # noqa: SLF001  # there was none before: it is this one's
             remove_places(places)
             if isinstance(error, PipelineUnavailable) or not isinstance(error, Exception):
                 raise
@@ -179,10 +181,12 @@ def _told_gateway(port: int, secret: str) -> Iterator[None]:
             del os.environ[name]
 
 
-def forget_spark() -> None:
+def forget_spark(context: SparkContext | None) -> None:
     """PySpark keeps one context and one connection for the life of a Python process. When the Java process is gone it
-    has no way of its own to start another."""
-    context, gateway = SparkContext._active_spark_context, SparkContext._gateway  # noqa: SLF001  # see above
+    has no way of its own to start another. A context that came after the one that is meant stays untouched."""
+    if context is not SparkContext._active_spark_context:  # noqa: SLF001  # see above
+        return
+    gateway = SparkContext._gateway  # noqa: SLF001  # see above
     if context is not None:
         context._jsc = None  # noqa: SLF001  # it would be asked to stop, and is not there
         context.stop()
