@@ -37,6 +37,7 @@ from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.puts import Puts
 from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
 from ebla.bulk.transfer_limits import TransferLimits
+from ebla.model.asked_rows import AskedColumn
 from ebla.model.cql_types import parse_type
 from ebla.model.identity import (
     Address,
@@ -69,7 +70,7 @@ from ebla.storage.rocks import RocksEngine
 from ebla.storage.row_codec import encode_row
 from ebla.storage.staging_format import TargetFile
 from ebla.wire.report import unreported
-from ebla.wire.transfer_messages import FlightPut, HashesQuestion, PutAnswer
+from ebla.wire.transfer_messages import FlightPut, HashesQuestion, PutAnswer, TypedRowsQuestion
 
 RATIO_MIN = 0.5
 """The whole path, with Spark, is to reach 0.4."""
@@ -300,7 +301,7 @@ def bench_rows(folder: Path, count: int, figures: Figures) -> None:
     (folder / "rows" / "checkpoint").mkdir(parents=True)
     asyncio.run(build_rows(folder / "rows" / "checkpoint" / "0", count))
     authority = (folder / "tls" / "authority.pem").read_bytes()
-    columns = tuple(column.name for column in SCHEMA.columns)
+    asked = TypedRowsQuestion(WHOLE_RING, tuple(AskedColumn(column.name) for column in SCHEMA.columns), 0)
     with served(folder / "rows") as (_, address), FlightClient(authority) as client:
         source = Source(HOST, CHECKPOINT, TABLE, (), b"", address)
         client.get_hashes(source, HashesQuestion(WHOLE_RING, 1, 0))  # the worker starts
@@ -309,7 +310,7 @@ def bench_rows(folder: Path, count: int, figures: Figures) -> None:
             return sum(len(batch) for batch in client.get_rows(source, WHOLE_RING))
 
         def typed() -> int:
-            return sum(len(batch) for batch in client.get_typed_rows(source, WHOLE_RING, columns, 0))
+            return sum(len(batch) for batch in client.get_typed_rows(source, asked))
 
         def hashes() -> int:
             found = client.get_hashes(source, HashesQuestion(WHOLE_RING, 256, 0))

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from ebla.cli.app import app
 from ebla.cli.asking import admin_of
 from ebla.cli.renewal import renew_certificates
+from ebla.model.asked_rows import AskedColumn
 from ebla.model.errors import Refused
 from ebla.model.identity import Address, AttemptId, JobId, SessionId, ShardNumber, TableId, TopologyVersion, TransferId
 from ebla.model.token import WHOLE_RING
@@ -37,6 +38,7 @@ from ebla.wire.transfer_messages import (
     OpenStagingRequest,
     SealRequest,
     TakeCheckpointRequest,
+    TypedRowsQuestion,
 )
 from ebla.wire.verbs import BULK_STATUS, CLOSE_SESSION, OPEN_SESSION, OPEN_STAGING, SEAL, TAKE_CHECKPOINT, A, Q, Verb
 
@@ -108,10 +110,9 @@ def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> 
     target = session.target(StagingKind.FILES)
     source = session.source()
     attempt = AttemptId(uuid.uuid4())
+    question = TypedRowsQuestion(WHOLE_RING, (AskedColumn("id"), AskedColumn("total")), 0)
     with session.client as client:
-        rows = [
-            row for batch in client.get_typed_rows(source, WHOLE_RING, ("id", "total"), 0) for row in batch.to_pylist()
-        ]
+        rows = [row for batch in client.get_typed_rows(source, question) for row in batch.to_pylist()]
         assert sorted((row["id"], row["total"]) for row in rows) == [(number, 10 * number) for number in range(ROWS)]
         hashes = client.get_hashes(source, HashesQuestion(WHOLE_RING, 4, 0))
         assert sum(hashes.column("rows").to_pylist()) == ROWS

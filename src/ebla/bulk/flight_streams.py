@@ -32,7 +32,14 @@ from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head
 from ebla.wire.flight_forms import BYTES_SCHEMA, CHECKSUM_BYTES, END_OF_ROWS, bytes_batch, bytes_in
 from ebla.wire.frames import encode
 from ebla.wire.scan_messages import ScanJob
-from ebla.wire.transfer_messages import FilesQuestion, FlightGet, FlightPut, PutAnswer
+from ebla.wire.transfer_messages import (
+    FilesQuestion,
+    FlightGet,
+    FlightPut,
+    LocateQuestion,
+    PutAnswer,
+    StagedRowsQuestion,
+)
 
 T = TypeVar("T")
 Piece = tuple[pa.RecordBatch, bytes]
@@ -132,6 +139,8 @@ class FlightStreams:
             if isinstance(get.question, FilesQuestion):
                 yield BYTES_SCHEMA
                 yield from self._file(source, get.question)
+            elif isinstance(get.question, LocateQuestion | StagedRowsQuestion):
+                raise InvalidRequest("this ticket is for a checkpoint, and opens nothing else")
             else:
                 yield from self._scan(source, ScanJob(source.schema, _stacks(source), get.question))
         finally:

@@ -97,10 +97,8 @@ class FlightClient:
         """Stored rows in key order: columns `key` and `value`."""
         return self._batches(source, StoredRowsQuestion(token_range))
 
-    def get_typed_rows(
-        self, source: Source, token_range: TokenRange, columns: tuple[str, ...], now_s: int
-    ) -> Iterator[pa.RecordBatch]:
-        return self._batches(source, TypedRowsQuestion(token_range, columns, now_s))
+    def get_typed_rows(self, source: Source, question: TypedRowsQuestion) -> Iterator[pa.RecordBatch]:
+        return self._batches(source, question)
 
     def get_hashes(self, source: Source, question: HashesQuestion) -> pa.RecordBatch:
         """Columns `bucket`, `hash` and `rows`, a line for each bucket."""

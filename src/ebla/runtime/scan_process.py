@@ -75,7 +75,8 @@ def _answer(job: ScanJob, scan: CheckpointScan) -> tuple[pa.Schema, Iterator[pa.
     match job.question:
         case StoredRowsQuestion(range=token_range):
             return ROWS_SCHEMA, scan.stored(token_range)
-        case TypedRowsQuestion(range=token_range, columns=columns, now_s=now_s):
+        case TypedRowsQuestion(range=token_range, now_s=now_s):
+            columns = tuple(column.name for column in job.question.columns)
             return scan.typed_schema(columns), scan.typed(token_range, columns, now_s)
         case HashesQuestion(range=token_range, buckets=buckets, gc_before_s=gc_before_s):
             return HASHES_SCHEMA, iter((scan.hashes(token_range, buckets, gc_before_s),))

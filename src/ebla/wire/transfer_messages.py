@@ -8,6 +8,7 @@ import enum
 
 import msgspec
 
+from ebla.model.asked_rows import AskedColumn, KeyCondition
 from ebla.model.identity import (
     AttemptId,
     CheckpointId,
@@ -107,6 +108,9 @@ class AdoptRequest(msgspec.Struct, frozen=True, array_like=True):
     range: TokenRange
     fence: TopologyVersion
     """The shard's own fence must be there, or the shard waits until it is; 0: any."""
+    version: TopologyVersion | None = None
+    """Of a job's write: it is fenced like any write routed by this version, before and after its effect. None: what is
+    brought is a copy of what other replicas have, and no version is below it."""
 
 
 class AdoptAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -160,6 +164,9 @@ class SealRequest(msgspec.Struct, frozen=True, array_like=True):
     layers: tuple[TokenRange, ...] = ()
     """Of files: the range of each layer of the source's part, in its order. A layer's files may hold more than that,
     rows that its replica has long given away: only what is in its range is adopted."""
+    more: tuple[tuple[AttemptId, StagedFile], ...] = ()
+    """Of rows: further attempts that count besides, each a run in key order. They become one layer, cells of the same
+    key merged by the rule of all writes."""
 
 
 class SealAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -230,8 +237,11 @@ class TypedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="typed
     """What a user sees, in typed columns."""
 
     range: TokenRange
-    columns: tuple[str, ...]
+    columns: tuple[AskedColumn, ...]
     now_s: int
+    conditions: tuple[KeyCondition, ...] = ()
+    partitions: tuple[bytes, ...] = ()
+    """Only these, each as the part of its rows' keys up to the kind (`key_codec.partition_prefix`); none: all."""
 
 
 class HashesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="hashes"):
@@ -242,7 +252,20 @@ class HashesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="hashes")
     gc_before_s: int
 
 
-Question = FilesQuestion | StoredRowsQuestion | TypedRowsQuestion | HashesQuestion
+class LocateQuestion(msgspec.Struct, frozen=True, array_like=True, tag="locate"):
+    """Where the files are. One batch with one value: a `table_access.Located`. Counts as a use of what is kept."""
+
+    range: TokenRange
+
+
+class StagedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="staged_rows"):
+    """What an attempt has staged, or a seal has taken of it, behind the ticket by which it was put: records of rows as
+    they were sent. For replicas that came while a job ran."""
+
+    attempt: AttemptId
+
+
+Question = FilesQuestion | StoredRowsQuestion | TypedRowsQuestion | HashesQuestion | LocateQuestion | StagedRowsQuestion
 
 
 class FlightGet(msgspec.Struct, frozen=True, array_like=True):

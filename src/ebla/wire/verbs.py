@@ -58,6 +58,11 @@ from ebla.wire.row_messages import (
     WriteRowsRequest,
 )
 from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest
+from ebla.wire.table_access import (
+    CloseTableReadRequest,
+    OpenTableReadAnswer,
+    OpenTableReadRequest,
+)
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     AdoptRequest,
@@ -286,6 +291,8 @@ OPEN_STAGING = Verb(39, "open_staging", Lane.DATA, OpenStagingRequest, OpenStagi
 SEAL = Verb(40, "seal", Lane.DATA, SealRequest, SealAnswer)
 RELEASE = Verb(41, "release", Lane.DATA, ReleaseRequest, Done)
 BULK_STATUS = Verb(42, "bulk_status", Lane.DATA, BulkStatusRequest, BulkStatusAnswer)
+OPEN_TABLE_READ = Verb(43, "open_table_read", Lane.DATA, OpenTableReadRequest, OpenTableReadAnswer)
+CLOSE_TABLE_READ = Verb(44, "close_table_read", Lane.DATA, CloseTableReadRequest, Done)
 
 VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     IDENTITY,
@@ -330,4 +337,6 @@ VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     SEAL,
     RELEASE,
     BULK_STATUS,
+    OPEN_TABLE_READ,
+    CLOSE_TABLE_READ,
 )

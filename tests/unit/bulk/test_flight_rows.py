@@ -27,6 +27,7 @@ from tests.unit.storage.random_rows import (
 )
 
 from ebla.bulk.data_plane import PutPlace
+from ebla.model.asked_rows import AskedColumn
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InvalidRequest, NotFound, Overloaded, Stale
 from ebla.model.rows import Cell, Marker, Row
 from ebla.model.schema import ColumnKind
@@ -40,10 +41,14 @@ from ebla.storage.layer import Item
 from ebla.storage.merge import merge_streams
 from ebla.storage.row_codec import encode_row
 from ebla.storage.row_file import ROWS_SCHEMA, decode_records, items_of, rows_batch
-from ebla.wire.transfer_messages import HashesQuestion
+from ebla.wire.transfer_messages import HashesQuestion, TypedRowsQuestion
 
 LOWER, UPPER = TokenRange(TOKEN_MIN, Token(0)), TokenRange(Token(0), TOKEN_MIN)
 PLAIN = table(column("k", "bigint", ColumnKind.PARTITION_KEY), column("v", "text"))
+
+
+def asked(names: Sequence[str]) -> TypedRowsQuestion:
+    return TypedRowsQuestion(WHOLE_RING, tuple(AskedColumn(name) for name in names), 0)
 
 
 def stacks(seed: int) -> list[list[Layer]]:
@@ -138,7 +143,7 @@ def test_typed_rows_of_every_type_are_what_storage_says(tmp_path: Path) -> None:
             await build_part(rig, [(items[:50], WHOLE_RING, True), (items[40:], WHOLE_RING, False)], schema)
 
             def read(client: FlightClient) -> pa.Table:
-                return pa.Table.from_batches(list(client.get_typed_rows(rig.source(), WHOLE_RING, names, 0)))
+                return pa.Table.from_batches(list(client.get_typed_rows(rig.source(), asked(names))))
 
             found = await rig.ask(read)
             assert found.schema.names == expected.schema.names
@@ -155,9 +160,9 @@ def test_wrong_questions_are_refused_and_the_worker_goes_on(tmp_path: Path) -> N
         async with flight_rig(tmp_path) as rig:
             await build_part(rig, [(plain_items(10), WHOLE_RING, False)], PLAIN)
             with pytest.raises(NotFound, match="no column"):
-                await rig.ask(lambda client: list(client.get_typed_rows(rig.source(), WHOLE_RING, ("no",), 0)))
+                await rig.ask(lambda client: list(client.get_typed_rows(rig.source(), asked(("no",)))))
             with pytest.raises(InvalidRequest, match="at least one column"):
-                await rig.ask(lambda client: list(client.get_typed_rows(rig.source(), WHOLE_RING, (), 0)))
+                await rig.ask(lambda client: list(client.get_typed_rows(rig.source(), asked(()))))
             with pytest.raises(InvalidRequest, match="parts"):
                 await rig.hashes(HashesQuestion(WHOLE_RING, 0, 0))
             assert len(stored(await rig.read_rows())) == 10
