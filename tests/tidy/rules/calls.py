@@ -14,6 +14,7 @@ OUTSIDE_THE_PORTS = (
 OUTSIDE_ALLOWED: Mapping[str, tuple[str, str]] = {
     "src/ebla/runtime/": ("", "real clocks and real chance are what it is for"),
     "src/ebla/cli/": ("", "a command talks to a person, in the person's time; nothing simulates it"),
+    "src/ebla/source/": ("", "it runs in the driver and the tasks of a user's Spark; nothing simulates those"),
     "src/ebla/pipeline/attempts.py": ("", "tasks run in Spark's own processes, which no seed can replay"),
     "src/ebla/pipeline/java_process.py": ("secrets.token_hex", "the name of a file that Spark's driver makes, once"),
     "src/ebla/sim/guard.py": ("", "it holds these functions to take them away"),
