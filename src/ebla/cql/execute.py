@@ -12,6 +12,7 @@ from ebla.cql.catalog import Catalog, StoredTable, VirtualTables
 from ebla.cql.list_elements import known_lists
 from ebla.cql.parser import parse
 from ebla.cql.plan_batch import BatchPlan, plan_batch
+from ebla.cql.plan_call import CallPlan, TableCalls, answer_rows, plan_call
 from ebla.cql.plan_schema import SchemaPlan, plan_schema
 from ebla.cql.plan_select import SelectPlan, plan_select
 from ebla.cql.plan_writes import KnownLists, WriteMoment, WritePlan, plan_write
@@ -36,6 +37,7 @@ from ebla.cql.statements import (
     AlterTable,
     Batch,
     BatchKind,
+    Call,
     CreateKeyspace,
     CreateTable,
     Delete,
@@ -111,9 +113,11 @@ class ExecutorParts:
     chance: Chance
     own: Replica
     limits: ExecutorLimits = field(default_factory=ExecutorLimits)
+    calls: TableCalls | None = None
+    """None: this node takes none."""
 
 
-Plan = SelectPlan | WritePlan | BatchPlan | None
+Plan = SelectPlan | WritePlan | BatchPlan | CallPlan | None
 
 
 @dataclass(slots=True)
@@ -198,6 +202,8 @@ class Executor:
             return Prepared(found, (), (), ())
         if isinstance(plan, BatchPlan):
             return Prepared(found, plan.variables, (), ())
+        if isinstance(plan, CallPlan):
+            return Prepared(found, plan.variables, (), plan.columns)
         columns = plan.columns if isinstance(plan, SelectPlan) else ()
         return Prepared(found, plan.variables, plan.key_positions, columns, plan.schema.keyspace, plan.schema.name)
 
@@ -231,7 +237,8 @@ class Executor:
         compiled = self._queries.get(key)
         if compiled is None or not self._holds(compiled):
             compiled = self._compile(text, session.keyspace)
-            if compiled.plan is not None:
+            # What a call is given stands in its text, may be large, and is hardly given twice.
+            if compiled.plan is not None and not isinstance(compiled.plan, CallPlan):
                 self._queries.put(key, compiled)
         return compiled
 
@@ -290,6 +297,9 @@ class Executor:
                 catalog = self._catalog()
                 batch = plan_batch(statement, lambda name: catalog.stored(name, keyspace).schema, parsed.markers)
                 return Compiled(parsed, batch, None, text, keyspace)
+            case Call():
+                names = () if self._parts.calls is None else self._parts.calls.names
+                return Compiled(parsed, plan_call(statement, names, parsed.markers), None, text, keyspace)
             case _:
                 return Compiled(parsed, None, None, text, keyspace)
 
@@ -326,6 +336,8 @@ class Executor:
             return await self._select(session, compiled, plan, parameters)
         if isinstance(plan, BatchPlan):
             return await self._batch_statement(compiled, plan, parameters)
+        if isinstance(plan, CallPlan):
+            return await self._call(compiled, plan, parameters)
         statement = compiled.parsed.statement
         match statement:
             case Use(keyspace=name):
@@ -344,6 +356,12 @@ class Executor:
                 return NOTHING if wanted is None else await self._change_schema(wanted)
             case _:
                 raise InvalidRequest("this statement has no place here")
+
+    async def _call(self, compiled: Compiled, plan: CallPlan, parameters: Parameters) -> Answer:
+        """Bounded by what it says itself, not by the times of ordinary requests."""
+        assert self._parts.calls is not None, "a plan names a call that is there"
+        payload = plan.payload_of(self._bound(compiled, parameters))
+        return Answer(answer_rows(plan, await self._parts.calls.call(plan.name, payload)))
 
     async def _change_schema(self, plan: SchemaPlan) -> Answer:
         try:

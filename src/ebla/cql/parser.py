@@ -4,12 +4,23 @@ from collections.abc import Callable
 
 from ebla.cql import parse_schema, parse_writes
 from ebla.cql.parse_select import select
-from ebla.cql.statements import NotSupported, Parsed, Statement, Use
+from ebla.cql.parse_terms import simple_term
+from ebla.cql.statements import Call, NotSupported, Parsed, Statement, Use
 from ebla.cql.token_reader import NotThere, Reader
 
 
 def _use(reader: Reader) -> Use:
     return Use(reader.name("a keyspace"))
+
+
+def _call(reader: Reader) -> Call:
+    keyspace = reader.name("a keyspace")
+    reader.expect_sign(".")
+    name = reader.name("what to call")
+    reader.expect_sign("(")
+    argument = simple_term(reader)
+    reader.expect_sign(")")
+    return Call(keyspace, name, argument)
 
 
 def _roles(_reader: Reader) -> Statement:
@@ -27,6 +38,7 @@ _STATEMENTS: dict[str, Callable[[Reader], Statement]] = {
     "ALTER": parse_schema.alter,
     "DROP": parse_schema.drop,
     "USE": _use,
+    "CALL": _call,
     "DESCRIBE": parse_schema.describe,
     "DESC": parse_schema.describe,
     "GRANT": _roles,

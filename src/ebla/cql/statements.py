@@ -333,6 +333,15 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """`CALL keyspace.name(argument)`: something that is no statement of CQL, asked for by who has logged in."""
+
+    keyspace: str
+    name: str
+    argument: Term
+
+
+@dataclass(frozen=True, slots=True)
 class NotSupported:
     """Understood, and not there: `what` is for the error (`"CREATE INDEX"`, `"IF conditions"`, …)."""
 
@@ -341,7 +350,7 @@ class NotSupported:
 
 Modification = Insert | Update | Delete
 SchemaStatement = CreateKeyspace | AlterKeyspace | DropKeyspace | CreateTable | AlterTable | DropTable
-Statement = Select | Modification | Batch | Truncate | SchemaStatement | Use | Describe | NotSupported
+Statement = Select | Modification | Batch | Truncate | SchemaStatement | Use | Describe | Call | NotSupported
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class Cql:
         self.chance = CountingChance()
         self._timestamp_us = NOW_US
         self.own = Replica(next(self.topology.snapshot.members()).host, ShardNumber(0))
-        parts = ExecutorParts(
+        self.parts = ExecutorParts(
             self.view,
             self.rows_store,
             self._next_timestamp_us,
@@ -125,7 +125,7 @@ class Cql:
             self.own,
             ExecutorLimits(),
         )
-        self.executor = Executor(parts)
+        self.executor = Executor(self.parts)
         self.session = Session("test")
         self.run("CREATE KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
         self.run("USE ks")
