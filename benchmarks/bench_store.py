@@ -33,6 +33,7 @@ from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_chance import SystemChance
+from ebla.storage.asked_columns import values_of
 from ebla.storage.columns import KEY, STORED
 from ebla.storage.commit_log import CommitLog, CommitLogLimits, SyncMode
 from ebla.storage.fold import BaseWriter, run_fold
@@ -260,7 +261,7 @@ async def _measure_scan(bench: Bench, engine: RocksEngine, what: tuple[int, bool
     parts = [(bench.path(f"base{number}"), WHOLE_RING) for number in range(layers)]
     opened = await open_scan(engine, bench.disk, parts)
     scanned = opened if with_sidecar else [ScanLayer(one.layer) for one in opened]
-    question = Question(SCHEMA, tuple(column.name for column in SCHEMA.columns), 0)
+    question = Question(SCHEMA, values_of(column.name for column in SCHEMA.columns), 0)
     for _ in range(bench.rounds):
         with CpuTimer(bench.rows) as scanning:
             found = sum(len(batch) for batch in scan_rows(scanned, question))

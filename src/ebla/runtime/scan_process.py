@@ -4,8 +4,7 @@ socket, whose other end takes them as fast as somebody reads."""
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import msgspec
 import pyarrow as pa
@@ -13,11 +12,11 @@ import pyarrow as pa
 from ebla.model.errors import EblaError, InternalError
 from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.file_disk import FileDisk
-from ebla.storage.checkpoint_scan import CheckpointScan
+from ebla.storage.checkpoint_scan import CheckpointScan, ScanPlace, opened_checkpoint
 from ebla.storage.range_hashes import HASHES_SCHEMA
 from ebla.storage.rocks import RocksEngine
 from ebla.storage.row_file import ROWS_SCHEMA
-from ebla.storage.scan import ScanLayer, close_scan, open_scan
+from ebla.storage.scan import Question, answer_schema
 from ebla.wire.flight_forms import encode_failure
 from ebla.wire.scan_messages import FRAME_HEADER, FrameKind, ScanJob, frame_header, read_frame_header
 from ebla.wire.transfer_messages import HashesQuestion, StoredRowsQuestion, TypedRowsQuestion
@@ -43,41 +42,28 @@ def main() -> int:
 
 
 async def _scan(job: ScanJob, sock: socket.socket) -> None:
-    async with _opened(job) as scan:
-        schema, batches = _answer(job, scan)
-        _send(sock, FrameKind.SCHEMA, schema.serialize())
-        for batch in batches:
-            for piece in pieces_of(batch):
-                _send(sock, FrameKind.BATCH, piece.serialize())
-    _send(sock, FrameKind.END, b"")
-
-
-@asynccontextmanager
-async def _opened(job: ScanJob) -> AsyncIterator[CheckpointScan]:
-    """Every layer is open once, whatever stacks share it."""
-    folders = {folder: layer_range for stack in job.stacks for folder, layer_range in stack.layers}
     disk = FileDisk()
-    layers: list[ScanLayer] = []
     try:
-        layers = await open_scan(RocksEngine(disk), disk, list(folders.items()))
-        by_folder = dict(zip(folders, layers))
-        yield CheckpointScan(
-            job.schema,
-            job.stacks,
-            lambda folder, within: ScanLayer(by_folder[folder].layer, within, by_folder[folder].sidecar),
-        )
+        async with opened_checkpoint(ScanPlace(RocksEngine(disk), disk), job.schema, job.stacks) as scan:
+            schema, batches = _answer(job, scan)
+            _send(sock, FrameKind.SCHEMA, schema.serialize())
+            for batch in batches:
+                for piece in pieces_of(batch):
+                    _send(sock, FrameKind.BATCH, piece.serialize())
     finally:
-        await close_scan(layers)
         disk.close()
+    _send(sock, FrameKind.END, b"")
 
 
 def _answer(job: ScanJob, scan: CheckpointScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     match job.question:
         case StoredRowsQuestion(range=token_range):
             return ROWS_SCHEMA, scan.stored(token_range)
-        case TypedRowsQuestion(range=token_range, now_s=now_s):
-            columns = tuple(column.name for column in job.question.columns)
-            return scan.typed_schema(columns), scan.typed(token_range, columns, now_s)
+        case TypedRowsQuestion(range=token_range) as asked:
+            question = Question(
+                job.schema, asked.columns, asked.now_s, conditions=asked.conditions, partitions=asked.partitions
+            )
+            return answer_schema(question), scan.typed(token_range, question)
         case HashesQuestion(range=token_range, buckets=buckets, gc_before_s=gc_before_s):
             return HASHES_SCHEMA, iter((scan.hashes(token_range, buckets, gc_before_s),))
 

@@ -4,19 +4,22 @@ Tablets of a table have ranges of their own, which are read one after another. S
 whole ring as their range, each with the rows of its shard, and are merged like layers of one stack.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 import msgspec
 import pyarrow as pa
 
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
+from ebla.ports.disk import Disk
 from ebla.storage.columns import KEY, STORED
+from ebla.storage.layer import LayerEngine
 from ebla.storage.merge import KeySpan, clip_span, key_spans
 from ebla.storage.range_hashes import RangeHashes
 from ebla.storage.row_file import ROWS_SCHEMA
-from ebla.storage.scan import Question, ScanLayer, answer_schema, scan_rows, scan_stored
+from ebla.storage.scan import Question, ScanLayer, close_scan, open_scan, scan_rows, scan_stored
 
 
 class ScanStack(msgspec.Struct, frozen=True, array_like=True):
@@ -87,13 +90,10 @@ class CheckpointScan:
         for chunk in self._chunks(token_range):
             yield pa.RecordBatch.from_arrays([chunk.column(KEY), chunk.column(STORED)], schema=ROWS_SCHEMA)
 
-    def typed(self, token_range: TokenRange, columns: tuple[str, ...], now_s: int) -> Iterator[pa.RecordBatch]:
+    def typed(self, token_range: TokenRange, question: Question) -> Iterator[pa.RecordBatch]:
+        """What a user sees; the question's own spans do not count."""
         for piece in scan_pieces(self.stacks, token_range):
-            question = Question(self.schema, columns, now_s, (piece.span,))
-            yield from scan_rows(self._layers(piece), question)
-
-    def typed_schema(self, columns: tuple[str, ...]) -> pa.Schema:
-        return answer_schema(Question(self.schema, columns, 0))
+            yield from scan_rows(self._layers(piece), replace(question, spans=(piece.span,)))
 
     def hashes(self, token_range: TokenRange, buckets: int, gc_before_s: int) -> pa.RecordBatch:
         hashes = RangeHashes(self.schema, token_range, buckets, gc_before_s)
@@ -113,3 +113,30 @@ class CheckpointScan:
             for folder, layer_range in self.stacks[number].layers
             for within in common_ranges(layer_range, self.stacks[number].range)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlace:
+    """Where the layers of a checkpoint are, and what opens them."""
+
+    engine: LayerEngine
+    disk: Disk
+
+
+@asynccontextmanager
+async def opened_checkpoint(
+    place: ScanPlace, schema: TableSchema, stacks: tuple[ScanStack, ...]
+) -> AsyncIterator[CheckpointScan]:
+    """Every layer is open once, whatever stacks share it. Folders are absolute."""
+    folders = {folder: layer_range for stack in stacks for folder, layer_range in stack.layers}
+    layers: list[ScanLayer] = []
+    try:
+        layers = await open_scan(place.engine, place.disk, list(folders.items()))
+        by_folder = dict(zip(folders, layers))
+        yield CheckpointScan(
+            schema,
+            stacks,
+            lambda folder, within: ScanLayer(by_folder[folder].layer, within, by_folder[folder].sidecar),
+        )
+    finally:
+        await close_scan(layers)

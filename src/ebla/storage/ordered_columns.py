@@ -50,7 +50,7 @@ class KeyCursor:
 
 
 def encode_component(column: Column, values: pa.Array) -> Piece:
-    piece = _encode(column.type, values)
+    piece = encode_ascending(column.type, values)
     return inverted(piece) if column.descending else piece
 
 
@@ -83,7 +83,8 @@ def _one_by_one(kind: CqlType, run: Run, cursor: KeyCursor) -> list[tuple[bytes,
     return found
 
 
-def _encode(kind: CqlType, values: pa.Array) -> Piece:
+def encode_ascending(kind: CqlType, values: pa.Array) -> Piece:
+    """Bytes in the order of the values, each ending where it says so itself."""
     if fixed_width(kind) is not None:
         assert isinstance(kind, ScalarType)
         return _fixed_forth(kind.scalar, fixed_to_wire(kind.scalar, values))

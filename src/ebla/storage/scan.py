@@ -4,20 +4,30 @@ It works on layers that nobody writes to: a checkpoint, opened in another proces
 place where it has one. Every layer ends its scan by the end check of the engine, so a stream that ends is complete.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from ebla.model.errors import InvalidRequest
-from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.asked_rows import AskedColumn, AskedKind, KeyCondition
+from ebla.model.rows import Cell
+from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.ports.disk import Disk
-from ebla.storage.arrow_types import arrow_type
+from ebla.storage.asked_columns import (
+    AnswerColumn,
+    NotedCells,
+    answer_columns,
+    arrow_schema_of,
+    cell_time,
+    row_numbers,
+    tokens_column,
+)
 from ebla.storage.columns import (
     KEY,
     STORED,
+    TIMESTAMP,
     ChunkFlag,
     Shape,
     chunk_of,
@@ -28,16 +38,18 @@ from ebla.storage.columns import (
 )
 from ebla.storage.key_codec import KeyKind, after_prefix, head_key, row_key
 from ebla.storage.key_columns import kinds_of, partition_prefixes
+from ebla.storage.key_conditions import KeyFilter, clustering_slice
 from ebla.storage.layer import SCAN_ROWS_MAX, Layer, LayerEngine
 from ebla.storage.merge import KeySpan, clip_span, key_spans
 from ebla.storage.merge_chunks import KeyGroups, merge_chunks, same_as_next
 from ebla.storage.partition_heads import HeadPass, HeadSpan
 from ebla.storage.sidecar import Sidecar, open_sidecar
-from ebla.storage.visible_rows import Visible, static_values
+from ebla.storage.visible_rows import Visible, live_static, static_values
 from ebla.storage.wire_columns import from_wire
 
 CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 32 << 20
+PARTITIONS_BY_COLUMN_MAX = 16
 EVERYTHING: tuple[KeySpan, ...] = key_spans(WHOLE_RING)
 
 
@@ -52,12 +64,15 @@ class ScanLayer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user asks of a table. `columns` by name, in the order wanted; `spans` ascending, without overlap."""
+    """What a user asks of a table. `columns` in the order wanted; `spans` ascending, without overlap."""
 
     schema: TableSchema
-    columns: tuple[str, ...]
+    columns: tuple[AskedColumn, ...]
     now_s: int
     spans: tuple[KeySpan, ...] = EVERYTHING
+    conditions: tuple[KeyCondition, ...] = ()
+    partitions: tuple[bytes, ...] = ()
+    """Only these, by their prefixes, and only within the spans; none: all."""
 
 
 def partition_span(prefix: bytes) -> KeySpan:
@@ -133,29 +148,52 @@ def scan_stored(
 
 def scan_rows(layers: Sequence[ScanLayer], question: Question) -> Iterator[pa.RecordBatch]:
     """What a user sees, as batches of typed columns under their names, in key order."""
-    if not question.columns:
-        raise InvalidRequest("a scan asks for at least one column")
-    if not layers:
-        return
-    shape, chunks = _merged(layers, question)
-    view = _View(question, shape)
-    for chunk in chunks:
-        yield from view.batches(chunk)
-    yield from view.last_batch()
+    view = _View(question)
+    if layers:
+        shape, chunks = _merged(layers, question, view.numbers)
+        yield from view.shown(shape, chunks)
 
 
-def _merged(layers: Sequence[ScanLayer], question: Question) -> tuple[Shape, Iterator[pa.RecordBatch]]:
+def show_rows(question: Question, streams: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """The same of stored rows that come from elsewhere, as streams of chunks of the raw shape. What is outside of the
+    question's spans and partitions must not be among them."""
+    view = _View(question)
+    if streams:
+        shape = Shape(question.schema)
+        yield from view.shown(shape, merge_chunks(shape, streams))
+
+
+def asked_spans(question: Question) -> list[KeySpan]:
+    """The keys that a question is about: its partitions, of which only the part that can meet its conditions."""
+    if not question.partitions:
+        return list(question.spans)
+    part = clustering_slice(question.schema, question.conditions)
+    return [
+        clipped
+        for prefix in sorted(set(question.partitions))
+        for span in part.spans(prefix)
+        for clipped in clip_span(span, question.spans)
+    ]
+
+
+def _merged(
+    layers: Sequence[ScanLayer], question: Question, numbers: tuple[int, ...]
+) -> tuple[Shape, Iterator[pa.RecordBatch]]:
     """Merging needs whole rows: columns where some sidecar is read, else stored values, of which only those that win
     are decoded. One layer alone is decoded straight to what is asked for."""
     schema = question.schema
+    # A sidecar is read a block at a time: for many partitions the rows, which are found one by one, are less work.
+    by_column = len(question.partitions) <= PARTITIONS_BY_COLUMN_MAX
     if len(layers) == 1:
-        shape = Shape(schema, _numbers(question))
+        shape = Shape(schema, numbers)
     else:
-        shape = whole_shape(schema) if any(one.sidecar is not None for one in layers) else Shape(schema)
+        has_columns = by_column and any(one.sidecar is not None for one in layers)
+        shape = whole_shape(schema) if has_columns else Shape(schema)
+    asked = asked_spans(question)
     streams: list[Iterator[pa.RecordBatch]] = []
     for one in layers:
-        spans = _clipped(one, question.spans)
-        if one.sidecar is None or shape.is_raw:
+        spans = _clipped(one, asked)
+        if one.sidecar is None or shape.is_raw or not by_column:
             streams.append(layer_chunks(shape, one.layer, spans))
         else:
             streams.append(one.sidecar.chunks(shape, spans))
@@ -167,43 +205,62 @@ def _clipped(one: ScanLayer, spans: Sequence[KeySpan]) -> list[KeySpan]:
     return [part for span in spans for part in clip_span(span, within)]
 
 
-def _numbers(question: Question) -> tuple[int, ...]:
-    """Of the wanted columns that rows have."""
-    columns = [question.schema.column(name) for name in question.columns]
-    return tuple(column.number for column in columns if column.kind is not ColumnKind.STATIC)
+@dataclass(frozen=True, slots=True)
+class _Static:
+    """What a partition shows of its static columns, by number."""
+
+    values: Mapping[int, bytes]
+    cells: Mapping[int, Cell]
+
+
+_NO_STATIC = _Static({}, {})
 
 
 class _View:
-    """Merged chunks as a user sees them."""
+    """Merged chunks as a user sees them. Raises `InvalidRequest` where the question makes no sense."""
 
-    def __init__(self, question: Question, shape: Shape) -> None:
+    def __init__(self, question: Question) -> None:
         self._question = question
-        self._shape = shape
-        self._columns = [question.schema.column(name) for name in question.columns]
-        self._shows_static = any(column.kind is ColumnKind.STATIC for column in self._columns)
-        rule = Visible(question.schema, question.now_s, self._shows_static)
-        self._heads = HeadPass(shape, rule)
-        self._statics: dict[bytes, dict[int, bytes]] = {}
+        self._columns = answer_columns(question.schema, question.columns)
+        self._arrow_schema = arrow_schema_of(self._columns)
+        self._filter = KeyFilter(question.schema, question.conditions)
+        self._shows_static = any(column.is_static for column in self._columns)
+        self._shows_heads = self._shows_static and not self._filter.needs_rows
+        self._noted = NotedCells(question.now_s)
+        self._statics: dict[bytes, _Static] = {}
         self._held: pa.RecordBatch | None = None
         """The row of a head at the end of a chunk: it shows only if no row of its partition follows."""
 
-    def batches(self, chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        shown = _without_bare(self._heads.treated(chunk))
-        if self._shows_static:
-            self._note_statics(self._heads.spans)
-            shown = self._settled(shown)
-        if len(shown):
-            yield self._named(shown)
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the columns that chunks must carry. One at least: without any they would carry whole rows."""
+        needed = tuple(dict.fromkeys((*row_numbers(self._columns), *self._filter.numbers)))
+        return needed or (self._question.schema.partition_key[0].number,)
 
-    def last_batch(self) -> Iterator[pa.RecordBatch]:
+    def shown(self, shape: Shape, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        question = self._question
+        notes_times = any(column.is_time and not column.is_static for column in self._columns)
+        rule = Visible(question.schema, question.now_s, self._shows_heads, self._noted.note if notes_times else None)
+        heads = HeadPass(shape, rule)
+        for chunk in chunks:
+            self._noted.clear()
+            shown = _without_bare(heads.treated(self._filter.kept(shape, chunk)))
+            if self._shows_static:
+                self._note_statics(heads.spans)
+            if self._shows_heads:
+                shown = self._settled(shown)
+            if len(shown):
+                yield self._named(shape, shown)
         if self._held is not None:
-            yield self._named(self._held)
+            yield self._named(shape, self._held)
 
     def _note_statics(self, spans: Sequence[HeadSpan]) -> None:
         last = max(self._statics, default=None)
         self._statics = {} if last is None else {last: self._statics[last]}
+        schema, now_s = self._question.schema, self._question.now_s
         for span in spans:
-            self._statics[span.prefix] = static_values(self._question.schema, span.head, self._question.now_s)
+            cells = live_static(span.head).cells
+            self._statics[span.prefix] = _Static(static_values(schema, span.head, now_s), cells)
 
     def _settled(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         if self._held is not None:
@@ -219,35 +276,43 @@ class _View:
         shown[:-1] |= ~same_as_next(partition_prefixes(keys))
         return chunk.filter(pa.array(shown))
 
-    def _named(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+    def _named(self, shape: Shape, chunk: pa.RecordBatch) -> pa.RecordBatch:
         """The asked columns of plain rows."""
-        keys = chunk.column(KEY)
-        numbers = _numbers(self._question)
-        if self._shape.is_raw and numbers:
-            chunk = chunk_of(Shape(self._question.schema, numbers), keys, chunk.column(STORED))
-        arrays = [
-            self._static_column(column, keys)
-            if column.kind is ColumnKind.STATIC
-            else chunk.column(field_name(column.number))
-            for column in self._columns
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=answer_schema(self._question))
+        numbers = row_numbers(self._columns)
+        if shape.is_raw and numbers:
+            chunk = chunk_of(Shape(self._question.schema, numbers), chunk.column(KEY), chunk.column(STORED))
+        arrays = [self._array(column, chunk) for column in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
 
-    def _static_column(self, column: Column, keys: pa.Array) -> pa.Array:
+    def _array(self, asked: AnswerColumn, chunk: pa.RecordBatch) -> pa.Array:
+        keys = chunk.column(KEY)
+        if asked.kind is AskedKind.TOKEN:
+            return tokens_column(keys)
+        if asked.is_static:
+            return self._static_column(asked, keys)
+        values = chunk.column(field_name(asked.number))
+        return self._noted.times(asked, (keys, chunk.column(TIMESTAMP)), values) if asked.is_time else values
+
+    def _static_column(self, asked: AnswerColumn, keys: pa.Array) -> pa.Array:
         prefixes = partition_prefixes(keys)
         groups = KeyGroups.of(same_as_next(prefixes))
-        of_partitions = [
-            self._statics.get(prefix, {}).get(column.number)
-            for prefix in prefixes.take(pa.array(groups.starts)).to_pylist()
-        ]
-        values = from_wire(column.type, pa.array(of_partitions, pa.binary()))
+        firsts = prefixes.take(pa.array(groups.starts)).to_pylist()
+        of_partitions = [self._statics.get(prefix, _NO_STATIC) for prefix in firsts]
+        number, now_s = asked.number, self._question.now_s
+        if asked.is_time:
+            times = [cell_time(asked.kind, one.cells.get(number), now_s) for one in of_partitions]
+            values = pa.array(times, asked.arrow_type)
+        else:
+            assert asked.column is not None
+            wire = pa.array([one.values.get(number) for one in of_partitions], pa.binary())
+            values = from_wire(asked.column.type, wire)
         return values.take(pa.array(np.repeat(np.arange(len(groups.starts)), groups.sizes)))
 
 
 def answer_schema(question: Question) -> pa.Schema:
-    """What the batches of an answer look like."""
-    columns = [question.schema.column(name) for name in question.columns]
-    return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in columns])
+    """What the batches of an answer look like. Raises `InvalidRequest` where the question makes no sense."""
+    KeyFilter(question.schema, question.conditions)
+    return arrow_schema_of(answer_columns(question.schema, question.columns))
 
 
 def _without_bare(chunk: pa.RecordBatch) -> pa.RecordBatch:

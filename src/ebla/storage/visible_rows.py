@@ -3,6 +3,7 @@
 A row that is not plain becomes the plain row that shows the same, so everything after this is columns.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebla.model.cql_types import CqlType, ListType, MapType, SetType
@@ -22,6 +23,8 @@ class Visible:
     schema: TableSchema
     now_s: int
     shows_static: bool
+    note: Callable[[bytes, Row], None] | None = None
+    """Told of each row that is shown as another: its key, and what is left of it. The other has no times."""
 
     def head(self, item: Item) -> bytes | None:
         if not self.shows_static or not static_values(self.schema, decode_head(item[1]), self.now_s):
@@ -32,6 +35,8 @@ class Visible:
         row = decode_row(item[1], self.schema.layouts)
         if covering is not None:
             row = without_covered(row, covering)
+        if self.note is not None:
+            self.note(item[0], row)
         return visible_value(self.schema, row, self.now_s)
 
 
@@ -45,8 +50,12 @@ def visible_value(schema: TableSchema, row: Row, now_s: int) -> bytes | None:
 
 
 def static_values(schema: TableSchema, head: Head, now_s: int) -> dict[int, bytes]:
-    static = head.static if head.deletion is None else without_covered(head.static, head.deletion)
-    return visible_cells(schema, static, now_s)
+    return visible_cells(schema, live_static(head), now_s)
+
+
+def live_static(head: Head) -> Row:
+    """What the partition's own deletion leaves of its static part."""
+    return head.static if head.deletion is None else without_covered(head.static, head.deletion)
 
 
 def visible_cells(schema: TableSchema, row: Row, now_s: int) -> dict[int, bytes]:

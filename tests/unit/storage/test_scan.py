@@ -11,12 +11,14 @@ import pytest
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, column, layer_facts, stored_key, stored_prefix, table
 from tests.unit.storage.rigs import ENGINES, Rig
 
+from ebla.model.asked_rows import AskedColumn, AskedKind, KeyCondition, KeyOperator
 from ebla.model.errors import InvalidRequest
 from ebla.model.rows import EMPTY_HEAD, Cell, Head, Marker, Row, without_covered
 from ebla.model.schema import ColumnKind, TableSchema, with_column, without_column
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.values import decode
 from ebla.storage import scan, sidecar
+from ebla.storage.asked_columns import values_of
 from ebla.storage.columns import KEY, STORED, Shape, chunk_of
 from ebla.storage.fold import BaseWriter
 from ebla.storage.key_codec import KeyKind, decode_clustering, decode_token, partition_key_of, split_key
@@ -26,6 +28,7 @@ from ebla.storage.row_codec import Flag, decode_head, decode_row, encode_row
 from ebla.storage.scan import (
     EVERYTHING,
     Question,
+    answer_schema,
     close_scan,
     open_scan,
     partition_span,
@@ -35,7 +38,12 @@ from ebla.storage.scan import (
 )
 from ebla.storage.visible_rows import visible_cells
 
-ALL = tuple(one.name for one in MIXED.columns)
+ALL = values_of(one.name for one in MIXED.columns)
+TIMES = (
+    *values_of("spcdx"),
+    AskedColumn("", AskedKind.TOKEN, "where"),
+    *(AskedColumn(name, kind, f"{kind} {name}") for name in "swxz" for kind in (AskedKind.WRITETIME, AskedKind.TTL)),
+)
 Part = tuple[list[Item], TokenRange, bool]
 """What a layer holds, its range, and whether it has a sidecar."""
 
@@ -101,8 +109,9 @@ def expected(parts: Sequence[Part], question: Question) -> list[dict[str, Any]]:
                 names = [one.name for one in schema.clustering]
                 wire = dict(zip(names, decode_clustering(schema.clustering, clustering)))
                 wire |= {schema.by_number[number].name: data for number, data in values.items()}
-                shown.append({"prefix": here, **wire, **_static(head, question)})
-    return [_typed(row, question) for row in shown]
+                times = _times(row, question)
+                shown.append({"prefix": here, **wire, **times, **_static(head, question)})
+    return [_typed(row, question) for row in shown if _meets(row, question)]
 
 
 def _counts(item: Item, question: Question) -> bool:
@@ -113,21 +122,84 @@ def _counts(item: Item, question: Question) -> bool:
     return bool(item[1][1] & Flag.HEAD) and any(start.startswith(prefix) for start, _ in question.spans)
 
 
-def _static(head: Head, question: Question) -> dict[str, bytes]:
-    if "s" not in question.columns:
+def _static(head: Head, question: Question) -> dict[str, Any]:
+    if not any(one.name == "s" for one in question.columns):
         return {}
     static = head.static if head.deletion is None else without_covered(head.static, head.deletion)
     cells = visible_cells(question.schema, static, question.now_s)
-    return {question.schema.by_number[number].name: data for number, data in cells.items()}
+    values = {question.schema.by_number[number].name: data for number, data in cells.items()}
+    return {**values, **_times(static, question)}
+
+
+def _times(row: Row, question: Question) -> dict[str, Any]:
+    """By the label of their column; a row's own label never is that of a static column's time."""
+    found: dict[str, Any] = {}
+    for asked in question.columns:
+        cell = row.cells.get(question.schema.column(asked.name).number) if asked.name else None
+        if cell is None or not cell.is_live(question.now_s):
+            continue
+        if asked.kind is AskedKind.WRITETIME:
+            found[asked.label] = cell.timestamp_us
+        elif asked.kind is AskedKind.TTL and cell.ttl_s:
+            found[asked.label] = cell.at_s - question.now_s
+    return found
+
+
+def _meets(row: dict[str, Any], question: Question) -> bool:
+    wire = {**row, "p": partition_key_of(row["prefix"])}
+    if question.partitions and row["prefix"] not in question.partitions:
+        return False
+    return all(_holds(one, wire.get(one.column), question.schema) for one in question.conditions)
+
+
+def _holds(condition: KeyCondition, data: bytes | None, schema: TableSchema) -> bool:
+    if data is None:
+        return False
+    kind = schema.column(condition.column).type
+    value, others = decode(kind, data), [decode(kind, one) for one in condition.values]
+    match condition.operator:
+        case KeyOperator.EQUAL | KeyOperator.IN:
+            return value in others
+        case KeyOperator.LESS:
+            return bool(value < others[0])
+        case KeyOperator.LESS_OR_EQUAL:
+            return bool(value <= others[0])
+        case KeyOperator.GREATER:
+            return bool(value > others[0])
+        case KeyOperator.GREATER_OR_EQUAL:
+            return bool(value >= others[0])
 
 
 def _typed(row: dict[str, Any], question: Question) -> dict[str, Any]:
     row = {**row, question.schema.partition_key[0].name: partition_key_of(row["prefix"])}
     answer = {}
-    for name in question.columns:
-        data = row.get(name)
-        answer[name] = None if data is None else decode(question.schema.column(name).type, data)
+    for asked in question.columns:
+        if asked.kind is AskedKind.TOKEN:
+            answer[asked.label] = decode_token(row["prefix"])
+        elif asked.kind is AskedKind.VALUE:
+            data = row.get(asked.name)
+            answer[asked.label] = None if data is None else decode(question.schema.column(asked.name).type, data)
+        else:
+            answer[asked.label] = row.get(asked.label)
     return answer
+
+
+def random_conditions(chance: Random) -> tuple[KeyCondition, ...]:
+    """On the key columns of `MIXED`."""
+    operators = [one for one in KeyOperator if one is not KeyOperator.IN]
+    drawn = {
+        "p": [f"p{number}".encode() for number in range(5)],
+        "c": [number.to_bytes(4) for number in range(4)],
+        "d": [b"", b"a", b"\0", b"b", b"b\0c"],
+    }
+    found = []
+    for _ in range(chance.randrange(1, 4)):
+        name = chance.choice("ppcccd")
+        if chance.random() < 0.3:
+            found.append(KeyCondition(name, KeyOperator.IN, tuple(chance.choices(drawn[name], k=chance.randrange(4)))))
+        else:
+            found.append(KeyCondition(name, chance.choice(operators), (chance.choice(drawn[name]),)))
+    return tuple(found)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -148,10 +220,37 @@ def test_a_scan_shows_what_the_rows_say(seed: int, tmp_path: Path, monkeypatch: 
         spans.append((partition_span(split_key(some[0])[0]),))
         spans.append(slice_spans(split_key(some[0])[0], (1 ^ 1 << 31).to_bytes(4), (2 ^ 1 << 31).to_bytes(4)))
     for chosen in spans:
-        for columns in (ALL, ("x", "p"), ("s", "z"), ("s",)):
+        for columns in (ALL, TIMES, values_of("xp"), values_of("sz"), values_of("s")):
             question = Question(MIXED, columns, chance.randrange(20), chosen)
             found = rig.run(scanned(rig, parts, question))
             assert str(found) == str(expected(parts, question))
+    rig.close()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_conditions_and_partitions_leave_what_meets_them(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig("memory", tmp_path)
+    chance = Random(seed)
+    if seed % 3:
+        monkeypatch.setattr(scan, "CHUNK_ROWS", chance.randrange(1, 6))
+        monkeypatch.setattr(sidecar, "BLOCK_ROWS", chance.randrange(1, 6))
+        monkeypatch.setattr(scan, "PARTITIONS_BY_COLUMN_MAX", chance.choice([0, 16]))
+    rows = RandomRows(seed, Mix(chance.choice([0.9, 0.5]), 5, 80))
+    parts = [(rows.layer(), WHOLE_RING, chance.random() < 0.5) for _ in range(chance.choice([1, 1, 2, 3]))]
+    prefixes = sorted(stored_prefix([f"p{number}".encode()]) for number in range(6))
+    spans = [EVERYTHING, key_spans(TokenRange(Token(-(1 << 62)), Token(1 << 62)))]
+    for _ in range(8):
+        question = Question(
+            MIXED,
+            chance.choice([ALL, TIMES, values_of("xp"), values_of("s"), (AskedColumn("", AskedKind.TOKEN, "t"),)]),
+            chance.randrange(20),
+            chance.choice(spans),
+            random_conditions(chance),
+            tuple(chance.sample(prefixes, chance.randrange(4))),
+        )
+        assert str(rig.run(scanned(rig, parts, question))) == str(expected(parts, question)), question
     rig.close()
 
 
@@ -198,7 +297,7 @@ def test_a_sidecar_of_an_older_schema_is_read_by_the_newer(tmp_path: Path) -> No
         for number, row in enumerate(rows)
     )
     rig.run(build(rig, first, "layer0", (items, WHOLE_RING, True)))
-    for columns in (("p", "kept", "new"), ("p",)):
+    for columns in (values_of(("p", "kept", "new")), values_of("p")):
         question = Question(newer, columns, 1)
         found = rig.run(scanned(rig, [(items, WHOLE_RING, True)], question))
         assert sorted(row["p"] for row in found) == [1, 2]
@@ -225,11 +324,28 @@ def test_a_damaged_block_is_an_error_and_never_a_short_answer(tmp_path: Path) ->
     rig.close()
 
 
-def test_what_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no column 'nope'"):
-        list(scan_rows(rig_layers(tmp_path), Question(MIXED, ("nope",), 0)))
-    with pytest.raises(InvalidRequest, match="at least one"):
-        list(scan_rows([], Question(MIXED, (), 0)))
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ((), "at least one"),
+        (values_of(["nope"]), "no column 'nope'"),
+        (values_of("xx"), "called 'x'"),
+        ((AskedColumn("x"), AskedColumn("w", shown_as="x")), "called 'x'"),
+        ((AskedColumn("p", AskedKind.WRITETIME),), "writetime on PRIMARY KEY part p"),
+        ((AskedColumn("c", AskedKind.TTL),), "ttl on PRIMARY KEY part c"),
+        ((AskedColumn("m", AskedKind.WRITETIME),), "writetime on non-frozen collection m"),
+    ],
+)
+def test_what_cannot_be_asked(columns: tuple[AskedColumn, ...], words: str, tmp_path: Path) -> None:
+    question = Question(MIXED, columns, 0)
+    for layers in ([], rig_layers(tmp_path)):
+        with pytest.raises(InvalidRequest, match=words):
+            list(scan_rows(layers, question))
+    with pytest.raises(InvalidRequest, match=words):
+        answer_schema(question)
+
+
+def test_nothing_is_asked_of_no_layers() -> None:
     assert list(scan_rows([], Question(MIXED, ALL, 0))) == []
     assert stored_prefix([b"a"]) in partition_span(stored_prefix([b"a"]))
 
