@@ -149,9 +149,9 @@ MUTATIONS = (
     Mutation(
         name="columns-load-forgets-collections",
         module="ebla.storage.load_columns",
-        find="    if not special.any():\n        return values\n",
-        replace="    return values\n",
+        find="    one_by_one = _has_elements(columns, many, moment)",
+        replace="    one_by_one = np.zeros(len(moment), np.bool_)",
         check=LOAD,
-        why="a bulk load forgets collections and deleted cells",
+        why="a bulk load forgets collections",
     ),
 )

@@ -36,14 +36,19 @@ Typed = Mapping[str, pa.Array]
 
 def encode_keys(schema: TableSchema, columns: Typed, count: int) -> pa.Array:
     """The keys of rows, in their order. `InvalidRequest` where a key column is missing, null or empty."""
-    for column in (*schema.partition_key, *schema.clustering):
+    for column in schema.clustering:
         _check_key_column(schema, column, columns)
-    partition = _partition_key(schema, columns, count)
-    tokens = tokens_of(partition) if isinstance(partition, pa.Array) else tokens_of_rows(partition)
-    head = (as_matrix(tokens.view(np.uint64) ^ _SIGN, ">u8"), _length_of(partition), partition)
+    prefix = _partition_pieces(schema, columns, count)
     clustering = [encode_component(column, columns[column.name]) for column in schema.clustering]
     kind = constant(bytes((KeyKind.ROW,)), count)
-    return joined((*head, kind, *clustering), count)
+    return joined((*prefix, kind, *clustering), count)
+
+
+def encode_head_keys(schema: TableSchema, columns: Typed, count: int) -> pa.Array:
+    """The keys of the rows' partition heads. `InvalidRequest` where a column of the partition key is missing, null or
+    empty."""
+    kind = constant(bytes((KeyKind.PARTITION_HEAD,)), count)
+    return joined((*_partition_pieces(schema, columns, count), kind), count)
 
 
 def token_words(keys: pa.Array) -> npt.NDArray[np.uint64]:
@@ -70,6 +75,14 @@ def decode_keys(schema: TableSchema, keys: pa.Array, wanted: Sequence[str]) -> d
     except IndexError as error:
         raise Corruption(f"a key of {schema.full_name} ends too early ({error})") from error
     return {name: found[name] for name in wanted}
+
+
+def _partition_pieces(schema: TableSchema, columns: Typed, count: int) -> tuple[Piece, ...]:
+    for column in schema.partition_key:
+        _check_key_column(schema, column, columns)
+    partition = _partition_key(schema, columns, count)
+    tokens = tokens_of(partition) if isinstance(partition, pa.Array) else tokens_of_rows(partition)
+    return as_matrix(tokens.view(np.uint64) ^ _SIGN, ">u8"), _length_of(partition), partition
 
 
 def _check_key_column(schema: TableSchema, column: Column, columns: Typed) -> None:

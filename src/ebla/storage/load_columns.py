@@ -1,28 +1,30 @@
 """Batches of typed columns as stored rows, ready for a layer: what a bulk load writes.
 
-Rows without collections of many cells, static cells and deleted cells are encoded by vector operations; of the others
-only what is special goes one row at a time.
+Plain rows, rows with cells that expire or are deleted, static cells and deletions are encoded by vector operations;
+rows with a collection of many cells go one at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ebla.model.cql_types import CqlType, ListType, MapType, SetType, is_multi_cell
 from ebla.model.errors import InvalidRequest
-from ebla.model.rows import Cell, Deletion, Elements, Head, Row, list_path
-from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, Row, list_path
+from ebla.model.schema import TTL_S_MAX, Column, TableSchema
 from ebla.model.values import split_elements
-from ebla.storage.byte_columns import Mask
+from ebla.storage.byte_columns import Mask, binary_of, constant
+from ebla.storage.cell_columns import Moment, Seconds, encode_cell_values, encode_static_values
 from ebla.storage.columns import Shape, chunk_of
-from ebla.storage.key_codec import head_key
-from ebla.storage.key_columns import encode_keys, partition_prefixes
+from ebla.storage.key_columns import encode_head_keys, encode_keys
 from ebla.storage.merge_chunks import resolved
 from ebla.storage.plain_columns import encode_plain_values
-from ebla.storage.row_codec import decode_row, encode_head, encode_row
+from ebla.storage.row_codec import encode_head, encode_row
+from ebla.storage.sorted_rows import without_repeats
 from ebla.storage.wire_columns import check_values, conformed, to_wire, valid_of
 
 BATCH_BYTES_MAX = 1 << 30
@@ -31,51 +33,93 @@ BATCH_BYTES_MAX = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """When rows are written. A null is no cell at all (unset), or deletes the cell."""
+    """When rows are written. A null is no cell at all (unset), or deletes the cell. With a TTL everything but a
+    deletion expires so long after `at_s`."""
 
     timestamp_us: int
     at_s: int
     nulls_delete: bool = False
+    ttl_s: int = 0
+
+
+Encoded = tuple[pa.Array, pa.Array]
+"""Stored keys and values, in no order; a key may be there several times."""
+Columns = Mapping[int, pa.Array]
+"""Typed columns by number."""
 
 
 def encode_batch(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp) -> pa.RecordBatch:
     """A chunk of the raw shape. A key that is there twice is merged by the one rule of all rows. `InvalidRequest`
     where a column is unknown, or a value is not of its type."""
-    if batch.nbytes > BATCH_BYTES_MAX:
-        raise InvalidRequest(f"a batch has {batch.nbytes} bytes, at most {BATCH_BYTES_MAX} go into one")
-    columns = _typed(schema, batch)
-    count = len(batch)
-    keys = encode_keys(schema, columns, count)
-    regular = {column.number: columns[column.name] for column in schema.regular if column.name in columns}
-    single = {number: values for number, values in regular.items() if not is_multi_cell(schema.by_number[number].type)}
-    timestamps = np.full(count, stamp.timestamp_us, np.int64)
-    values = encode_plain_values(schema, single, timestamps, np.ones(count, np.bool_))
-    values = _with_special(schema, values, regular, stamp)
-    static = {column.number: columns[column.name] for column in schema.static if column.name in columns}
-    if static:
-        head_keys, heads = _heads(schema, partition_prefixes(keys), static, stamp)
-        keys, values = pa.concat_arrays([keys, head_keys]), pa.concat_arrays([values, heads])
     shape = Shape(schema)
-    return resolved(shape, chunk_of(shape, keys, values))
+    return resolved(shape, chunk_of(shape, *encode_upserts(schema, batch, stamp)))
 
 
-def element_cells(kind: CqlType, value: bytes, timestamp_us: int) -> dict[bytes, Cell]:
+def encode_upserts(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp, ttls_s: Seconds | None = None) -> Encoded:
+    """Each row as INSERT writes it. `ttls_s`: of each row, in place of the stamp's. Rows without any clustering column
+    are of static cells alone."""
+    columns, count = _typed(schema, batch), len(batch)
+    moment = Moment(stamp.timestamp_us, stamp.at_s, stamp.nulls_delete, _checked_ttls(stamp, ttls_s, count))
+    static = {column.number: columns[column.name] for column in schema.static if column.name in columns}
+    parts = []
+    is_head = _static_alone(schema, columns, count) if static else None
+    if static:
+        parts.append(_heads(schema, columns, static, moment))
+    if is_head is not None:
+        members = np.flatnonzero(~is_head)
+        chosen = pa.array(members)
+        columns = {name: values.take(chosen) for name, values in columns.items()}
+        count, moment = len(members), moment.of(members)
+    if count:
+        regular = {column.number: columns[column.name] for column in schema.regular if column.name in columns}
+        parts.append((encode_keys(schema, columns, count), _row_values(schema, regular, moment)))
+    return pa.concat_arrays([keys for keys, _ in parts]), pa.concat_arrays([values for _, values in parts])
+
+
+def encode_row_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp) -> Encoded:
+    """The rows of these keys are deleted. Other columns than those of the key say nothing."""
+    columns = _typed(schema, _only(batch, (*schema.partition_key, *schema.clustering)))
+    gone = Row(deletion=Deletion(stamp.timestamp_us, stamp.at_s))
+    value = encode_row(gone, schema.version, schema.layouts[-1])
+    return encode_keys(schema, columns, len(batch)), binary_of(constant(value, len(batch)))
+
+
+def encode_partition_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp) -> Encoded:
+    """The partitions of these keys are deleted. Other columns than those of the partition key say nothing."""
+    columns = _typed(schema, _only(batch, schema.partition_key))
+    value = encode_head(Head(Deletion(stamp.timestamp_us, stamp.at_s)), schema.version)
+    return encode_head_keys(schema, columns, len(batch)), binary_of(constant(value, len(batch)))
+
+
+def element_cells(kind: CqlType, value: bytes, cell: Callable[[bytes], Cell], timestamp_us: int) -> dict[bytes, Cell]:
     """The cells of a whole collection, given in wire form."""
     match kind:
         case ListType():
             parts = enumerate(split_elements(value, 1))
-            return {list_path(timestamp_us, place): Cell(timestamp_us, part) for place, part in parts}
+            return {list_path(timestamp_us, place): cell(_element(part)) for place, part in parts}
         case SetType():
-            return {part: Cell(timestamp_us, b"") for part in split_elements(value, 1) if part is not None}
+            return {_element(part): cell(b"") for part in split_elements(value, 1)}
         case MapType():
             parts_of_map = split_elements(value, 2)
             pairs = zip(parts_of_map[::2], parts_of_map[1::2], strict=True)
-            return {key: Cell(timestamp_us, part) for key, part in pairs if key is not None}
+            return {_element(key): cell(_element(part)) for key, part in pairs}
         case _:
             raise AssertionError(f"a {kind} has one cell")
 
 
+def _element(part: bytes | None) -> bytes:
+    if part is None:
+        raise InvalidRequest("null is not supported inside collections")
+    return part
+
+
+def _only(batch: pa.RecordBatch, columns: tuple[Column, ...]) -> pa.RecordBatch:
+    return batch.select([column.name for column in columns if column.name in batch.schema.names])
+
+
 def _typed(schema: TableSchema, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    if batch.nbytes > BATCH_BYTES_MAX:
+        raise InvalidRequest(f"a batch has {batch.nbytes} bytes, at most {BATCH_BYTES_MAX} go into one")
     columns: dict[str, pa.Array] = {}
     for name, values in zip(batch.schema.names, batch.columns):
         column = schema.column(name)
@@ -86,73 +130,162 @@ def _typed(schema: TableSchema, batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return columns
 
 
-def _with_special(schema: TableSchema, values: pa.Array, regular: Mapping[int, pa.Array], stamp: Stamp) -> pa.Array:
-    """The values, with those rows rewritten that have more than plain cells."""
-    special: Mask = np.zeros(len(values), np.bool_)
-    for number, column in regular.items():
-        valid = valid_of(column)
-        if is_multi_cell(schema.by_number[number].type):
-            special |= True if valid is None or stamp.nulls_delete else valid
-        elif valid is not None and stamp.nulls_delete:
-            special |= ~valid
-    if not special.any():
-        return values
-    chosen = pa.array(np.flatnonzero(special))
-    additions = _additions(schema, {number: column.take(chosen) for number, column in regular.items()}, stamp)
-    rewritten = []
-    for value, addition in zip(values.take(chosen).to_pylist(), additions):
-        row = decode_row(value, schema.layouts)
-        cells = {**row.cells, **addition.cells}
-        row = msgspec.structs.replace(row, cells=cells, collections=addition.collections)
-        rewritten.append(encode_row(row, schema.version, schema.layouts[-1]))
-    places = np.where(special, len(values) + np.cumsum(special) - 1, np.arange(len(values)))
-    return pa.concat_arrays([values, pa.array(rewritten, pa.binary())]).take(pa.array(places))
+def _checked_ttls(stamp: Stamp, ttls_s: Seconds | None, count: int) -> Seconds:
+    if ttls_s is None:
+        ttls_s = np.full(count, stamp.ttl_s, np.int64)
+    assert len(ttls_s) == count
+    if count and not 0 <= ttls_s.min() <= ttls_s.max() <= TTL_S_MAX:
+        wrong = ttls_s.min() if ttls_s.min() < 0 else ttls_s.max()
+        raise InvalidRequest(f"a TTL of {wrong} s is not possible: 0 to {TTL_S_MAX}, where 0 is for ever")
+    return ttls_s
 
 
-def _additions(schema: TableSchema, columns: Mapping[int, pa.Array], stamp: Stamp) -> list[Row]:
-    """For each row its deleted cells, and its collections."""
-    count = len(next(iter(columns.values())))
-    found: list[Row] = [Row(cells={}, collections={}) for _ in range(count)]
+# ---- rows
+
+
+def _row_values(schema: TableSchema, columns: Columns, moment: Moment) -> pa.Array:
+    """Each row in the way that fits it."""
+    many = [number for number in columns if is_multi_cell(schema.by_number[number].type)]
+    by_cells = _has_own_cells(columns, many, moment)
+    one_by_one = _has_elements(columns, many, moment)
+    ways: tuple[tuple[Mask, Callable[[TableSchema, Columns, Moment], pa.Array]], ...] = (
+        (~by_cells & ~one_by_one, _plain_values),
+        (by_cells & ~one_by_one, encode_cell_values),
+        (one_by_one, _encoded_one_by_one),
+    )
+    parts, places = [], []
+    for chosen, encode in ways:
+        if chosen.all():
+            return encode(schema, _without(columns, () if encode is _encoded_one_by_one else many), moment)
+        if not chosen.any():
+            continue
+        members = np.flatnonzero(chosen)
+        left = _without(columns, () if encode is _encoded_one_by_one else many)
+        taken = {number: values.take(pa.array(members)) for number, values in left.items()}
+        parts.append(encode(schema, taken, moment.of(members)))
+        places.append(members)
+    order = np.argsort(np.concatenate(places), kind="stable")
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
+def _without(columns: Columns, numbers: list[int] | tuple[int, ...]) -> Columns:
+    return {number: values for number, values in columns.items() if number not in numbers}
+
+
+def _has_own_cells(columns: Columns, many: list[int], moment: Moment) -> Mask:
+    """Rows with a cell that expires or is deleted."""
+    found: Mask = moment.ttls_s > 0
+    if moment.nulls_delete:
+        for number, values in columns.items():
+            valid = valid_of(values)
+            if number not in many and valid is not None:
+                found = found | ~valid
+    return found
+
+
+def _has_elements(columns: Columns, many: list[int], moment: Moment) -> Mask:
+    """Rows that say something of a collection of many cells."""
+    found: Mask = np.zeros(len(moment), np.bool_)
+    for number in many:
+        valid = valid_of(columns[number])
+        found |= True if valid is None or moment.nulls_delete else valid
+    return found
+
+
+def _plain_values(schema: TableSchema, columns: Columns, moment: Moment) -> pa.Array:
+    timestamps = np.full(len(moment), moment.timestamp_us, np.int64)
+    return encode_plain_values(schema, columns, timestamps, np.ones(len(moment), np.bool_))
+
+
+def _encoded_one_by_one(schema: TableSchema, columns: Columns, moment: Moment) -> pa.Array:
+    layout = schema.layouts[-1]
+    markers = [
+        Marker(moment.timestamp_us, ttl_s, expires_s)
+        for ttl_s, expires_s in zip(moment.ttls_s.tolist(), moment.expiries_s.tolist())
+    ]
+    rows = _drafted(schema, columns, moment)
+    marked = (msgspec.structs.replace(row, marker=marker) for row, marker in zip(rows, markers))
+    return pa.array([encode_row(row, schema.version, layout) for row in marked], pa.binary())
+
+
+def _drafted(schema: TableSchema, columns: Columns, moment: Moment) -> list[Row]:
+    """The cells and collections of each row."""
+    drafts = [_Draft(moment, *times) for times in zip(moment.ttls_s.tolist(), moment.expiries_s.tolist())]
+    rows = [Row(cells={}, collections={}) for _ in drafts]
     for number, values in columns.items():
         column = schema.by_number[number]
-        for row, value in zip(found, _wire_list(column, values)):
+        for row, draft, value in zip(rows, drafts, to_wire(column.type, values).to_pylist()):
+            if value is None and not moment.nulls_delete:
+                continue
             if is_multi_cell(column.type):
-                if value is not None or stamp.nulls_delete:
-                    row.collections[number] = _elements(column, value, stamp)
-            elif value is None and stamp.nulls_delete:
-                row.cells[number] = Cell(stamp.timestamp_us, None, 0, stamp.at_s)
-    return found
+                row.collections[number] = draft.elements(column, value)
+            else:
+                row.cells[number] = draft.dead() if value is None else draft.live(value)
+    return rows
 
 
-def _elements(column: Column, value: bytes | None, stamp: Stamp) -> Elements:
-    """Assigning a collection deletes what it held, a microsecond before."""
-    if value is None:
-        return Elements(Deletion(stamp.timestamp_us, stamp.at_s))
-    deletion = Deletion(stamp.timestamp_us - 1, stamp.at_s)
-    return Elements(deletion, element_cells(column.type, value, stamp.timestamp_us))
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """Cells of one row."""
+
+    moment: Moment
+    ttl_s: int
+    expires_s: int
+
+    def live(self, value: bytes) -> Cell:
+        return Cell(self.moment.timestamp_us, value, self.ttl_s, self.expires_s)
+
+    def dead(self) -> Cell:
+        return Cell(self.moment.timestamp_us, None, 0, self.moment.at_s)
+
+    def elements(self, column: Column, value: bytes | None) -> Elements:
+        """Assigning a collection deletes what it held, a microsecond before."""
+        timestamp_us, at_s = self.moment.timestamp_us, self.moment.at_s
+        if value is None:
+            return Elements(Deletion(timestamp_us, at_s))
+        cells = element_cells(column.type, value, self.live, timestamp_us)
+        return Elements(Deletion(timestamp_us - 1, at_s), cells)
 
 
-def _wire_list(column: Column, values: pa.Array) -> list[bytes | None]:
-    found: list[bytes | None] = to_wire(column.type, values).to_pylist()
-    return found
+# ---- static cells
 
 
-def _heads(
-    schema: TableSchema, prefixes: pa.Array, static: Mapping[int, pa.Array], stamp: Stamp
-) -> tuple[pa.Array, pa.Array]:
+def _static_alone(schema: TableSchema, columns: Mapping[str, pa.Array], count: int) -> Mask | None:
+    """Which rows name a partition and no row of it; None where none does."""
+    alone: Mask = np.ones(count, np.bool_)
+    for column in schema.clustering:
+        values = columns.get(column.name)
+        if values is not None:
+            valid = valid_of(values)
+            if valid is None:
+                return None
+            alone &= ~valid
+    if not alone.any():
+        return None
+    for column in schema.regular:
+        valid = valid_of(columns[column.name]) if column.name in columns else ~alone
+        if valid is None or (alone & valid).any():
+            raise InvalidRequest(
+                f"rows of {schema.full_name} have a value in {column.name!r} and no clustering key",
+                advice="without a clustering key only static columns may have values",
+            )
+    return alone
+
+
+def _heads(schema: TableSchema, columns: Mapping[str, pa.Array], static: Columns, moment: Moment) -> Encoded:
     """A head for each row that has static cells; those of one partition are merged later."""
-    additions = _additions(schema, static, stamp)
-    for number, values in static.items():
-        column = schema.by_number[number]
-        assert column.kind is ColumnKind.STATIC
-        if is_multi_cell(column.type):
-            continue
-        for row, value in zip(additions, _wire_list(column, values)):
-            if value is not None:
-                row.cells[number] = Cell(stamp.timestamp_us, value)
-    keys, heads = [], []
-    for prefix, row in zip(prefixes.to_pylist(), additions):
-        if row.cells or row.collections:
-            keys.append(head_key(prefix))
-            heads.append(encode_head(Head(static=row), schema.version))
-    return pa.array(keys, pa.binary()), pa.array(heads, pa.binary())
+    some: npt.NDArray[np.bool_] = np.zeros(len(moment), np.bool_)
+    for values in static.values():
+        valid = valid_of(values)
+        some |= True if valid is None or moment.nulls_delete else valid
+    members = np.flatnonzero(some)
+    chosen = pa.array(members)
+    taken = {number: values.take(chosen) for number, values in static.items()}
+    partitions = {column.name: columns[column.name] for column in schema.partition_key if column.name in columns}
+    keys = encode_head_keys(schema, {name: values.take(chosen) for name, values in partitions.items()}, len(members))
+    if any(is_multi_cell(schema.by_number[number].type) for number in static):
+        rows = _drafted(schema, taken, moment.of(members))
+        heads = pa.array([encode_head(Head(static=row), schema.version) for row in rows], pa.binary())
+    else:
+        heads = encode_static_values(schema, taken, moment.of(members))
+    return without_repeats(keys, heads)

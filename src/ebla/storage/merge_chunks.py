@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,7 +49,7 @@ def merge_chunks(shape: Shape, streams: Sequence[Iterator[pa.RecordBatch]]) -> I
 
 def resolved(shape: Shape, chunk: pa.RecordBatch) -> pa.RecordBatch:
     """Rows in any order, of which keys may be there several times, as a chunk."""
-    order, same_key = _key_order(chunk.column(KEY))
+    order, same_key = key_order(chunk.column(KEY))
     chunk = chunk.take(pa.array(order))
     if not same_key.any():
         return chunk
@@ -129,13 +130,14 @@ class KeyGroups:
         return cls(starts, np.diff(starts, append=len(same_key) + 1))
 
 
-def _key_order(keys: pa.Array) -> tuple[Places, Mask]:
-    """The places of the keys in ascending order (equal ones as they came), and which of them equals the next.
+def key_order(keys: pa.Array, words: npt.NDArray[np.uint64] | None = None) -> tuple[Places, Mask]:
+    """The places of the keys in ascending order (equal ones as they came), and which of them equals the next. `words`
+    are their tokens (`token_words`), where they are known already.
 
     Sorting by token alone is many times faster, and right unless two different keys share a token: rows of one
     partition, as a rule.
     """
-    words = token_words(keys)
+    words = token_words(keys) if words is None else words
     order = np.argsort(words, kind="stable")
     words = words[order]
     tokens_tie = words[1:] == words[:-1]

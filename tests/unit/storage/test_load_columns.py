@@ -4,6 +4,7 @@ import datetime
 import uuid
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.unit.storage.random_rows import MIXED, column, stored_key, stored_prefix, table
@@ -11,14 +12,20 @@ from tests.unit.storage.random_rows import MIXED, column, stored_key, stored_pre
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import InvalidRequest
 from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, Row, list_path
-from ebla.model.schema import ColumnKind
+from ebla.model.schema import TTL_S_MAX, ColumnKind
 from ebla.model.values import encode
 from ebla.storage import load_columns
 from ebla.storage.columns import KEY, STORED
 from ebla.storage.key_codec import head_key
 from ebla.storage.layer import Item
-from ebla.storage.load_columns import Stamp, encode_batch
-from ebla.storage.row_codec import Flag, decode_head, decode_row, is_plain
+from ebla.storage.load_columns import (
+    Stamp,
+    encode_batch,
+    encode_partition_deletions,
+    encode_row_deletions,
+    encode_upserts,
+)
+from ebla.storage.row_codec import Flag, decode_head, decode_row, encode_head, encode_row, is_plain
 
 NUMBER = {one.name: one.number for one in MIXED.columns}
 
@@ -143,3 +150,107 @@ def test_frozen_collections_are_canonical() -> None:
     (item,) = items(encode_batch(schema, given, Stamp(1, 1)))
     expected = encode(parse_type("frozen<set<text>>"), ["a", "b"])
     assert decode_row(item[1], schema.layouts).cells == {schema.column("v").number: Cell(1, expected)}
+
+
+# ---- TTLs, deletions, static cells: against rows made one by one
+
+
+def rows_of(encoded: tuple[pa.Array, pa.Array]) -> dict[bytes, Row]:
+    """Of keys that are there once each."""
+    keys, values = (column.to_pylist() for column in encoded)
+    assert len(set(keys)) == len(keys)
+    return {one: decode_row(value, MIXED.layouts) for one, value in zip(keys, values)}
+
+
+def test_a_ttl_is_of_the_marker_and_of_every_cell() -> None:
+    given = batch(p=["a", "b"], c=[1, 1], d=["t", "t"], w=["v", None], m=[[("k", 3)], None])
+    found = rows_of(encode_upserts(MIXED, given, Stamp(7, 100, ttl_s=50)))
+    marker = Marker(7, 50, 150)
+    elements = Elements(Deletion(6, 100), {b"k": Cell(7, (3).to_bytes(4), 50, 150)})
+    assert found[key("a", 1)] == Row(marker, None, {NUMBER["w"]: Cell(7, b"v", 50, 150)}, {NUMBER["m"]: elements})
+    assert found[key("b", 1)] == Row(marker)
+
+
+def test_each_row_may_have_a_ttl_of_its_own() -> None:
+    given = batch(p=["a", "b", "c"], c=[1, 1, 1], d=["t", "t", "t"], w=["v", "v", "v"])
+    encoded = encode_upserts(MIXED, given, Stamp(7, 100, ttl_s=9), np.array([5, 0, 70_000]))
+    found = rows_of(encoded)
+    assert found[key("a", 1)] == Row(Marker(7, 5, 105), None, {NUMBER["w"]: Cell(7, b"v", 5, 105)})
+    assert found[key("c", 1)].marker == Marker(7, 70_000, 70_100)
+    plain = dict(zip(*(column.to_pylist() for column in encoded)))[key("b", 1)]
+    assert is_plain(plain), "without a TTL it is as plain as any"
+
+
+@pytest.mark.parametrize("ttl_s", [-1, TTL_S_MAX + 1])
+def test_ttls_are_bounded(ttl_s: int) -> None:
+    given = batch(p=["a"], c=[1], d=["t"])
+    with pytest.raises(InvalidRequest, match=f"TTL of {ttl_s} s"):
+        encode_upserts(MIXED, given, Stamp(7, 100, ttl_s=ttl_s))
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536])
+@pytest.mark.parametrize("timestamp_us", [-5, 0, 200, 1 << 40, 1_700_000_000_000_000])
+def test_rows_by_vectors_are_byte_for_byte_what_the_codec_writes(size: int, timestamp_us: int) -> None:
+    given = batch(p=["a", "b", "c"], c=[1, 1, 1], d=["t", "t", "t"], w=["x" * size, None, "y"], x=[1, 2, None],
+                  z=[None, None, b"z"])  # fmt: skip
+    stamp = Stamp(timestamp_us, 1_700_000_000, nulls_delete=True, ttl_s=1_000)
+    for value in encode_upserts(MIXED, given, stamp)[1].to_pylist():
+        row = decode_row(value, MIXED.layouts)
+        assert value == encode_row(row, MIXED.version, MIXED.layouts[-1])
+        assert row.cells[NUMBER["z"]] in (
+            Cell(timestamp_us, None, 0, stamp.at_s),
+            Cell(timestamp_us, b"z", 1_000, stamp.at_s + 1_000),
+        )
+
+
+def test_many_cells_in_a_row_that_expires() -> None:
+    wide = table(column("p", "int", ColumnKind.PARTITION_KEY), *(column(f"v{place:02}", "int") for place in range(20)))
+    given = {name.name: pa.array([1, None if place % 3 else 2], pa.int32()) for place, name in enumerate(wide.columns)}
+    given["p"] = pa.array([1, 2], pa.int32())
+    for value in encode_upserts(wide, pa.record_batch(given), Stamp(7, 9, ttl_s=1))[1].to_pylist():
+        assert value == encode_row(decode_row(value, wide.layouts), wide.version, wide.layouts[-1])
+
+
+def test_rows_are_deleted_by_their_keys_alone() -> None:
+    given = batch(p=["a", "b"], c=[1, 2], d=["t", "t"], w=["v", None], m=[[("k", 3)], None])
+    found = rows_of(encode_row_deletions(MIXED, given, Stamp(7, 100, nulls_delete=True, ttl_s=3)))
+    assert found == dict.fromkeys([key("a", 1), key("b", 2)], Row(deletion=Deletion(7, 100)))
+    with pytest.raises(InvalidRequest, match=r"'d' of ks\.t is null in 1"):
+        encode_row_deletions(MIXED, batch(p=["a"], c=[1], d=[None]), Stamp(7, 100))
+
+
+def test_partitions_are_deleted_by_the_partition_key_alone() -> None:
+    given = batch(p=["a", "b"], c=[None, 2], w=["v", None])
+    keys, values = encode_partition_deletions(MIXED, given, Stamp(7, 100))
+    assert keys.to_pylist() == [head_key(stored_prefix([b"a"])), head_key(stored_prefix([b"b"]))]
+    assert [decode_head(value) for value in values.to_pylist()] == [Head(Deletion(7, 100))] * 2
+
+
+def test_static_cells_need_no_row() -> None:
+    given = batch(p=["a", "b"], c=[None, 1], d=[None, "t"], s=["x", "y"], w=[None, "v"])
+    keys, _ = encode_upserts(MIXED, given, Stamp(7, 3))
+    heads = [head_key(stored_prefix([name])) for name in (b"a", b"b")]
+    assert sorted(keys.to_pylist()) == sorted([*heads, key("b", 1)])
+    only = encode_upserts(MIXED, batch(p=["a"], s=["x"]), Stamp(7, 3, ttl_s=2))
+    assert only[0].to_pylist() == heads[:1]
+    assert decode_head(only[1][0].as_py()) == Head(static=Row(cells={NUMBER["s"]: Cell(7, b"x", 2, 5)}))
+    with pytest.raises(InvalidRequest, match="a value in 'w' and no clustering key"):
+        encode_upserts(MIXED, batch(p=["a"], c=[None], d=[None], s=["x"], w=["v"]), Stamp(7, 3))
+    with pytest.raises(InvalidRequest, match=r"'d' of ks\.t is null in 1"):
+        encode_upserts(MIXED, batch(p=["a"], c=[1], d=[None], s=["x"]), Stamp(7, 3))
+
+
+def test_a_head_by_vectors_is_byte_for_byte_what_the_codec_writes() -> None:
+    for stamp in (Stamp(7, 3), Stamp(7, 3, nulls_delete=True), Stamp(7, 3, ttl_s=6)):
+        given = batch(p=["a", "b", "b", "b"], c=[1, 2, 3, 4], d=["t"] * 4, s=["x", None, "z", "z"])
+        _, values = encode_upserts(MIXED, given, stamp)
+        found = [value for value in values.to_pylist() if value[1] & Flag.HEAD]
+        assert all(value == encode_head(decode_head(value), MIXED.version) for value in found)
+        assert len(found) == (3 if stamp.nulls_delete else 2), "the same twice in a row is said once"
+
+
+def test_nulls_inside_collections_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not a value of type"):
+        encode_upserts(MIXED, batch(p=["a"], c=[1], d=["t"], m=[[("k", None)]]), Stamp(7, 3))
+    with pytest.raises(InvalidRequest, match="not a value of type"):
+        encode_upserts(MIXED, batch(p=["a"], c=[1], d=["t"], l=[[1, None]]), Stamp(7, 3))

@@ -1,0 +1,47 @@
+"""Stored keys and values in any order become rows in key order, each key once: what a run of a load is."""
+
+import numpy as np
+import pyarrow as pa
+
+from ebla.model.schema import TableSchema
+from ebla.storage.byte_columns import Mask
+from ebla.storage.merge import merge_all
+from ebla.storage.merge_chunks import KeyGroups, key_order, same_as_next
+from ebla.storage.row_file import ROWS_SCHEMA
+
+
+def sorted_rows(schema: TableSchema, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
+    """Columns `key` and `value`. A key that is there twice is merged by the one rule of all rows."""
+    order, same_key = key_order(keys)
+    places = pa.array(order)
+    keys, values = keys.take(places), values.take(places)
+    if same_key.any():
+        keys, values = _merged(schema, keys, values, same_key)
+    return pa.RecordBatch.from_arrays([keys, values], schema=ROWS_SCHEMA)
+
+
+def without_repeats(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Without those that say the same as the next: heads of one partition, as a rule."""
+    repeats = same_as_next(keys) & same_as_next(values)
+    if not repeats.any():
+        return keys, values
+    kept = pa.array(np.append(~repeats, True))
+    return keys.filter(kept), values.filter(kept)
+
+
+def _merged(schema: TableSchema, keys: pa.Array, values: pa.Array, same_key: Mask) -> tuple[pa.Array, pa.Array]:
+    groups = KeyGroups.of(same_key)
+    differs = np.zeros(len(keys), np.bool_)
+    differs[:-1] = same_key & ~same_as_next(values)
+    unequal = np.logical_or.reduceat(differs, groups.starts)
+    firsts = pa.array(groups.starts)
+    keys, found = keys.take(firsts), values.take(firsts)
+    if not unequal.any():
+        return keys, found
+    members = values.filter(pa.array(np.repeat(unequal, groups.sizes))).to_pylist()
+    merged, start = [], 0
+    for size in groups.sizes[unequal].tolist():
+        merged.append(merge_all(members[start : start + size], schema))
+        start += size
+    order = np.where(unequal, len(found) + np.cumsum(unequal) - 1, np.arange(len(found)))
+    return keys, pa.concat_arrays([found, pa.array(merged, pa.binary())]).take(pa.array(order))
