@@ -159,6 +159,18 @@ class Limits(msgspec.Struct, frozen=True):
     session_close_ms: Annotated[
         int, Meta(ge=500, le=600_000, description="how long the end of a session waits for nodes to be done with it")
     ] = 30_000
+    table_calls_max: Annotated[
+        int, Meta(ge=1, le=1_024, description="calls of Spark jobs at one shard at the same time; more are refused")
+    ] = 16
+    table_call_ms_max: Annotated[
+        int, Meta(ge=1_000, le=86_400_000, description="a call of a Spark job, as a commit, is given up after this")
+    ] = 7_200_000
+    write_jobs_max: Annotated[
+        int, Meta(ge=1, le=1_024, description="Spark jobs that write, of the whole cluster; one more is refused")
+    ] = 16
+    table_write_jobs_max: Annotated[
+        int, Meta(ge=1, le=1_024, description="Spark jobs that write to one table; one more is refused")
+    ] = 4
     free_disk_bytes_min: Annotated[
         int,
         Meta(ge=0, le=1 << 50, description="with less free space a node does not start, and takes no more writes"),

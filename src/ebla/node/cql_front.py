@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ebla.broker.broker import TableBroker
+from ebla.broker.broker_parts import BrokerLimits, BrokerParts
 from ebla.cql.clients import Clients
 from ebla.cql.connection import ConnectionLimits, ConnectionParts, CqlCounts, Load
 from ebla.cql.describe import Describer
@@ -25,6 +27,7 @@ from ebla.cql.system_tables.versions_seen import VersionsSeen
 from ebla.model.errors import DeadlineExceeded, Unavailable
 from ebla.model.identity import Address, HostId, ShardNumber
 from ebla.node.router_front import RouterFront, RouterSetup
+from ebla.pipeline.doors import DoorPlaces, WireDoors
 from ebla.replica.fronts import Front, FrontContext, FrontFactory
 from ebla.request.router import Router
 from ebla.runtime.socket_passing import SocketPassing
@@ -42,6 +45,16 @@ STATUS_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerSetup:
+    """For the calls of jobs."""
+
+    places: DoorPlaces
+    datacenter: str
+    authority: Callable[[], bytes]
+    limits: BrokerLimits
+
+
+@dataclass(frozen=True, slots=True)
 class CqlSetup:
     addresses: tuple[Address, Address]
     """For every client, and for those that choose their shard."""
@@ -56,6 +69,7 @@ class CqlSetup:
     execution: ExecutorLimits
     connection: ConnectionLimits
     server: ServerLimits
+    broker: BrokerSetup
 
 
 class ControlOfNode:
@@ -89,6 +103,9 @@ class CqlFront:
         self._control = ControlOfNode(context, setup.control_address)
         self._events = EventDesk(setup.addresses[0].port)
         self._seen = VersionsSeen()
+        around = context.surroundings
+        peers = PeersContext(around.transport, around.chance, context.introduction, context.wire, context.report)
+        self._doors = WireDoors(context.tasks, peers, setup.broker.places)
         chance = context.surroundings.chance
         self.server = CqlServer(
             ConnectionParts(
@@ -114,12 +131,14 @@ class CqlFront:
         """It has no verbs."""
 
     def installed(self, view: View) -> None:
+        self._doors.follow(view.snapshot)
         self._seen.note(view, self._context.surroundings.clock.wall_us())
         self._events.look(view, self._context.view.down)
 
     def close(self) -> None:
         self._passing.close()
         self.server.close("the shard stops")
+        self._doors.close("the shard stops")
 
     # ---- serving
 
@@ -191,6 +210,23 @@ class CqlFront:
             chance=context.surroundings.chance,
             own=context.own,
             limits=setup.execution,
+            calls=TableBroker(self._broker_parts(router)),
+        )
+
+    def _broker_parts(self, router: Router) -> BrokerParts:
+        context, setup = self._context, self._setup.broker
+        return BrokerParts(
+            view=context.view,
+            doors=self._doors,
+            host=context.own.host,
+            datacenter=setup.datacenter,
+            authority=setup.authority,
+            next_timestamp_us=router.timestamps.next_us,
+            tasks=context.tasks,
+            clock=context.surroundings.clock,
+            chance=context.surroundings.chance,
+            report=context.report,
+            limits=setup.limits,
         )
 
     def _clients(self) -> Iterable[Mapping[str, Any]]:

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
+from ebla.broker.broker_parts import BrokerLimits
 from ebla.cql.connection import ConnectionLimits
 from ebla.cql.execute import ExecutorLimits
 from ebla.cql.login import EveryoneMayLogin, Login, PasswordLogin, parse_password_hash
 from ebla.cql.server import ServerLimits
-from ebla.model.identity import Address, ShardNumber
-from ebla.node.cql_front import CqlSetup, cql_fronts
+from ebla.model.identity import Address, HostId, ShardNumber
+from ebla.node.cql_front import BrokerSetup, CqlSetup, cql_fronts
 from ebla.node.process import (
     ASK_SHARE,
     child_parser,
@@ -26,6 +27,7 @@ from ebla.node.process import (
 from ebla.node.router_front import RouterSetup
 from ebla.observe.metrics import Metrics
 from ebla.options import Authenticator, ClientTls, CommitLogMode, NodeOptions, flat
+from ebla.pipeline.doors import DoorPlaces
 from ebla.ports.surroundings import Surroundings
 from ebla.replica.fronts import ShardParts
 from ebla.replica.replica_limits import ReplicaLimits
@@ -75,7 +77,7 @@ async def _run(options: NodeOptions, setup: ShardSetup) -> None:
         parts = ShardParts(
             engine=RocksEngine(disk, rocks_limits(options)),
             metrics=Metrics(),
-            fronts=cql_fronts(_router_setup(options), _cql_setup(options, front_tls)),
+            fronts=cql_fronts(_router_setup(options), _cql_setup(options, front_tls, setup.introduction.host)),
         )
         around = Surroundings(SystemClock(), SystemChance(), disk, transport)
         await run_until_stopped(ShardProcess(around, setup, parts).run())
@@ -116,7 +118,7 @@ def _router_setup(options: NodeOptions) -> RouterSetup:
     )
 
 
-def _cql_setup(options: NodeOptions, tls: FrontTls) -> CqlSetup:
+def _cql_setup(options: NodeOptions, tls: FrontTls, host: HostId) -> CqlSetup:
     folder, limits = DataFolder(options.folder), options.limits
     return CqlSetup(
         addresses=options.cql_addresses,
@@ -139,6 +141,28 @@ def _cql_setup(options: NodeOptions, tls: FrontTls) -> CqlSetup:
             all_requests_bytes_max=limits.shard_requests_bytes_max,
         ),
         server=ServerLimits(connections_max=limits.cql_connections_max),
+        broker=_broker_setup(options, host),
+    )
+
+
+def _broker_setup(options: NodeOptions, host: HostId) -> BrokerSetup:
+    folder, limits = DataFolder(options.folder), options.limits
+    places = DoorPlaces(
+        own=host,
+        control_socket=Address(str(folder.control_socket)),
+        bulk_socket=Address(str(folder.bulk_socket)),
+        shard_socket_of=partial(_socket_of, folder),
+        bulk_port=options.ports.bulk_verbs,
+        shard_port_first=options.ports.shards_from,
+    )
+    return BrokerSetup(
+        places=places,
+        datacenter=options.datacenter,
+        authority=TlsFolder(folder.tls).trusted_pem,
+        limits=BrokerLimits(
+            calls_max=limits.table_calls_max,
+            call_ms_max=limits.table_call_ms_max,
+        ),
     )
 
 

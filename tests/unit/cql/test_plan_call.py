@@ -106,4 +106,4 @@ def test_it_is_carried_out_in_a_task_of_its_own(cql: Cql) -> None:
 
 def test_its_text_is_not_kept(cql: Cql) -> None:
     cql.run("CALL ebla.other(0x00)")
-    assert len(cql.executor._queries) == 0  # noqa: SLF001  # what is kept cannot be seen from outside
+    assert len(cql.executor._queries) == 0  # what is kept cannot be seen from outside
