@@ -1,0 +1,128 @@
+"""A user's Spark on this machine, the rows that it reads and writes, and what its processes cost."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+from ebla.pipeline.java import find_java, make_java_home
+
+MASTER = "local[2]"
+TASKS = 4
+SEED = 20_261
+DEFINITION = "name text, hits bigint, price {double}, note text, seen timestamp, kind int, code text"
+"""Beside the key, a bigint: 8 columns, 120 bytes of values."""
+
+Part = str
+Spent = dict[Part, float]
+
+
+def new_session(folder: Path, jars: Path | None) -> SparkSession:
+    """As somebody would set it up for jobs of this size: rows go through Java, so its compiler is the full one."""
+    folder.mkdir()
+    os.environ["JAVA_HOME"] = str(make_java_home(find_java("", os.environ), folder))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={folder}",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.local.dir": str(folder),
+        "spark.log.level": "ERROR",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if jars is not None:
+        settings["spark.jars"] = str(jars)
+    builder = SparkSession.builder.master(MASTER).appName("bench")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def make_rows(spark: SparkSession, count: int, tasks: int = TASKS) -> DataFrame:
+    """Texts of random letters, so that nothing is gained by compressing them."""
+    letters = fn.sha2(fn.concat(fn.col("id").cast("string"), fn.lit(str(SEED))), 256)
+    return spark.range(0, count, 1, tasks).select(
+        "id",
+        fn.substring(letters, 1, 32).alias("name"),
+        (fn.col("id") * 7919 % 1_000_003).alias("hits"),
+        (fn.col("id") % 100_000 / 7.0).alias("price"),
+        fn.substring(letters, 25, 40).alias("note"),
+        fn.timestamp_millis(fn.lit(1_700_000_000_000) + fn.col("id") * 37).alias("seen"),
+        (fn.col("id") % 97).cast("int").alias("kind"),
+        fn.substring(letters, 3, 12).alias("code"),
+    )
+
+
+def read_whole(frame: DataFrame) -> None:
+    """Every row and column, into nothing."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    seconds: float
+    spent: Mapping[Part, float]
+    """CPU seconds, of each part."""
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(self.spent.values())
+
+
+def spark_spent() -> Spent:
+    """Of the session's processes so far: this one, which plans and commits, Java, and Python's tasks."""
+    spent = {"driver": own_s(psutil.Process()), "java": 0.0, "python_tasks": 0.0}
+    for child in psutil.Process().children():
+        if name_of(child) == "java":
+            spent["java"] += own_s(child)
+            spent["python_tasks"] += below_s(child)
+    return spent
+
+
+def below_s(process: psutil.Process) -> float:
+    """Of all below it, those that have ended and were waited for included."""
+    with suppress(psutil.NoSuchProcess):
+        return sum(own_s(child) + ended_s(child) for child in process.children(recursive=True))
+    return 0.0
+
+
+def own_s(process: psutil.Process) -> float:
+    with suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def ended_s(process: psutil.Process) -> float:
+    with suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return float(times.children_user + times.children_system)
+    return 0.0
+
+
+def name_of(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
+
+
+def timed(work: Callable[[], object], parts: Callable[[], Spent]) -> Timed:
+    before = parts()
+    began = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - began
+    return Timed(seconds, {part: spent - before.get(part, 0.0) for part, spent in parts().items()})
