@@ -112,6 +112,9 @@ class Plane:
         self._check(source.session)
         return source
 
+    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
+        return self.sources[ticket]
+
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         if self.fails:
             self.fails -= 1
@@ -147,7 +150,7 @@ class Plane:
     def close_put(self, place: PutPlace) -> None:
         pass
 
-    def _check(self, session: SessionId) -> None:
+    def _check(self, session: SessionId | None) -> None:
         if session in self.closed:
             self.refused += 1
             raise Stale(f"session {session} is closed")

@@ -56,6 +56,9 @@ class Plane:
         self._check(source.session)
         return source
 
+    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
+        return self.sources[ticket]
+
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         while self.is_held:
             self.somebody_waits.set()
@@ -88,7 +91,7 @@ class Plane:
     def close_put(self, place: PutPlace) -> None:
         """Nothing is counted."""
 
-    def _check(self, session: SessionId) -> None:
+    def _check(self, session: SessionId | None) -> None:
         if session in self.closed:
             raise Stale(f"session {session} is closed")
 

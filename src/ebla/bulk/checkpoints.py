@@ -5,7 +5,7 @@
                            shard-N/…   the stacks of a shard, as it made them
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -17,14 +17,15 @@ from ebla.bulk.transfer_limits import TransferLimits
 from ebla.journal.recovery import make_durable_folder
 from ebla.journal.replace import read_checked_file, replace_file
 from ebla.model.errors import Corruption, Overloaded, Refused
-from ebla.model.identity import CheckpointId, SessionId, ShardNumber, TableId
+from ebla.model.identity import CheckpointId, SessionId, ShardNumber, TableId, TopologyVersion
 from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart
 from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk
 from ebla.storage.manifest import Manifest, StackEntry, layer_folder, read_manifest
 from ebla.wire.report import Report
-from ebla.wire.transfer_messages import CheckpointedStack, CheckpointRequest, TakeCheckpointRequest
+from ebla.wire.transfer_messages import CheckpointAnswer, CheckpointedStack, CheckpointRequest
 from ebla.wire.verbs import CHECKPOINT, A, Q, Verb
 
 RECORD_NAME = "record"
@@ -40,11 +41,27 @@ class Shards(Protocol):
 
 class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: CheckpointId
-    session: SessionId
+    session: SessionId | None
+    """None: for a read of the table, which is in the memory of this process alone."""
     table: TableId
     parts: tuple[CheckpointPart, ...]
     schema: TableSchema
     machine: str
+    version: TopologyVersion = TopologyVersion(0)
+    """The newest that a shard had installed when it was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be in a checkpoint, and whose it is."""
+
+    session: SessionId | None
+    table: TableId
+    range: TokenRange
+    version: TopologyVersion
+    """The shards must have installed it."""
+    schema: TableSchema
+    shards: tuple[ShardNumber, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +84,13 @@ class Checkpoints:
         self._taking: dict[CheckpointId, None] = {}
 
     async def recover(self) -> None:
-        """What is whole on disk. One without a record was not answered to anybody."""
+        """What is whole on disk. One without a record was not answered to anybody; one of a read nobody here knows any
+        more: whoever asks for it gets a new one."""
         disk, root = self._disk, self._parts.folder
         await make_durable_folder(disk, root)
         for name in disk.list_folder(root):
             record = await self._record_in(f"{root}/{name}")
-            if record is not None and uuid_of(name) == record.checkpoint:
+            if record is not None and uuid_of(name) == record.checkpoint and record.session is not None:
                 self._kept[record.checkpoint] = record
             else:
                 await disk.run(partial(disk.remove_folder, f"{root}/{name}"))
@@ -87,10 +105,9 @@ class Checkpoints:
             self._parts.report("checkpoint.unreadable", {"folder": folder, "cause": str(failure)})
             return None
 
-    async def take(
-        self, request: TakeCheckpointRequest, schema: TableSchema, shards: Sequence[ShardNumber], deadline_ms: int
-    ) -> CheckpointRecord:
-        """Held by a guard. On any error nothing of it is left, or will be after the next sweep."""
+    async def take(self, wanted: Wanted, deadline_ms: int) -> CheckpointRecord:
+        """Held by a guard, where it has a session. On any error nothing of it is left, or will be after the next
+        sweep."""
         if len(self._kept) >= self._parts.limits.checkpoints_max:
             raise Overloaded(f"{len(self._kept)} checkpoints are kept on this node already")
         checkpoint = CheckpointId(self._parts.chance.uuid())
@@ -99,11 +116,16 @@ class Checkpoints:
         try:
             await make_durable_folder(self._disk, folder)
             parts: list[CheckpointPart] = []
-            for shard in shards:
-                parts += await self._ask(shard, request, f"{folder}/shard-{shard}", deadline_ms)
-            self._disk.create(f"{folder}/{self._parts.machine}").close()
+            version = wanted.version
+            for shard in wanted.shards:
+                below = f"{folder}/shard-{shard}"
+                answer = await self._ask(shard, wanted, below, deadline_ms)
+                parts += [await self._listed(shard, stack, below) for stack in answer.stacks]
+                version = max(version, answer.version)
+            machine = self._parts.machine
+            self._disk.create(f"{folder}/{machine}").close()
             record = CheckpointRecord(
-                checkpoint, request.session, request.table, tuple(parts), schema, self._parts.machine
+                checkpoint, wanted.session, wanted.table, tuple(parts), wanted.schema, machine, version
             )
             await replace_file(self._disk, f"{folder}/{RECORD_NAME}", msgspec.msgpack.encode(record))
             self._kept[checkpoint] = record
@@ -120,13 +142,10 @@ class Checkpoints:
             # The shard may be making files in it still. It is a stranger from now on; what went wrong is told first.
             self._parts.report("checkpoint.not_removed", {"folder": folder, "cause": str(failure)})
 
-    async def _ask(
-        self, shard: ShardNumber, request: TakeCheckpointRequest, folder: str, deadline_ms: int
-    ) -> list[CheckpointPart]:
-        wanted = CheckpointRequest(request.session, request.table, request.range, request.version, folder)
+    async def _ask(self, shard: ShardNumber, wanted: Wanted, folder: str, deadline_ms: int) -> CheckpointAnswer:
+        request = CheckpointRequest(wanted.session, wanted.table, wanted.range, wanted.version, folder)
         await make_durable_folder(self._disk, folder)
-        answer = await self._parts.shards.call(shard, CHECKPOINT, wanted, deadline_ms)
-        return [await self._listed(shard, stack, folder) for stack in answer.stacks]
+        return await self._parts.shards.call(shard, CHECKPOINT, request, deadline_ms)
 
     async def _listed(self, shard: ShardNumber, stack: CheckpointedStack, folder: str) -> CheckpointPart:
         root = folder.rpartition("/")[0]
@@ -137,7 +156,7 @@ class Checkpoints:
             raise Corruption(f"the checkpoint {stack.folder} of shard {shard} has no manifest")
         entry = _only_stack(manifest, stack.folder)
         layers = await self._disk.run(partial(self._layers, entry, stack.folder, root))
-        return CheckpointPart(shard, stack.range, tuple(layers))
+        return CheckpointPart(shard, stack.range, tuple(layers), sum(layer.facts.rows for layer in entry.layers))
 
     def _layers(self, entry: StackEntry, stack: str, root: str) -> list[CheckpointLayer]:
         """Blocks. The live layer of a checkpoint is empty and has no folder."""
@@ -174,10 +193,10 @@ class Checkpoints:
 
     @property
     def sessions(self) -> tuple[SessionId, ...]:
-        return tuple(dict.fromkeys(one.session for one in self._kept.values()))
+        return tuple(dict.fromkeys(one.session for one in self._kept.values() if one.session is not None))
 
-    async def release(self, session: SessionId, checkpoints: Iterable[CheckpointId]) -> None:
-        """What is not there is no error."""
+    async def release(self, session: SessionId | None, checkpoints: Iterable[CheckpointId]) -> None:
+        """What is not there is no error, nor what is somebody else's."""
         for checkpoint in checkpoints:
             record = self._kept.get(checkpoint)
             if record is not None and record.session == session:

@@ -23,7 +23,8 @@ from ebla.wire.transfer_messages import FlightPut, PutAnswer
 class OpenedSource:
     """A checkpoint that the holder of a ticket reads. One for each stream; `close_source` ends it."""
 
-    session: SessionId
+    session: SessionId | None
+    """None: of a read of the table, which has none."""
     checkpoint: CheckpointId
     table: TableId
     folder: str
@@ -31,6 +32,8 @@ class OpenedSource:
     parts: tuple[CheckpointPart, ...]
     schema: TableSchema
     """Of the table as the checkpoint has it: its rows are read by this."""
+    machine: str = ""
+    """A file of this name stands in the folder."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +63,15 @@ class DataPlane(Protocol):
 
     def open_source(self, ticket: bytes) -> OpenedSource: ...
 
+    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
+        """By a ticket to read a table: the checkpoint that is kept for the read, or one that is taken now; it is kept
+        until `close_source`. Raises `Stale` where it does not hold all of the range that is asked for, `NotFound`
+        where the table was dropped."""
+        ...
+
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
-        """Before each batch of so many bytes is sent: looks the session up, keeps to the rate, counts."""
+        """Before each batch of so many bytes is sent: looks the session up, keeps to the rate, counts. Of a read:
+        raises where it was ended."""
         ...
 
     def close_source(self, source: OpenedSource) -> None:

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from ebla.bulk.data_plane import DataPlane, OpenedSource, PutPlace
+from ebla.bulk.tickets import is_of_read
 from ebla.model.errors import (
     ConnectionLost,
     Corruption,
@@ -32,13 +33,18 @@ from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head
 from ebla.wire.flight_forms import BYTES_SCHEMA, CHECKSUM_BYTES, END_OF_ROWS, bytes_batch, bytes_in
 from ebla.wire.frames import encode
 from ebla.wire.scan_messages import ScanJob
+from ebla.wire.table_access import Located
 from ebla.wire.transfer_messages import (
     FilesQuestion,
     FlightGet,
     FlightPut,
+    HashesQuestion,
     LocateQuestion,
     PutAnswer,
+    Question,
     StagedRowsQuestion,
+    StoredRowsQuestion,
+    TypedRowsQuestion,
 )
 
 T = TypeVar("T")
@@ -134,20 +140,36 @@ class FlightStreams:
 
     def answer(self, get: FlightGet) -> Generator[pa.Schema | Piece, None, None]:
         """First the schema, then the batches. Dropped at any point it lets go of all it has."""
-        source = self._calls.call(self._opened(get.ticket))
+        source = self._calls.call(self._opened(get))
         try:
-            if isinstance(get.question, FilesQuestion):
-                yield BYTES_SCHEMA
-                yield from self._file(source, get.question)
-            elif isinstance(get.question, LocateQuestion | StagedRowsQuestion):
-                raise InvalidRequest("this ticket is for a checkpoint, and opens nothing else")
-            else:
-                yield from self._scan(source, ScanJob(source.schema, _stacks(source), get.question))
+            yield from self._answered(source, get.question)
         finally:
             self._calls.tell(self._plane.close_source, source)
 
-    async def _opened(self, ticket: bytes) -> OpenedSource:
-        return self._plane.open_source(ticket)
+    async def _opened(self, get: FlightGet) -> OpenedSource:
+        if not is_of_read(get.ticket):
+            return self._plane.open_source(get.ticket)
+        if isinstance(get.question, FilesQuestion | StagedRowsQuestion):
+            raise InvalidRequest("this ticket is for the rows of a table, and opens nothing else")
+        return await self._plane.open_read(get.ticket, get.question.range)
+
+    def _answered(self, source: OpenedSource, question: Question) -> Iterator[pa.Schema | Piece]:
+        match question:
+            case FilesQuestion():
+                yield BYTES_SCHEMA
+                yield from self._file(source, question)
+            case StoredRowsQuestion() | TypedRowsQuestion() | HashesQuestion():
+                yield from self._scan(source, ScanJob(source.schema, _stacks(source), question))
+            case LocateQuestion() if source.session is None:
+                yield BYTES_SCHEMA
+                yield self._located(source)
+            case LocateQuestion() | StagedRowsQuestion():
+                raise InvalidRequest("this ticket is for a checkpoint, and opens nothing else")
+
+    def _located(self, source: OpenedSource) -> Piece:
+        data = encode(Located(source.machine, source.folder, _stacks(source), source.schema))
+        self._calls.call(self._plane.admit_sending(source, len(data)))
+        return bytes_batch(data), b""
 
     def _file(self, source: OpenedSource, question: FilesQuestion) -> Iterator[Piece]:
         path, known = file_of(source, question)

@@ -2,12 +2,16 @@
 
 A session that this process does not find listed may also be one that it has not heard of yet, after a start or behind
 a slow feed. So nothing is removed before a read barrier was reached; and nothing while a guard of it is still held.
+
+Checkpoints of reads of tables have no session. They go when nobody has used them for a while.
 """
 
 import asyncio
+from dataclasses import dataclass
 
 from ebla.bulk.checkpoints import Checkpoints
 from ebla.bulk.staging import Staging
+from ebla.bulk.table_reads import TableReads
 from ebla.bulk.transfer_counts import TransferCounts
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.bulk.transfer_plane import TransferPlane
@@ -17,15 +21,24 @@ from ebla.wire.report import Report
 from ebla.wire.session_guards import Guards
 
 
+@dataclass(frozen=True, slots=True)
+class SweepParts:
+    guards: Guards
+    staging: Staging
+    plane: TransferPlane
+    checkpoints: Checkpoints
+    reads: TableReads
+    counts: TransferCounts
+
+
 class Sweeper:
-    def __init__(
-        self, guards: Guards, staging: Staging, plane: TransferPlane, checkpoints: Checkpoints, counts: TransferCounts
-    ) -> None:
-        self._guards = guards
-        self._staging = staging
-        self._plane = plane
-        self._checkpoints = checkpoints
-        self._counts = counts
+    def __init__(self, parts: SweepParts) -> None:
+        self._guards = parts.guards
+        self._staging = parts.staging
+        self._plane = parts.plane
+        self._checkpoints = parts.checkpoints
+        self._reads = parts.reads
+        self._counts = parts.counts
         self._news = asyncio.Event()
         self.failures: dict[SessionId, OSError | DiskFull] = {}
         """Of the last sweep; the next one tries again."""
@@ -54,12 +67,19 @@ class Sweeper:
         """Raises `Unavailable` where there was no barrier."""
         self.failures = {}
         self._staging.notice_strangers()
+        await self._sweep_reads()
         if self._unlisted():
             await self._guards.catch_up(barrier_ms)
             for session in self._unlisted():
                 await self._sweep_one(session)
         await self._staging.remove_leftovers()
         await self._checkpoints.remove_strangers()
+
+    async def _sweep_reads(self) -> None:
+        """No barrier is needed: at worst one is taken again that need not have gone."""
+        self._reads.end_outdated()
+        self._plane.end_reads()
+        await self._reads.drop_unused()
 
     async def _sweep_one(self, session: SessionId) -> None:
         if session in self._guards.closing:

@@ -2,7 +2,8 @@
 
 A task has no certificate of the cluster; a ticket is its right. It names one checkpoint to read or one transfer to
 write, and opens nothing else. It does not replace the session, which is looked up besides: a ticket cannot be taken
-back, a session can be closed.
+back, a session can be closed. A ticket to read a table has no session: until it expires its holder reads the table, by
+the checkpoint that is kept for the read or by a new one.
 """
 
 import enum
@@ -18,7 +19,7 @@ from ebla.model.identity import SessionId, TableId
 TICKET_FORMAT = b"\x01"
 KEY_BYTES = 32
 TICKET_BYTES_MAX = 4096
-_MAC_BYTES = hashlib.sha256().digest_size
+_HEAD_BYTES = len(TICKET_FORMAT) + hashlib.sha256().digest_size
 
 
 class TicketRefused(Refused):
@@ -28,16 +29,32 @@ class TicketRefused(Refused):
 class GrantKind(enum.StrEnum):
     GET = "get"
     PUT = "put"
+    READ = "read"
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
     kind: GrantKind
-    session: SessionId
+    session: SessionId | None
+    """None: of a read of a table."""
     subject: uuid.UUID
-    """The checkpoint that may be read, or the transfer that may be written."""
+    """The checkpoint that may be read, the transfer that may be written, or the read of the table."""
     table: TableId
     expires_ms: int
     """Wall time."""
+
+    @property
+    def of_session(self) -> SessionId:
+        """Of one that is signed for a session."""
+        assert self.session is not None
+        return self.session
+
+
+def is_of_read(ticket: bytes) -> bool:
+    """What the ticket says of itself, whoever signed it: only for choosing where it is looked at."""
+    try:
+        return msgspec.msgpack.decode(ticket[_HEAD_BYTES:], type=Grant).kind is GrantKind.READ
+    except msgspec.MsgspecError:
+        return False
 
 
 class Tickets:
@@ -46,15 +63,15 @@ class Tickets:
         self._key = key
 
     def sign(self, grant: Grant) -> bytes:
+        assert (grant.session is None) is (grant.kind is GrantKind.READ)
         body = msgspec.msgpack.encode(grant)
         return TICKET_FORMAT + self._mac(body) + body
 
     def read(self, ticket: bytes, kind: GrantKind, now_ms: int) -> Grant:
         """Raises `TicketRefused`."""
-        head = len(TICKET_FORMAT) + _MAC_BYTES
-        if not head < len(ticket) <= TICKET_BYTES_MAX or not ticket.startswith(TICKET_FORMAT):
+        if not _HEAD_BYTES < len(ticket) <= TICKET_BYTES_MAX or not ticket.startswith(TICKET_FORMAT):
             raise TicketRefused("this is no ticket of a bulk process", advice="ask the node for one")
-        mac, body = ticket[len(TICKET_FORMAT) : head], ticket[head:]
+        mac, body = ticket[len(TICKET_FORMAT) : _HEAD_BYTES], ticket[_HEAD_BYTES:]
         if not hmac.compare_digest(mac, self._mac(body)):
             raise TicketRefused("the ticket is not signed by this node", advice="use it at the node that gave it out")
         grant = msgspec.msgpack.decode(body, type=Grant)

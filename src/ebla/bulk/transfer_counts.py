@@ -1,5 +1,6 @@
 """What the bulk process counts of transfers, for its status and its metrics."""
 
+from ebla.bulk.read_coverage import NotOwned
 from ebla.bulk.tickets import TicketRefused
 from ebla.model.errors import EblaError
 from ebla.observe.metrics import Metrics
@@ -13,12 +14,17 @@ class TransferCounts:
         )
         self._closed = refused.series("closed_session")
         self._tickets = refused.series("ticket")
+        self._not_owned = refused.series("not_owned")
         self._received = metrics.counter("bulk_received_bytes_total", "Bytes that transfers brought here").series()
         self._sent = metrics.counter("bulk_sent_bytes_total", "Bytes that transfers took from here").series()
         self.streams = metrics.gauge("bulk_streams", "Streams of transfers under way").series()
         self.seals = metrics.counter("bulk_seals_total", "Attempts that were sealed").series()
         self.copied_files = metrics.counter(
             "bulk_copied_files_total", "Staged files that somebody had open for writing when they were sealed"
+        ).series()
+        self.reads = metrics.gauge("bulk_reads", "Reads of tables that a checkpoint is kept for").series()
+        self.read_checkpoints = metrics.counter(
+            "bulk_read_checkpoints_total", "Checkpoints that were taken for reads of tables"
         ).series()
         self.swept = metrics.counter("bulk_swept_sessions_total", "Sessions whose leftovers were removed").series()
 
@@ -27,6 +33,8 @@ class TransferCounts:
             self._tickets.add()
         elif isinstance(error, SessionClosed):
             self._closed.add()
+        elif isinstance(error, NotOwned):
+            self._not_owned.add()
 
     def received(self, size_bytes: int) -> None:
         self._received.add(size_bytes)

@@ -5,9 +5,10 @@ Whatever has an effect runs under a guard of its session, entered behind a read 
 
 from dataclasses import dataclass
 
-from ebla.bulk.checkpoints import CheckpointRecord, Checkpoints, Shards
+from ebla.bulk.checkpoints import CheckpointRecord, Checkpoints, Shards, Wanted
 from ebla.bulk.seal import Sealer, SealOrder
 from ebla.bulk.staging import Staging
+from ebla.bulk.table_reads import TableReads
 from ebla.bulk.tickets import Grant, GrantKind, Tickets
 from ebla.bulk.transfer_counts import TransferCounts
 from ebla.bulk.transfer_limits import TransferLimits
@@ -50,6 +51,7 @@ class DeskParts:
     sealer: Sealer
     checkpoints: Checkpoints
     plane: TransferPlane
+    reads: TableReads
     tickets: Tickets
     counts: TransferCounts
     limits: TransferLimits
@@ -74,8 +76,9 @@ class TransferDesk:
             async with parts.guards.materialised(request.session, call.work_ms()):
                 schema = self._schema(request.session, request.table)
                 shards = self._shards(request.shard)
-                record = await parts.checkpoints.take(request, schema, shards, self._shard_ms(call))
-                return TakeCheckpointAnswer(self._source(record))
+                wanted = Wanted(request.session, request.table, request.range, request.version, schema, shards)
+                record = await parts.checkpoints.take(wanted, self._shard_ms(call))
+                return TakeCheckpointAnswer(self._source(request.session, record))
         except EblaError as error:
             parts.counts.refused(error)
             raise
@@ -105,7 +108,7 @@ class TransferDesk:
             async with parts.guards.materialised(request.session, call.work_ms()):
                 staged = parts.staging.find(request.session, request.transfer)
                 schema = self._schema(request.session, staged.target.table)
-                order = SealOrder(request.attempt, request.files, request.layers, schema)
+                order = SealOrder(request.attempt, request.files, request.layers, schema, request.more)
                 sealed = await parts.sealer.seal(staged, order)
         except EblaError as error:
             parts.counts.refused(error)
@@ -136,6 +139,7 @@ class TransferDesk:
             counts.received_bytes,
             counts.sent_bytes,
             parts.plane.streams,
+            parts.reads.count,
         )
 
     # -- what is asked for -------------------------------------------------------------------------------------------
@@ -163,9 +167,9 @@ class TransferDesk:
 
     # -- what is answered --------------------------------------------------------------------------------------------
 
-    def _source(self, record: CheckpointRecord) -> Source:
+    def _source(self, session: SessionId, record: CheckpointRecord) -> Source:
         parts = self._parts
-        grant = Grant(GrantKind.GET, record.session, record.checkpoint, record.table, self._expires_ms(record.session))
+        grant = Grant(GrantKind.GET, session, record.checkpoint, record.table, self._expires_ms(session))
         return Source(
             parts.host,
             record.checkpoint,

@@ -23,7 +23,9 @@ class TransferLimits:
     """Open at the same time, of all sessions."""
     checkpoints_max: int = 1_024
     attempts_max: int = 64
-    """At one transfer."""
+    """At one transfer of files."""
+    runs_max: int = 16_384
+    """Attempts at one transfer of rows, of which all may count."""
     files_max: int = 16_384
     """Of one attempt."""
     free_bytes_min: int = 0
@@ -39,6 +41,14 @@ class TransferLimits:
     """Rows of at most so many bytes are left to the shard to merge; of more a layer is made."""
     sweep_ms: int = 5_000
     """How often is looked for what nobody has released, also where no news came."""
+    reads_idle_ms: int = 600_000
+    """So long the checkpoint of a read is kept after its last use. Asked again it takes a new one."""
+    reads_max: int = 256
+    """With a checkpoint at the same time. One more lets go of the one that was not used for the longest time."""
+    read_streams_max: int = 64
+    """Out of checkpoints of reads, at the same time; those of transfers have their own."""
+    read_life_ms_max: int = 7 * 86_400_000
+    """Of a ticket to read a table, whatever is asked for."""
 
     def __post_init__(self) -> None:
         assert self.puts_max > 0

@@ -8,11 +8,13 @@ from ebla.bulk.checkpoints import Checkpoints
 from ebla.bulk.data_plane import OpenedSource, PutPlace
 from ebla.bulk.puts import Puts
 from ebla.bulk.staging import Staging
+from ebla.bulk.table_reads import Point, TableReads
 from ebla.bulk.tickets import Grant, GrantKind, Tickets
 from ebla.bulk.transfer_counts import TransferCounts
 from ebla.bulk.transfer_limits import Rate, StreamCount, TransferLimits
 from ebla.model.errors import EblaError, Refused
 from ebla.model.identity import CheckpointId, SessionId, TransferId
+from ebla.model.token import TokenRange
 from ebla.ports.clock import Clock
 from ebla.wire.session_guards import Guards
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
@@ -25,6 +27,7 @@ class PlaneParts:
     staging: Staging
     puts: Puts
     checkpoints: Checkpoints
+    reads: TableReads
     counts: TransferCounts
     limits: TransferLimits
     clock: Clock
@@ -35,20 +38,22 @@ class TransferPlane:
         self._parts = parts
         self._gets = StreamCount("out of", parts.limits.gets_max)
         self._puts = StreamCount("into", parts.limits.puts_max)
+        self._read_streams = StreamCount("of reads out of", parts.limits.read_streams_max)
         self._rate = Rate(parts.limits, parts.clock)
         self._sources: dict[OpenedSource, None] = {}
+        self._reading: dict[OpenedSource, Point] = {}
         self._places: dict[PutPlace, None] = {}
 
     @property
     def streams(self) -> int:
-        return self._gets.open + self._puts.open
+        return self._gets.open + self._puts.open + self._read_streams.open
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
     def open_source(self, ticket: bytes) -> OpenedSource:
         with self._counted():
             grant = self._granted(ticket, GrantKind.GET)
-            self._check_listed(grant.session)
+            self._check_listed(grant.of_session)
             checkpoint = CheckpointId(grant.subject)
             record = self._parts.checkpoints.find(checkpoint)
             if record is None:
@@ -60,18 +65,40 @@ class TransferPlane:
         self._note_streams()
         return source
 
+    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
+        parts = self._parts
+        with self._counted():
+            grant = self._granted(ticket, GrantKind.READ)
+            self._read_streams.enter()
+            try:
+                point = await parts.reads.enter(grant, asked, parts.limits.shard_ms)
+            except BaseException:
+                self._read_streams.leave()
+                raise
+        record = point.record
+        folder = parts.checkpoints.folder_of(record.checkpoint)
+        counting = point.coverage.parts
+        source = OpenedSource(None, record.checkpoint, record.table, folder, counting, point.schema, record.machine)
+        self._reading[source] = point
+        self._note_streams()
+        return source
+
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         with self._counted():
-            self._check_listed(source.session)
+            self._check_source(source)
             await self._rate.admit(size_bytes)
             # Again: the wait may have been long.
-            self._check_listed(source.session)
+            self._check_source(source)
         self._parts.counts.sent(size_bytes)
 
     def close_source(self, source: OpenedSource) -> None:
         if source in self._sources:
             del self._sources[source]
             self._gets.leave()
+            self._note_streams()
+        elif source in self._reading:
+            self._parts.reads.leave(self._reading.pop(source))
+            self._read_streams.leave()
             self._note_streams()
 
     # -- in ----------------------------------------------------------------------------------------------------------
@@ -82,8 +109,8 @@ class TransferPlane:
             grant = self._granted(put.ticket, GrantKind.PUT)
             self._puts.enter()
             try:
-                async with parts.guards.materialised(grant.session, parts.limits.barrier_ms):
-                    staged = parts.staging.find(grant.session, TransferId(grant.subject))
+                async with parts.guards.materialised(grant.of_session, parts.limits.barrier_ms):
+                    staged = parts.staging.find(grant.of_session, TransferId(grant.subject))
                     place = await parts.puts.open(staged, put)
             except BaseException:
                 self._puts.leave()
@@ -124,10 +151,27 @@ class TransferPlane:
         for source in [one for one in self._sources if one.session == session]:
             self.close_source(source)
 
+    def end_reads(self) -> None:
+        """Those that are over under their streams, likewise."""
+        for source in [source for source, point in self._reading.items() if point.is_over]:
+            self.close_source(source)
+
     # -- both --------------------------------------------------------------------------------------------------------
 
     def _granted(self, ticket: bytes, kind: GrantKind) -> Grant:
         return self._parts.tickets.read(ticket, kind, self._parts.clock.wall_us() // 1000)
+
+    def _check_source(self, source: OpenedSource) -> None:
+        if source.session is not None:
+            self._check_listed(source.session)
+            return
+        point = self._reading.get(source)
+        if point is None:
+            raise Refused(
+                f"the read by checkpoint {source.checkpoint} was ended here",
+                advice="its table was dropped, or its ticket has expired",
+            )
+        self._parts.reads.check(point)
 
     def _check_listed(self, session: SessionId) -> None:
         """For what is read, which has no effect here."""

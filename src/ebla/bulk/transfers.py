@@ -8,9 +8,11 @@ from typing import Any
 from ebla.bulk.checkpoints import CheckpointParts, Checkpoints
 from ebla.bulk.data_plane import DataPlane
 from ebla.bulk.puts import Puts
+from ebla.bulk.read_desk import ReadDesk, ReadDeskParts
 from ebla.bulk.seal import Sealer
 from ebla.bulk.staging import Isolation, LayerBuilding, Staging, StagingParts
-from ebla.bulk.sweeping import Sweeper
+from ebla.bulk.sweeping import Sweeper, SweepParts
+from ebla.bulk.table_reads import ReadParts, TableReads
 from ebla.bulk.tickets import KEY_BYTES, Tickets
 from ebla.bulk.transfer_counts import TransferCounts
 from ebla.bulk.transfer_desk import DeskParts, TransferDesk
@@ -83,6 +85,7 @@ class BulkTransfers:
         self.checkpoints: Checkpoints | None = None
         self.plane: TransferPlane | None = None
         self._desk: TransferDesk | None = None
+        self._read_desk: ReadDesk | None = None
         self._sweeper: Sweeper | None = None
 
     async def begin(self, tasks: asyncio.TaskGroup, context: PeersContext) -> None:
@@ -105,6 +108,12 @@ class BulkTransfers:
             )
         )
         await checkpoints.recover()
+        reads = TableReads(
+            ReadParts(host, self._view, self._guards, checkpoints, self._counts, setup.limits, around.clock)
+        )
+        self._read_desk = ReadDesk(
+            ReadDeskParts(host, setup.flight, self._machine, reads, tickets, self._counts, setup.limits, around.clock)
+        )
         self.plane = TransferPlane(
             PlaneParts(
                 tickets,
@@ -112,6 +121,7 @@ class BulkTransfers:
                 self.staging,
                 self._puts,
                 checkpoints,
+                reads,
                 self._counts,
                 setup.limits,
                 around.clock,
@@ -129,6 +139,7 @@ class BulkTransfers:
                 self._sealer,
                 checkpoints,
                 self.plane,
+                reads,
                 tickets,
                 self._counts,
                 setup.limits,
@@ -136,11 +147,13 @@ class BulkTransfers:
                 self._report,
             )
         )
-        self._sweeper = Sweeper(self._guards, self.staging, self.plane, checkpoints, self._counts)
+        self._sweeper = Sweeper(SweepParts(self._guards, self.staging, self.plane, checkpoints, reads, self._counts))
 
     def attach(self, server: Server) -> None:
         assert self._desk is not None
+        assert self._read_desk is not None
         self._desk.attach(server)
+        self._read_desk.attach(server)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -50,6 +50,8 @@ class CheckpointPart(msgspec.Struct, frozen=True, array_like=True):
     shard: ShardNumber
     range: TokenRange
     layers: tuple[CheckpointLayer, ...]
+    rows: int = 0
+    """About: those of the layers, each counted by itself."""
 
     @property
     def size_bytes(self) -> int:

@@ -64,7 +64,8 @@ class CheckpointRequest(msgspec.Struct, frozen=True, array_like=True):
     """Of the stacks of this table that have a part of the range, each by hard links below `folder`. From the node's own
     bulk process alone."""
 
-    session: SessionId
+    session: SessionId | None
+    """None: for whoever reads the table, under no session."""
     table: TableId
     range: TokenRange
     version: TopologyVersion
@@ -80,6 +81,8 @@ class CheckpointedStack(msgspec.Struct, frozen=True, array_like=True):
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, array_like=True):
     stacks: tuple[CheckpointedStack, ...]
+    version: TopologyVersion = TopologyVersion(0)
+    """The one the shard had installed when the last of them was taken."""
 
 
 class FindTargetRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -212,6 +215,8 @@ class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True):
     sent_bytes: int = 0
     streams: int = 0
     """Under way now."""
+    reads: int = 0
+    """Of tables, that a checkpoint is kept for."""
 
 
 # ---- what goes over Flight, behind a ticket
@@ -231,6 +236,10 @@ class StoredRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="stor
     """Rows as they are stored, merged over layers, in key order: columns `key` and `value`."""
 
     range: TokenRange
+    conditions: tuple[KeyCondition, ...] = ()
+    """Rows that do not meet them are left out; the heads of their partitions may come all the same."""
+    partitions: tuple[bytes, ...] = ()
+    """As of `TypedRowsQuestion`."""
 
 
 class TypedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="typed_rows"):

@@ -53,6 +53,8 @@ class RigPlane:
     tickets: Tickets = field(default_factory=lambda: Tickets(b"k" * 32))
     listed: list[SessionId] = field(default_factory=lambda: [SESSION])
     now_ms: int = 1_000
+    owned: TokenRange = WHOLE_RING
+    """By reads of the table."""
     refused: int = 0
     sources: int = 0
     places: int = 0
@@ -65,6 +67,14 @@ class RigPlane:
         self.sources += 1
         folder = str(self.folder / "checkpoint")
         return OpenedSource(SESSION, CHECKPOINT, self.schema.id, folder, self.parts, self.schema)
+
+    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
+        self.tickets.read(ticket, GrantKind.READ, self.now_ms)
+        if not self.owned.covers(asked):
+            raise Stale("this node has no whole copy")
+        self.sources += 1
+        folder = str(self.folder / "checkpoint")
+        return OpenedSource(None, CHECKPOINT, self.schema.id, folder, self.parts, self.schema, "here.1")
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         self._check(source.session)
@@ -113,8 +123,8 @@ class RigPlane:
     def _path(self, attempt: AttemptId, name: str) -> Path:
         return self.folder / "staging" / str(attempt) / name
 
-    def _check(self, session: SessionId) -> None:
-        if session not in self.listed:
+    def _check(self, session: SessionId | None) -> None:
+        if session is not None and session not in self.listed:
             self.refused += 1
             raise Stale(f"session {session} is closed", advice="nothing of it counts")
 

@@ -1,0 +1,126 @@
+"""What a checkpoint of a table can answer for: the ranges of which this node was a natural replica. Pure.
+
+That a stack is there says little. One of a pending replica lacks what has not been brought yet; one of a replica that
+left lacks what was written since; a table on vnodes has a stack for the whole ring at every shard, whatever the node
+owns. A question for such a range would be answered with too few rows, or none, and nobody would notice. So a range
+counts only if the topology gives it to this node at the version before the checkpoint was begun and at the one after
+it was taken: before, or a replica that was pending when its files were linked counts by what it became afterwards;
+after, or one whose files were gone by then counts by what it had been.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ebla.model.errors import Stale
+from ebla.model.identity import HostId, ShardNumber, TableId
+from ebla.model.token import TokenRange
+from ebla.model.transfers import CheckpointPart
+from ebla.wire.table_access import StackSize
+from ebla.wire.topology_view import View
+
+Ranges = tuple[TokenRange, ...]
+"""Ascending, without overlap or touch, none over the top of the ring."""
+
+
+class NotOwned(Stale):
+    """This node has no whole copy of the range that was asked for. Others may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What a host is a natural replica of, at one version."""
+
+    by_shard: Mapping[ShardNumber, Ranges] | None
+    """Of a table on tablets. A tablet that moves between shards of one node is owned by one of them at a time."""
+    of_node: Ranges
+    shard_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Of one checkpoint."""
+
+    ranges: Ranges
+    parts: tuple[CheckpointPart, ...]
+    """Those that count."""
+    sizes: tuple[StackSize, ...]
+
+    def has(self, asked: TokenRange) -> bool:
+        return _covers(self.ranges, asked)
+
+    def has_all(self, ranges: Ranges) -> bool:
+        return all(_covers(self.ranges, one) for one in ranges)
+
+
+def owned_by(view: View, table: TableId, host: HostId) -> Owned:
+    """Of a table that the view has."""
+    node, on_tablets = view.snapshot.nodes.get(host), view.snapshot.on_tablets(table)
+    shard_count = 0 if node is None else node.shard_count
+    if on_tablets and table not in view.snapshot.tablets:
+        return Owned({}, (), shard_count)  # they are not all known yet
+    replicas = view.sets.of(table)
+    ranges = list(replicas.ranges_of(host))
+    if not on_tablets:
+        return Owned(None, joined(ranges), shard_count)
+    by_shard: dict[ShardNumber, list[TokenRange]] = {}
+    for tablet in ranges:
+        for replica in replicas.writing(tablet.end).natural:
+            if replica.host == host:
+                by_shard.setdefault(replica.shard, []).append(tablet)
+    return Owned({shard: joined(found) for shard, found in by_shard.items()}, joined(ranges), shard_count)
+
+
+def coverage_of(parts: Sequence[CheckpointPart], before: Owned, after: Owned) -> Coverage:
+    if before.by_shard is None or after.by_shard is None:
+        return _of_vnodes(parts, before, after)
+    counting = tuple(
+        part
+        for part in parts
+        if _covers(before.by_shard.get(part.shard, ()), part.range)
+        and _covers(after.by_shard.get(part.shard, ()), part.range)
+    )
+    sizes = tuple(StackSize(part.range, part.size_bytes, part.rows) for part in counting)
+    return Coverage(joined(part.range for part in counting), counting, sizes)
+
+
+def _of_vnodes(parts: Sequence[CheckpointPart], before: Owned, after: Owned) -> Coverage:
+    """Any range may have rows at any shard: with one of them missing, none is whole."""
+    there = {part.shard for part in parts}
+    if any(ShardNumber(number) not in there for number in range(after.shard_count)):
+        return Coverage((), (), ())
+    ranges = _common(before.of_node, after.of_node)
+    width = sum(one.width for one in ranges)
+    size_bytes, rows = sum(part.size_bytes for part in parts), sum(part.rows for part in parts)
+    sizes = [StackSize(one, size_bytes * one.width // width, rows * one.width // width) for one in ranges]
+    return Coverage(ranges, tuple(parts), tuple(sizes))
+
+
+def joined(ranges: Iterable[TokenRange]) -> Ranges:
+    found: list[TokenRange] = []
+    for one in sorted(piece for each in ranges for piece in each.unwrapped()):
+        if found and one.start <= found[-1].end:
+            last = found.pop()
+            found.append(TokenRange(last.start, max(last.end, one.end)))
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def _common(one: Ranges, other: Ranges) -> Ranges:
+    """By one pass over both: a node of a large ring has hundreds."""
+    found: list[TokenRange] = []
+    first = second = 0
+    while first < len(one) and second < len(other):
+        left, right = one[first], other[second]
+        start, end = max(left.start, right.start), min(left.end, right.end)
+        if start < end:
+            found.append(TokenRange(start, end))
+        if left.end <= right.end:
+            first += 1
+        else:
+            second += 1
+    return tuple(found)
+
+
+def _covers(ranges: Ranges, asked: TokenRange) -> bool:
+    return all(any(one.covers(piece) for one in ranges) for piece in asked.unwrapped())
