@@ -1,0 +1,219 @@
+"""All options of `format("ebla")`, for reading and for writing, in one table; and how they are given.
+
+Spark hands them over as texts whose names have no case. One that nobody knows is an error and not a default: a typing
+mistake in `consistency` must not turn into another level.
+"""
+
+import difflib
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import InvalidRequest
+from ebla.source.contact import ContactSettings, parse_contacts
+from ebla.source.cql_client import Security
+
+
+class Side(enum.StrEnum):
+    BOTH = "reading and writing"
+    READ = "reading"
+    WRITE = "writing"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    name: str
+    meaning: str
+    default: str = ""
+    side: Side = Side.BOTH
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("contact", "CQL addresses of nodes, any of them: host:port, with commas between", "127.0.0.1:9042"),
+    Option("keyspace", "the table's keyspace"),
+    Option("table", "the table's name; keyspace.table names both, and so does load('keyspace.table')"),
+    Option("username", "who logs in, where nodes ask for it"),
+    Option("password", "of the user"),
+    Option("ssl", "true: the CQL port of the nodes wants TLS", "false"),
+    Option("ssl.ca", "file with the certificate of the cluster's authority, tls/authority.pem in a node's folder"),
+    Option(
+        "ssl.verify", "false: any certificate is taken, so that whoever is in between can read the password", "true"
+    ),
+    Option("consistency", "ONE, TWO, THREE, QUORUM, ALL, LOCAL_ONE, LOCAL_QUORUM or EACH_QUORUM", "LOCAL_QUORUM"),
+    Option("timeout", "how long nodes may take to answer what the driver asks", "60s"),
+    Option("shortcut", "false: files are not read or written directly where nodes are on the same machine", "true"),
+    Option("columns", "names of the columns to read, with commas between; all, unless given", side=Side.READ),
+    Option("token", "name of a further column that has the token of each row's partition", side=Side.READ),
+    Option("writetime", "columns whose write times, in microseconds, come as <column>_writetime", side=Side.READ),
+    Option("ttl", "columns whose seconds left to live come as <column>_ttl", side=Side.READ),
+    Option("pushdown", "auto, true or false: whether conditions on keys are left to the nodes", "auto", Side.READ),
+    Option("split_bytes", "about how much a task reads", "128m", Side.READ),
+    Option("life", "how long a DataFrame may be used again: the right to read ends then", "24h", Side.READ),
+)
+"""What stands here is what the documentation shows."""
+
+OF_SPARK = ("path", "checkpointlocation", "queryname", "outputmode", "mergeschema")
+"""Names that Spark itself adds."""
+
+_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class Given:
+    """What a user gave, for one side; every name is known. Raises `InvalidRequest`."""
+
+    def __init__(self, options: Mapping[str, str], side: Side) -> None:
+        self.side = side
+        self._values = {name.lower(): value for name, value in options.items()}
+        self._known = {option.name: option for option in OPTIONS if option.side in (Side.BOTH, side)}
+        for name in self._values:
+            if name not in self._known and name not in OF_SPARK:
+                raise self._unknown(name)
+
+    def has(self, name: str) -> bool:
+        return bool(self._values.get(name))
+
+    def text(self, name: str) -> str:
+        return self._values.get(name) or self._known[name].default
+
+    def path(self) -> str:
+        """What stood in the brackets of `load` or `save`."""
+        return self._values.get("path") or ""
+
+    def flag(self, name: str) -> bool:
+        found = _TRUTH.get(self.text(name).lower())
+        if found is None:
+            raise self.wrong(name, "true or false")
+        return found
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in self.text(name).split(",") if part.strip())
+
+    def size(self, name: str) -> int:
+        number, unit = _split_unit(self.text(name))
+        if unit.removesuffix("b") not in _BYTES or number is None or number <= 0:
+            raise self.wrong(name, "a number of bytes such as 128m")
+        return int(number * _BYTES[unit.removesuffix("b")])
+
+    def seconds(self, name: str) -> float:
+        number, unit = _split_unit(self.text(name))
+        if unit not in _SECONDS or number is None or number <= 0:
+            raise self.wrong(name, "a time such as 90s, 15m or 24h")
+        return number * _SECONDS[unit]
+
+    def level(self) -> ConsistencyLevel:
+        found = ConsistencyLevel.__members__.get(self.text("consistency").upper())
+        if found is None:
+            raise self.wrong("consistency", ", ".join(ConsistencyLevel.__members__))
+        return found
+
+    def wrong(self, name: str, wanted: str) -> InvalidRequest:
+        return InvalidRequest(f"option {name}={self.text(name)!r} is not understood", advice=f"it is {wanted}")
+
+    def _unknown(self, name: str) -> InvalidRequest:
+        other = next((option for option in OPTIONS if option.name == name), None)
+        if other is not None:
+            return InvalidRequest(f"option {name!r} is for {other.side}, not for {self.side}")
+        return InvalidRequest(f"there is no option {name!r}", advice=nearest(name, tuple(self._known)))
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """What may have been meant: advice for an unknown name."""
+    close = difflib.get_close_matches(name, known, n=1)
+    there = ", ".join(sorted(known)[:40])
+    return f"did you mean {close[0]!r}? There are: {there}" if close else f"there are: {there}"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to get at a table."""
+
+    contact: ContactSettings
+    keyspace: str
+    table: str
+    level: ConsistencyLevel
+    timeout_s: float
+    uses_short_cut: bool
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.keyspace}.{self.table}"
+
+
+def access_of(given: Given) -> Access:
+    keyspace, table = _named_table(given)
+    security = Security(
+        given.text("username"), given.text("password"), given.flag("ssl"), _authority(given), given.flag("ssl.verify")
+    )
+    contact = ContactSettings(parse_contacts(given.text("contact")), security)
+    return Access(contact, keyspace, table, given.level(), given.seconds("timeout"), given.flag("shortcut"))
+
+
+class Pushdown(enum.StrEnum):
+    AUTO = "auto"
+    """Where Spark asks for it."""
+    ON = "true"
+    OFF = "false"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    access: Access
+    columns: tuple[str, ...]
+    """Empty: all."""
+    token: str
+    writetimes: tuple[str, ...]
+    ttls: tuple[str, ...]
+    pushdown: Pushdown
+    split_bytes: int
+    life_ms: int
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    given = Given(options, Side.READ)
+    pushdown = given.text("pushdown").lower()
+    if pushdown not in tuple(Pushdown):
+        raise given.wrong("pushdown", "auto, true or false")
+    return ReadOptions(
+        access_of(given),
+        given.names("columns"),
+        given.text("token"),
+        given.names("writetime"),
+        given.names("ttl"),
+        Pushdown(pushdown),
+        given.size("split_bytes"),
+        int(given.seconds("life") * 1000),
+    )
+
+
+def _named_table(given: Given) -> tuple[str, str]:
+    keyspace, table = given.text("keyspace"), given.text("table") or given.path()
+    if not keyspace and "." in table:
+        keyspace, _, table = table.partition(".")
+    if not table or not keyspace:
+        missing = "table" if not table else "keyspace"
+        raise InvalidRequest(f"option {missing!r} is missing", advice="say which table: keyspace=shop, table=orders")
+    return keyspace, table
+
+
+def _authority(given: Given) -> str:
+    """The text and not the path: it is used on other machines too."""
+    path = given.text("ssl.ca")
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the file of option ssl.ca cannot be read: {error}") from None
+
+
+def _split_unit(text: str) -> tuple[float | None, str]:
+    stripped = text.strip().lower()
+    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    try:
+        return float(number), stripped[len(number) :].strip()
+    except ValueError:
+        return None, ""
