@@ -57,8 +57,8 @@ async def _scan(job: ScanJob, sock: socket.socket) -> None:
 
 def _answer(job: ScanJob, scan: CheckpointScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     match job.question:
-        case StoredRowsQuestion(range=token_range):
-            return ROWS_SCHEMA, scan.stored(token_range)
+        case StoredRowsQuestion(range=token_range, conditions=conditions, partitions=partitions):
+            return ROWS_SCHEMA, scan.stored(token_range, conditions, partitions)
         case TypedRowsQuestion(range=token_range) as asked:
             question = Question(
                 job.schema, asked.columns, asked.now_s, conditions=asked.conditions, partitions=asked.partitions

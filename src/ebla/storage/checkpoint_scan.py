@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
+from ebla.model.asked_rows import KeyCondition
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.ports.disk import Disk
-from ebla.storage.columns import KEY, STORED
+from ebla.storage.columns import KEY, STORED, Shape
+from ebla.storage.key_conditions import KeyFilter
 from ebla.storage.layer import LayerEngine
 from ebla.storage.merge import KeySpan, clip_span, key_spans
 from ebla.storage.range_hashes import RangeHashes
 from ebla.storage.row_file import ROWS_SCHEMA
-from ebla.storage.scan import Question, ScanLayer, close_scan, open_scan, scan_rows, scan_stored
+from ebla.storage.scan import Question, ScanLayer, asked_spans, close_scan, open_scan, scan_rows, scan_stored
 
 
 class ScanStack(msgspec.Struct, frozen=True, array_like=True):
@@ -85,10 +87,18 @@ class CheckpointScan:
     stacks: tuple[ScanStack, ...]
     opened: OpenedLayer
 
-    def stored(self, token_range: TokenRange) -> Iterator[pa.RecordBatch]:
-        """Merged rows as they are stored, in the shape in which nodes send them to one another."""
-        for chunk in self._chunks(token_range):
-            yield pa.RecordBatch.from_arrays([chunk.column(KEY), chunk.column(STORED)], schema=ROWS_SCHEMA)
+    def stored(
+        self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Merged rows as they are stored, in the shape in which nodes send them to one another. Heads come with the
+        rows that meet the conditions, and may come alone."""
+        shape, kept = Shape(self.schema), KeyFilter(self.schema, conditions)
+        asked = Question(self.schema, (), 0, conditions=conditions, partitions=partitions)
+        for piece in scan_pieces(self.stacks, token_range):
+            spans = asked_spans(replace(asked, spans=(piece.span,)))
+            for chunk in scan_stored(self.schema, self._layers(piece), spans):
+                rows = kept.kept(shape, chunk)
+                yield pa.RecordBatch.from_arrays([rows.column(KEY), rows.column(STORED)], schema=ROWS_SCHEMA)
 
     def typed(self, token_range: TokenRange, question: Question) -> Iterator[pa.RecordBatch]:
         """What a user sees; the question's own spans do not count."""
