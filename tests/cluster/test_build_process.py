@@ -26,7 +26,7 @@ def job_of(folder: Path, items: list[Item], cut: int = 0) -> BuildJob:
     records = b"".join(encode_rows(rows_batch(items[start : start + 500])) for start in range(0, len(items), 500))
     rows = folder / "rows"
     rows.write_bytes(records[: len(records) - cut])
-    return BuildJob(str(rows), str(folder / "layer"), WHOLE_RING, SMALL)
+    return BuildJob((str(rows),), str(folder / "layer"), WHOLE_RING, SMALL)
 
 
 def on_files(story: Callable[[FileDisk], Awaitable[None]]) -> None:

@@ -11,6 +11,7 @@ SEEDS_S = 500
 DESK = PytestCheck("tests/unit/bulk/test_transfer_desk.py")
 STAGING = PytestCheck("tests/unit/bulk/test_staging.py")
 ADOPTION = PytestCheck("tests/unit/replica/test_adoption.py")
+JOB_ADOPTION = PytestCheck("tests/unit/replica/test_job_adoption.py")
 SESSIONS = PytestCheck("tests/unit/control/test_bulk_sessions.py")
 QUEUE = PytestCheck("tests/unit/pipeline/test_job_queue.py")
 RUNNER = PytestCheck("tests/unit/pipeline/test_job_runner.py")
@@ -69,12 +70,11 @@ MUTATIONS = (
     Mutation(
         name="transfers-adoption-layer-by-layer",
         module="ebla.storage.store",
-        find="        return await stack_changes.adopt_all(self._parts, stack, adoptions, forget)\n",
-        replace="        taken = 0\n"
+        find="        adopted = await stack_changes.adopt_all(self._parts, stack, adoptions, (forget, check))\n",
+        replace="        adopted = 0\n"
         "        for one in adoptions:\n"
         '            own = Adoption(one.folder, one.range, f"{one.origin}/{one.folder}")\n'
-        "            taken += await stack_changes.adopt_all(self._parts, stack, (own,), forget)\n"
-        "        return taken\n",
+        "            adopted += await stack_changes.adopt_all(self._parts, stack, (own,), (forget, check))\n",
         check=PytestCheck("tests/unit/storage/test_adoption.py"),
         why="for a moment, or after a crash for good, a deleted row shows, whose tombstone is in the next layer",
     ),
@@ -85,6 +85,46 @@ MUTATIONS = (
         replace="        fresh = list(adoptions)\n",
         check=ADOPTION,
         why="an answer that was lost doubles the size of a replica",
+    ),
+    Mutation(
+        name="transfers-adoption-not-fenced-on-arrival",
+        module="ebla.replica.adoption",
+        find="        _pass(self._fences.on_arrival(version))\n",
+        replace="        self._fences.on_arrival(version)\n",
+        check=JOB_ADOPTION,
+        why="what was routed by a map that is gone waits for guards and reads files before it is refused",
+    ),
+    Mutation(
+        name="transfers-adoption-not-fenced-before-the-effect",
+        module="ebla.replica.adoption",
+        find="            _pass(self._fences.before_effect(request.version))\n",
+        replace="            self._fences.before_effect(request.version)\n",
+        check=JOB_ADOPTION,
+        why="a job's layer is put into a replica that a barrier has shown to take nothing older any more",
+    ),
+    Mutation(
+        name="transfers-adoption-not-fenced-after-the-effect",
+        module="ebla.replica.adoption",
+        find="            _pass(self._fences.after_effect(version))\n",
+        replace="            self._fences.after_effect(version)\n",
+        check=JOB_ADOPTION,
+        why="a job counts on a replica that had lost its range when it answered",
+    ),
+    Mutation(
+        name="transfers-adoption-holds-no-version",
+        module="ebla.replica.adoption",
+        find="        parts.view.hold(version)\n",
+        replace="        parts.view.hold(parts.view.current.version)\n        version = parts.view.current.version\n",
+        check=JOB_ADOPTION,
+        why="a barrier returns while a layer of an older version is still on its way into a replica",
+    ),
+    Mutation(
+        name="transfers-adoption-of-any-number-of-layers",
+        module="ebla.replica.adoption",
+        find="        if bases + layers > max(layers_max, layers):\n",
+        replace="        if bases + layers > max(layers_max, layers) + bases:\n",
+        check=JOB_ADOPTION,
+        why="small jobs one after another make every read look into hundreds of layers",
     ),
     # -- the seal
     Mutation(
@@ -122,8 +162,8 @@ MUTATIONS = (
     Mutation(
         name="transfers-seal-takes-another-attempt",
         module="ebla.bulk.staging_state",
-        find="        is_named = self.winner is None or self.winner == attempt\n",
-        replace="        is_named = self.winner is None or self.winner.int >= 0\n",
+        find="        is_named = not self.winners or self.winners == winners\n",
+        replace="        is_named = not self.winners or bool(winners)\n",
         check=STAGING,
         why="a shard reads of one attempt while another is put in its place",
     ),

@@ -84,7 +84,7 @@ class Puts:
         check_name(target.kind, put.name)
         if put.size_bytes < 0 or put.offset < 0 or (target.kind is StagingKind.FILES and put.offset > put.size_bytes):
             raise InvalidRequest(f"a put of {put.size_bytes} bytes from {put.offset} on makes no sense")
-        staged.state = staged.state.put(put.attempt, self._parts.limits.attempts_max)
+        staged.state = staged.state.put(put.attempt, self._attempts_max(target.kind))
         try:
             return await self._open_file(staged, put)
         except DiskFull:
@@ -107,7 +107,7 @@ class Puts:
                 )
             self._staging.check_space(max(0, put.size_bytes - received))
             # Another stream may have come for the same, or a seal begun, while this one looked.
-            staged.state = staged.state.put(put.attempt, self._parts.limits.attempts_max)
+            staged.state = staged.state.put(put.attempt, self._attempts_max(target.kind))
         except BaseException:
             file.close()
             raise
@@ -126,6 +126,9 @@ class Puts:
         self._open[key] = _OpenPut(place, staged, file)
         return place
 
+    def _attempts_max(self, kind: StagingKind) -> int:
+        return self._parts.limits.runs_max if kind is StagingKind.ROWS else self._parts.limits.attempts_max
+
     def _file(self, staged: StagedTransfer, put: FlightPut) -> File:
         folder = staged.attempt_folder(put.attempt)
         path = f"{folder}/{put.name}"
@@ -139,7 +142,7 @@ class Puts:
         """Held by a guard. Raises `Stale` where another stream has taken the place."""
         opened = self._opened(place)
         staged = opened.staged
-        staged.state = staged.state.put(place.attempt, self._parts.limits.attempts_max)
+        staged.state = staged.state.put(place.attempt, self._attempts_max(place.kind))
         end = place.received_bytes + len(data)
         if place.kind is StagingKind.FILES and end > place.size_bytes:
             raise InvalidRequest(f"{place.name} was announced with {place.size_bytes} bytes, and {end} came")

@@ -5,14 +5,20 @@ then the kernel asked whether anybody still has the file open for writing. If so
 are copied. Only then are they checked (INV-XFER-4): a task that was given up and still runs can reach neither the new
 name nor the file. When all is whole and durable, the marker is written, and that is the moment from which the attempt
 counts (INV-XFER-2). A crash before it leaves an attempt that is partly moved, and the same seal asked again goes on.
+
+Of rows several attempts may count together, each a run in key order. Every one of them is taken over and looked at like
+a single one; what is left behind is one layer, or one file of rows where they are few, made of all of them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from ebla.bulk.puts import READ_BYTES, Puts, check_name, checksum_of, layer_of
 from ebla.bulk.staging import SEALED_PREFIX, StagedTransfer, StagingParts, uuid_of
+from ebla.bulk.staging_state import in_order
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, InvalidRequest, Refused
 from ebla.model.identity import AttemptId
@@ -20,7 +26,8 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind
 from ebla.ports.disk import File
-from ebla.storage.build_rows import BuildJob, check_rows
+from ebla.storage.build_rows import ROUNDS_SUFFIX, BuildJob, merge_few
+from ebla.storage.merge_runs import RunRules
 from ebla.storage.staging_format import (
     SEALED_LAYERS_MAX,
     SealedFile,
@@ -30,6 +37,8 @@ from ebla.storage.staging_format import (
 )
 
 _COPY_SUFFIX = ".copy"
+RUN_SUFFIX = ".run"
+"""Of a run of rows that was taken over, behind the id of its attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,17 @@ class SealOrder:
     layers: tuple[TokenRange, ...]
     schema: TableSchema
     """Of the table as it is now: staged rows are read by it."""
+    more: tuple[tuple[AttemptId, StagedFile], ...] = ()
+    """Of rows: further runs that count."""
+
+    @property
+    def attempts(self) -> tuple[AttemptId, ...]:
+        return (self.attempt, *(attempt for attempt, _ in self.more))
+
+    @property
+    def runs(self) -> tuple[tuple[AttemptId, StagedFile], ...]:
+        """Of rows: all of them."""
+        return (*((self.attempt, file) for file in self.files), *self.more)
 
 
 class Sealer:
@@ -48,10 +68,11 @@ class Sealer:
         self._puts = puts
 
     async def seal(self, staged: StagedTransfer, order: SealOrder) -> SealedFile:
-        """Held by a guard all the time. The same again changes nothing; another attempt is refused by the name of the
-        one that counts."""
+        """Held by a guard all the time. The same again changes nothing; other attempts are refused by the names of
+        those that count."""
         async with staged.changing:
-            staged.state = staged.state.sealing(order.attempt)
+            _check_attempts(staged, order, self._parts.limits.runs_max)
+            staged.state = staged.state.sealing(order.attempts)
             if staged.sealed is None:
                 await self._seal(staged, order)
             assert staged.sealed is not None
@@ -78,7 +99,7 @@ class Sealer:
             else:
                 staged.state = staged.state.failed()
         await self._disk.run(partial(self._remove_others, staged, sealed))
-        staged.received = {one: size for one, size in staged.received.items() if one == sealed.attempt}
+        staged.received = {one: size for one, size in staged.received.items() if one in sealed.attempts}
 
     def _remove_others(self, staged: StagedTransfer, sealed: SealedFile) -> None:
         """Attempts, and what is left of seals that failed. What a crash keeps of them goes with the session."""
@@ -86,14 +107,15 @@ class Sealer:
         for name in disk.list_folder(staged.folder):
             if name != kept and (name.startswith(SEALED_PREFIX) or uuid_of(name) is not None):
                 disk.remove_folder(f"{staged.folder}/{name}")
-        built_of = f"{staged.folder}/{kept}/{ROWS_NAME}"
-        if sealed.layers and disk.exists(built_of):
-            disk.unlink(built_of)
+        if kept and staged.target.kind is StagingKind.ROWS:
+            for name in disk.list_folder(f"{staged.folder}/{kept}"):
+                if name.endswith(RUN_SUFFIX):
+                    disk.unlink(f"{staged.folder}/{kept}/{name}")
 
     async def _gathered(self, staged: StagedTransfer, order: SealOrder) -> SealedFile:
         if not order.files:
             return SealedFile(order.attempt)
-        folder = f"{staged.folder}/{self._folder_name(staged, order.attempt)}"
+        folder = f"{staged.folder}/{self._folder_name(staged, order)}"
         await make_durable_folder(self._disk, folder)
         staged.copied_files = 0
         match staged.target.kind:
@@ -104,9 +126,10 @@ class Sealer:
         await self._disk.sync_folder(folder)
         return sealed
 
-    def _folder_name(self, staged: StagedTransfer, attempt: AttemptId) -> str:
-        """The one of a seal of this attempt that was interrupted, or a new one that nobody can guess."""
-        prefix = f"{SEALED_PREFIX}{attempt.hex}-"
+    def _folder_name(self, staged: StagedTransfer, order: SealOrder) -> str:
+        """The one of a seal of this attempt that was interrupted, or a new one that nobody can guess. Runs have names
+        of their own in it: a seal of other runs that failed has perhaps taken some of these too."""
+        prefix = f"{SEALED_PREFIX}{order.attempt.hex}-" if staged.target.kind is StagingKind.FILES else SEALED_PREFIX
         for name in self._disk.list_folder(staged.folder):
             if name.startswith(prefix):
                 return name
@@ -130,18 +153,21 @@ class Sealer:
     ) -> None:
         source = staged.attempt_folder(attempt)
         for one in files:
-            copied = await self._disk.run(partial(self._take_over, source, folder, one))
-            staged.copied_files += copied
-            file = self._disk.open(f"{folder}/{one.name}")
-            try:
-                await file.sync()
-            finally:
-                file.close()
+            paths = f"{source}/{one.name}", f"{folder}/{one.name}"
+            staged.copied_files += await self._disk.run(partial(self._take_over, paths, one))
+            await self._sync(paths[1])
 
-    def _take_over(self, source: str, folder: str, expected: StagedFile) -> bool:
-        """Blocks. Whether it had to be copied."""
+    async def _sync(self, path: str) -> None:
+        file = self._disk.open(path)
+        try:
+            await file.sync()
+        finally:
+            file.close()
+
+    def _take_over(self, paths: tuple[str, str], expected: StagedFile) -> bool:
+        """From the first path to the second. Blocks. Whether it had to be copied."""
         disk, isolation = self._disk, self._parts.isolation
-        staged, taken = f"{source}/{expected.name}", f"{folder}/{expected.name}"
+        staged, taken = paths
         if disk.exists(staged):
             # What an earlier seal of this attempt had taken is older: it failed, and the attempt went on.
             if disk.exists(taken):
@@ -195,28 +221,60 @@ class Sealer:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     async def _rows(self, staged: StagedTransfer, order: SealOrder, folder: str) -> SealedFile:
-        (rows,) = order.files
-        path, target = f"{folder}/{ROWS_NAME}", staged.target
-        await self._taken(staged, order.attempt, folder, order.files)
-        if not rows.size_bytes:
-            return SealedFile(order.attempt)
-        if rows.size_bytes <= self._parts.limits.rows_merged_bytes_max:
-            count = await check_rows(self._disk, path, target.range)
-            return SealedFile(order.attempt, rows_file=_below(staged, path), rows=count, size_bytes=rows.size_bytes)
+        limits, rules = self._parts.limits, RunRules(staged.target.range, order.schema)
+        runs = await self._taken_runs(staged, order, folder)
+        sealed = SealedFile(order.attempt, more=in_order(attempt for attempt, _ in order.more))
+        if not runs:
+            return sealed
+        size_bytes = sum(file.size_bytes for _, file in order.runs)
+        self._parts.check_space(size_bytes)
+        sealed = msgspec.structs.replace(sealed, size_bytes=size_bytes)
+        if size_bytes <= limits.rows_merged_bytes_max:
+            path = f"{folder}/{ROWS_NAME}"
+            rows = await self._disk.run(partial(self._merge_few, runs, path, rules))
+            await self._sync(path)
+            return msgspec.structs.replace(sealed, rows_file=_below(staged, path), rows=rows)
         layer = f"{folder}/0"
-        await self._disk.run(partial(self._disk.remove_folder, layer))  # of a seal that was interrupted
-        job = BuildJob(path, layer, target.range, order.schema)
-        await self._parts.building.build(job, self._parts.limits.build_ms / 1000)
-        return SealedFile(
-            order.attempt, (SealedLayer(_below(staged, layer), target.range),), size_bytes=rows.size_bytes
+        for left in (layer, layer + ROUNDS_SUFFIX):  # of a seal that was interrupted
+            await self._disk.run(partial(self._disk.remove_folder, left))
+        await self._parts.building.build(
+            BuildJob(tuple(runs), layer, rules.range, rules.schema), limits.build_ms / 1000
         )
+        return msgspec.structs.replace(sealed, layers=(SealedLayer(_below(staged, layer), rules.range),))
+
+    async def _taken_runs(self, staged: StagedTransfer, order: SealOrder, folder: str) -> list[str]:
+        """Those that have rows. Not synced: they are only read from here on, and gone when the seal is done."""
+        runs = []
+        for attempt, expected in order.runs:
+            taken = f"{folder}/{attempt.hex}{RUN_SUFFIX}"
+            paths = f"{staged.attempt_folder(attempt)}/{ROWS_NAME}", taken
+            staged.copied_files += await self._disk.run(partial(self._take_over, paths, expected))
+            if expected.size_bytes:
+                runs.append(taken)
+        return runs
+
+    def _merge_few(self, runs: Sequence[str], path: str, rules: RunRules) -> int:
+        """Blocks. Written anew even of a single run: its file may have other names, which others know."""
+        if self._disk.exists(path):
+            self._disk.unlink(path)
+        return merge_few(self._disk, runs, path, rules)
+
+
+def _check_attempts(staged: StagedTransfer, order: SealOrder, runs_max: int) -> None:
+    """Raises `InvalidRequest`."""
+    if order.more and (staged.target.kind is not StagingKind.ROWS or not order.files):
+        raise InvalidRequest("several attempts count together only of rows, and each with what it brought")
+    if len(order.attempts) > runs_max:
+        raise InvalidRequest(f"{len(order.attempts)} runs are more than one transfer can have")
+    if len(set(order.attempts)) != len(order.attempts):
+        raise InvalidRequest("a seal names an attempt twice")
 
 
 def _check_order(staged: StagedTransfer, order: SealOrder) -> None:
     """Raises `InvalidRequest`, or `Refused` for layers that are not for this place."""
     target = staged.target
     names = [one.name for one in order.files]
-    for name in names:
+    for name in (*names, *(one.name for _, one in order.more)):
         check_name(target.kind, name)
     if len(set(names)) != len(names):
         raise InvalidRequest("a seal names a file twice")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from ebla.bulk.staging_state import Phase, StagingState
+from ebla.bulk.staging_state import Phase, StagingState, in_order
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, DiskFull, Overloaded, Refused, Stale
@@ -67,6 +67,16 @@ class StagingParts:
     building: LayerBuilding
     limits: TransferLimits
     report: Report
+
+    def check_space(self, size_bytes: int) -> None:
+        """Raises `DiskFull` where so much more would take what is left to the shards."""
+        free = self.disk.free_bytes(self.folder)
+        if free - size_bytes < self.limits.free_bytes_min:
+            raise DiskFull(
+                f"staging of {size_bytes} bytes does not fit: {free} are free on this node and "
+                f"{self.limits.free_bytes_min} stay so",
+                advice="free space on its file system, and start the job again",
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -139,9 +149,9 @@ class Staging:
             return
         staged = StagedTransfer(session, transfer, folder, target, sealed=sealed, sealed_is_durable=sealed is not None)
         attempts = [found for name in self._disk.list_folder(folder) if (found := uuid_of(name)) is not None]
-        staged.state = StagingState(attempts=tuple(AttemptId(one) for one in attempts))
+        staged.state = StagingState(attempts=frozenset(AttemptId(one) for one in attempts))
         if sealed is not None:
-            staged.state = StagingState(Phase.SEALED, (sealed.attempt,), sealed.attempt)
+            staged.state = StagingState(Phase.SEALED, frozenset(sealed.attempts), in_order(sealed.attempts))
         self._transfers[transfer] = staged
 
     # -- places ------------------------------------------------------------------------------------------------------
@@ -182,14 +192,7 @@ class Staging:
         self.check_space(size_bytes)
 
     def check_space(self, size_bytes: int) -> None:
-        """Raises `DiskFull` where so much more would take what is left to the shards."""
-        free = self._disk.free_bytes(self._parts.folder)
-        if free - size_bytes < self._parts.limits.free_bytes_min:
-            raise DiskFull(
-                f"staging of {size_bytes} bytes does not fit: {free} are free on this node and "
-                f"{self._parts.limits.free_bytes_min} stay so",
-                advice="free space on its file system, and start the job again",
-            )
+        self._parts.check_space(size_bytes)
 
     def find(self, session: SessionId, transfer: TransferId) -> StagedTransfer:
         found = self._transfers.get(transfer)
@@ -214,7 +217,7 @@ class Staging:
     async def drop_attempt(self, staged: StagedTransfer, attempt: AttemptId) -> None:
         """What it brought is not wanted any more."""
         staged.received.pop(attempt, None)
-        if attempt != staged.state.winner:
+        if attempt not in staged.state.winners:
             staged.state = staged.state.without(attempt)
             folder = staged.attempt_folder(attempt)
             await self._disk.run(partial(self._disk.remove_folder, folder))

@@ -4,12 +4,13 @@
       ▲               │
       └────failed─────┘
 
-Attempts write while it is open. The seal names one of them; from then on no other counts (INV-XFER-2), and none may
-write. A seal that fails has sealed nothing, so the same attempt, or another, may be named again.
+Attempts write while it is open. The seal names one of them, or of rows several that count together; from then on no
+other counts (INV-XFER-2), and none may write. A seal that fails has sealed nothing, so the same attempts, or others,
+may be named again.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -29,17 +30,17 @@ class Event(enum.StrEnum):
     """Again: whoever opened it has not heard the answer."""
     PUT = "put"
     SEAL = "seal"
-    """Of an attempt while none is named, or of the one that is."""
+    """Of attempts while none are named, or of those that are."""
     SEAL_OTHER = "seal_other"
-    """Of another than the one that is named."""
+    """Of others than those that are named."""
     SEAL_DONE = "seal_done"
     SEAL_FAILED = "seal_failed"
     RELEASE = "release"
 
 
 class Refusal(enum.StrEnum):
-    BEING_SEALED = "it is being sealed with another attempt"
-    SEALED_ALREADY = "it is sealed with another attempt"
+    BEING_SEALED = "it is being sealed with other attempts"
+    SEALED_ALREADY = "it is sealed with other attempts"
     CLOSED_TO_PUTS = "an attempt at it was named, so nothing more is taken"
     RELEASED = "it was released"
     NOT_SEALING = "no seal of it is under way"
@@ -80,20 +81,24 @@ TRANSITIONS: Mapping[tuple[Phase, Event], Phase | Refusal] = MappingProxyType(
 
 
 class SealRefused(Refused):
-    """`winner` is the attempt that counts, where there is one."""
+    """`winners` are the attempts that count, where there are any."""
 
-    def __init__(self, message: str, *, advice: str = "", winner: AttemptId | None = None) -> None:
+    def __init__(self, message: str, *, advice: str = "", winners: tuple[AttemptId, ...] = ()) -> None:
         super().__init__(message, advice=advice)
-        self.winner = winner
+        self.winners = winners
+
+
+NAMED_TOLD = 3
+"""So many of the attempts that count are told by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingState:
     phase: Phase = Phase.OPEN
-    attempts: tuple[AttemptId, ...] = ()
-    """That have put something, in the order in which they came. Those by the short cut show only at the seal."""
-    winner: AttemptId | None = None
-    """Named by a seal that is under way or done."""
+    attempts: frozenset[AttemptId] = frozenset()
+    """That have put something. Those by the short cut show only at the seal."""
+    winners: tuple[AttemptId, ...] = ()
+    """Named by a seal that is under way or done, in the order of their ids."""
 
     def opened(self) -> "StagingState":
         return self._after(Event.OPENED)
@@ -104,27 +109,29 @@ class StagingState:
             return after
         if len(self.attempts) >= attempts_max:
             raise Refused(f"{len(self.attempts)} attempts were made at this transfer", advice="find out why they fail")
-        return replace(after, attempts=(*self.attempts, attempt))
+        return replace(after, attempts=self.attempts | {attempt})
 
-    def sealing(self, attempt: AttemptId) -> "StagingState":
-        """From now on, or still, this attempt is the one that is sealed."""
-        is_named = self.winner is None or self.winner == attempt
-        return replace(self._after(Event.SEAL if is_named else Event.SEAL_OTHER), winner=attempt)
+    def sealing(self, attempts: Iterable[AttemptId]) -> "StagingState":
+        """From now on, or still, these attempts are the ones that are sealed: all of them and no other."""
+        winners = in_order(attempts)
+        assert winners
+        is_named = not self.winners or self.winners == winners
+        return replace(self._after(Event.SEAL if is_named else Event.SEAL_OTHER), winners=winners)
 
     def sealed(self) -> "StagingState":
-        assert self.winner is not None
-        return replace(self._after(Event.SEAL_DONE), attempts=(self.winner,))
+        assert self.winners
+        return replace(self._after(Event.SEAL_DONE), attempts=frozenset(self.winners))
 
     def failed(self) -> "StagingState":
-        return replace(self._after(Event.SEAL_FAILED), winner=None)
+        return replace(self._after(Event.SEAL_FAILED), winners=())
 
     def without(self, attempt: AttemptId) -> "StagingState":
         """What it brought is gone."""
-        assert attempt != self.winner
-        return replace(self, attempts=tuple(one for one in self.attempts if one != attempt))
+        assert attempt not in self.winners
+        return replace(self, attempts=self.attempts - {attempt})
 
     def released(self) -> "StagingState":
-        return replace(self._after(Event.RELEASE), attempts=())
+        return replace(self._after(Event.RELEASE), attempts=frozenset())
 
     def _after(self, event: Event) -> "StagingState":
         outcome = TRANSITIONS[self.phase, event]
@@ -132,5 +139,12 @@ class StagingState:
             case Phase():
                 return replace(self, phase=outcome)
             case Refusal():
-                named = f" ({self.winner})" if self.winner is not None else ""
-                raise SealRefused(f"the staging takes no {event} any more: {outcome}{named}", winner=self.winner)
+                told = ", ".join(str(one) for one in self.winners[:NAMED_TOLD])
+                more = f" and {len(self.winners) - NAMED_TOLD} more" if len(self.winners) > NAMED_TOLD else ""
+                named = f" ({told}{more})" if told else ""
+                raise SealRefused(f"the staging takes no {event} any more: {outcome}{named}", winners=self.winners)
+
+
+def in_order(attempts: Iterable[AttemptId]) -> tuple[AttemptId, ...]:
+    """A set of attempts, the same however it was named."""
+    return tuple(sorted(attempts, key=lambda one: one.int))

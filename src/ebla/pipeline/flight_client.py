@@ -29,8 +29,9 @@ from ebla.model.identity import Address, AttemptId, HostId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import Source, StagedFile, Target
 from ebla.pipeline.flight_calls import ClientLimits, FileBytes, PutStream, raising
-from ebla.pipeline.flight_puts import LocalFile, Pieces, ReadAhead, RowsPut, records_of
+from ebla.pipeline.flight_puts import LocalFile, Pieces, ReadAhead, RowsPut
 from ebla.storage.kept_memory import keep_freed_buffers
+from ebla.storage.row_file import records_of
 from ebla.wire.flight_forms import BYTES_SCHEMA, flight_uri, host_name
 from ebla.wire.frames import encode
 from ebla.wire.transfer_messages import (

@@ -7,7 +7,7 @@ what is not confirmed is kept.
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -19,7 +19,6 @@ from ebla.model.identity import AttemptId
 from ebla.model.transfers import ROWS_NAME, StagedFile, Target
 from ebla.pipeline.flight_calls import ClientLimits, FileBytes, PutStream
 from ebla.storage.checksums import crc32
-from ebla.storage.row_file import RECORD_BYTES_MAX, encode_rows
 from ebla.wire.flight_forms import END_OF_ROWS, bytes_batch
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
@@ -194,22 +193,3 @@ class RowsPut:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.drop()
-
-
-def records_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[bytes]:
-    """Rows as records of about this size; a single row may be larger."""
-    for batch in batches:
-        count = max(1, -(-batch.nbytes // record_bytes))
-        rows = max(1, -(-len(batch) // count))
-        for start in range(0, len(batch), rows):
-            yield from _records(batch.slice(start, rows))
-
-
-def _records(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """Halved until it fits: a slice may hold the one large row of its batch."""
-    if len(batch) > 1 and batch.nbytes > RECORD_BYTES_MAX // 2:
-        middle = len(batch) // 2
-        yield from _records(batch.slice(0, middle))
-        yield from _records(batch.slice(middle))
-    else:
-        yield encode_rows(batch)

@@ -8,12 +8,16 @@ A fold must not drop a tombstone while something older is on its way under it (I
 collecting in all stacks of its table (`ReplicaStacks`); an adoption holds it once more for as long as it runs. Without
 that: the adoption has its guard and reads what was sealed; the session is closed, and with its end the first hold goes;
 a fold is swapped in that dropped a tombstone; the adoption goes on, as its guard lets it, and an older row comes out.
+
+What a job writes was routed by a version of the topology, and is fenced like every other write (`fences.py`): on
+arrival, before the effect, after it; and the version is held for as long as it runs, so that a barrier waits for it.
 """
 
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from ebla.model.errors import (
     Corruption,
@@ -28,6 +32,7 @@ from ebla.model.errors import (
 from ebla.model.identity import SessionId, TableId, TopologyVersion, TransferId
 from ebla.model.token import TokenRange
 from ebla.replica.checkpointing import TransferParts, check_table, wait_version
+from ebla.replica.fences import Fences, OvertakenByFence
 from ebla.storage.layer import Item, LayerDamaged
 from ebla.storage.merge import in_spans, key_spans
 from ebla.storage.row_file import items_of, read_row_file
@@ -67,6 +72,7 @@ class Adoptions:
     def __init__(self, parts: TransferParts) -> None:
         self._parts = parts
         self._staging = staging_folder(parts.data_folder)
+        self._fences = Fences(parts.view)
         self._running = 0
         self._serial = 0
 
@@ -79,10 +85,24 @@ class Adoptions:
             return FindTargetAnswer(stack.incarnation, stack.entry.range, parts.store.free_bytes)
 
     async def adopt(self, request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
-        """Durable on return."""
-        parts = self._parts
+        """Durable on return. `OvertakenByFence`: it is there, and nobody may count on it."""
+        parts, version = self._parts, request.version
         if self._running >= parts.limits.adoptions_max:
             raise Overloaded(f"{self._running} adoptions run already", advice="try again in a moment")
+        if version is None:
+            return await self._begin(request, deadline_ms)
+        _pass(self._fences.on_arrival(version))
+        parts.view.hold(version)
+        try:
+            await wait_version(parts, version, deadline_ms)
+            answer = await self._begin(request, deadline_ms)
+            _pass(self._fences.after_effect(version))
+            return answer
+        finally:
+            parts.view.release(version)
+
+    async def _begin(self, request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
+        parts = self._parts
         self._running += 1
         try:
             await self._wait_fence(request.fence, deadline_ms)
@@ -128,8 +148,27 @@ class Adoptions:
         return stack
 
     def _check_there(self, request: AdoptRequest, stack: Stack) -> None:
+        """To be asked for in the step of the effect, and once more behind it."""
         if self._parts.stacks.covering(request.table, request.range) is not stack:
             raise Stale("the replica left this shard meanwhile", advice="refresh and retry")
+
+    def _check_before(self, request: AdoptRequest, stack: Stack) -> None:
+        """In the step of the effect."""
+        self._check_there(request, stack)
+        if request.version is not None:
+            _pass(self._fences.before_effect(request.version))
+
+    def _check_layers(self, stack: Stack, layers: int) -> None:
+        """A job brings layers as fast as disks are, and a read looks into each of them: who brings more waits until
+        they are folded."""
+        layers_max, bases = self._parts.limits.adopted_layers_max, len(stack.entry.bases)
+        if bases + layers > max(layers_max, layers):
+            self._parts.store.fold_wanted.set()
+            raise Overloaded(
+                f"replica {stack.incarnation:016x} has {bases} layers, and with {layers} more it would have over "
+                f"{layers_max}; they are being folded",
+                advice="try again in a while; larger and fewer jobs make fewer layers",
+            )
 
     async def _staged(self, request: AdoptRequest, stack: Stack) -> _Staged:
         folder = transfer_folder(self._staging, request.session, request.transfer)
@@ -156,7 +195,7 @@ class Adoptions:
         staged = await self._staged(request, stack)
         if self._parts.view.current.fence < request.fence:
             raise Stale(f"the fence is not at version {request.fence} here", advice="try again")
-        self._check_there(request, stack)
+        self._check_before(request, stack)
         layers = await self._adopt_layers(request, stack, staged)
         rows = 0
         if staged.sealed.rows_file:
@@ -176,8 +215,12 @@ class Adoptions:
         if not adoptions:
             return 0
         store = self._parts.store
+        if request.version is not None and origin not in stack.entry.adopted:
+            self._check_layers(stack, len(adoptions))
         try:
-            return await store.adopt_all(stack, adoptions, self._ended(stack.entry.adopted))
+            return await store.adopt_all(
+                stack, adoptions, self._ended(stack.entry.adopted), partial(self._check_before, request, stack)
+            )
         except LayerDamaged as failure:
             if is_inside(failure.folder, staged.folder):
                 raise _damaged(request.transfer, failure) from failure
@@ -218,6 +261,8 @@ class Adoptions:
         except EblaError as error:
             if not merged:
                 raise
+            if isinstance(error, Stale) and request.version is not None:
+                raise OvertakenByFence(f"only some of the rows were merged: {error.message}") from error
             raise AdoptionCut(f"only some of the rows were merged: {error.message}", advice="ask again") from error
         return merged
 
@@ -226,7 +271,7 @@ class Adoptions:
         await asyncio.sleep(0)  # others get their turn between two pieces
         while True:
             live = await store.open_live(stack)
-            self._check_there(request, stack)
+            self._check_before(request, stack)
             try:
                 store.write_open(stack, live, items)
                 return
@@ -234,6 +279,11 @@ class Adoptions:
                 if loop.time() >= expires_at:
                     raise DeadlineExceeded(f"the live layer takes nothing: {error.message}") from error
                 await asyncio.sleep(AGAIN_S)
+
+
+def _pass(refusal: Stale | None) -> None:
+    if refusal is not None:
+        raise refusal
 
 
 def origin_of(session: SessionId, transfer: TransferId) -> str:

@@ -56,7 +56,7 @@ class Folding:
 
     async def run(self, metrics: ShardMetrics, report: Report) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await self._wait()
             for stack in self._in_turn():
                 try:
                     end = await self.fold(stack)
@@ -69,6 +69,16 @@ class Folding:
                     break
                 if end is not None:
                     metrics.folds.series(end).add()
+
+    async def _wait(self) -> None:
+        """Until a stack is known to have grown, or a while: not all of them grow by adopting."""
+        wanted = self._store.fold_wanted
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await wanted.wait()
+        except TimeoutError:
+            pass
+        wanted.clear()
 
     def _in_turn(self) -> list[Stack]:
         """Those that have grown, beginning behind the one that was folded last."""

@@ -29,6 +29,8 @@ class ReplicaLimits:
     """Staged rows merged before others get their turn on the loop."""
     adopt_bytes_max: int = 1 << 20
     """The same by their size; one row may be larger."""
+    adopted_layers_max: int = 32
+    """Bases of a stack to which a job may add; with more it waits for folds."""
     drain_ms: int = 500
     """For what runs when the shard stops."""
     stop_ms: int = 2_000

@@ -31,7 +31,7 @@ class BuildProcesses:
         try:
             answer = await run_in_process("ebla.runtime.build_process", msgspec.msgpack.encode(job), deadline_s)
         except JobFailed as failure:
-            raise BuildFailed(f"the layer of {job.rows_file}: {failure.message}", advice="seal again") from failure
+            raise BuildFailed(f"the layer of {job.rows_files[0]}: {failure.message}", advice="seal again") from failure
         outcome = msgspec.msgpack.decode(answer, type=BuildOutcome)
         if outcome.failure is not None:
             raise error_of(outcome.failure)

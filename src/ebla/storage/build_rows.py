@@ -1,26 +1,32 @@
-"""A layer made of a file of staged rows: read, checked, written as one base with its sidecar. It reads one file and
-writes one new folder, so it runs in any process that has them."""
+"""A layer made of files of staged rows: read, checked, merged, written as one base with its sidecar. It reads the files
+and writes one new folder, so it runs in any process that has them."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ebla.model.errors import Corruption, InvalidRequest
+from ebla.model.errors import Corruption
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.ports.disk import Disk
-from ebla.storage.columns import Shape, chunk_of
 from ebla.storage.fold import BaseWriter
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import KEY_BYTES_MIN, LayerEngine
+from ebla.storage.layer import LayerEngine
 from ebla.storage.layer_facts import LayerFacts
-from ebla.storage.row_file import read_row_file
+from ebla.storage.merge_runs import RunRounds, RunRules, merged_rows
+from ebla.storage.row_file import records_of
+
+ROUNDS_SUFFIX = "-rounds"
+"""Of a folder beside the output, where many runs are brought down to few."""
+CHUNK_ROWS = 16 * 1024
+"""Written at once."""
+MERGED_RECORD_BYTES = 1 << 20
 
 
 class BuildJob(msgspec.Struct, frozen=True, array_like=True):
-    rows_file: str
+    rows_files: tuple[str, ...]
+    """Each in key order; a key may be in several."""
     output_folder: str
     """Must not exist, and its parent must."""
     range: TokenRange
@@ -32,62 +38,40 @@ class BuildResult(msgspec.Struct, frozen=True, array_like=True):
     rows: int
 
 
-class RowOrder:
-    """Looks on while records go by: keys strictly ascending from the first to the last, all of one range."""
-
-    def __init__(self, token_range: TokenRange) -> None:
-        self._range = token_range
-        self._last: bytes | None = None
-        self.rows = 0
-
-    def check(self, batch: pa.RecordBatch) -> None:
-        """Raises `InvalidRequest`."""
-        keys = batch.column(0)
-        if not len(keys):
-            return
-        if pc.min(pc.binary_length(keys)).as_py() < KEY_BYTES_MIN:
-            raise InvalidRequest("a staged row has a key that is too short to be one")
-        first = keys[0].as_py()
-        ascending = pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py() if len(keys) > 1 else True
-        if not ascending or (self._last is not None and first <= self._last):
-            raise InvalidRequest("staged rows are not in the order of their keys, each once")
-        self._check_range(keys)
-        self._last = keys[-1].as_py()
-        self.rows += len(keys)
-
-    def _check_range(self, keys: pa.Array) -> None:
-        # In order, so those of a range that does not wrap lie between the ends; of one that does, each is looked at.
-        looked_at = keys if self._range.wraps else pa.array([keys[0].as_py(), keys[-1].as_py()])
-        for key in looked_at.to_pylist():
-            token = decode_token(key)
-            if token not in self._range:
-                raise InvalidRequest(
-                    f"a staged row has token {token}, outside of {self._range.start} to {self._range.end}"
-                )
-
-
-async def check_rows(disk: Disk, path: str, token_range: TokenRange) -> int:
-    """How many there are. Raises `Corruption` and `InvalidRequest`."""
-    order = RowOrder(token_range)
-    async for batch in read_row_file(disk, path):
-        order.check(batch)
-    return order.rows
+def merge_few(disk: Disk, paths: Sequence[str], output: str, rules: RunRules) -> int:
+    """Runs of few rows in all become one file of rows. How many there are. Blocks; for a worker thread."""
+    rows = 0
+    file = disk.create(output)
+    try:
+        for batch in merged_rows(disk, paths, rules):
+            rows += len(batch)
+            for record in records_of([batch], MERGED_RECORD_BYTES):
+                file.append(record)
+    finally:
+        file.close()
+    return rows
 
 
 async def run_build(engine: LayerEngine, disk: Disk, job: BuildJob) -> BuildResult:
     """The output folder is durable on return. On any error it is gone, and nothing else has changed."""
-    order = RowOrder(job.range)
-    shape = Shape(job.schema)
+    rules = RunRules(job.range, job.schema)
+    rounds = RunRounds(disk, rules, job.output_folder + ROUNDS_SUFFIX)
     writer = BaseWriter(engine, disk, job.output_folder, job.schema)
     try:
-        async for batch in read_row_file(disk, job.rows_file):
-            order.check(batch)
-            writer.add(chunk_of(shape, *batch.columns))
-            # The loop of the process that builds must stay able to answer and to be cancelled.
-            await asyncio.sleep(0)
-        if not order.rows:
-            raise Corruption(f"{job.rows_file} has no rows", advice="cancel the job and start it again")
+        runs = await rounds.few(job.rows_files)
+        for batch in merged_rows(disk, runs, rules):
+            await _add(writer, batch)
+        if not writer.rows:
+            raise Corruption(f"{job.rows_files[0]} has no rows", advice="cancel the job and start it again")
         await writer.finish()
     finally:
+        await rounds.remove()
         await writer.abandon()
-    return BuildResult(writer.facts, order.rows)
+    return BuildResult(writer.facts, writer.rows)
+
+
+async def _add(writer: BaseWriter, batch: pa.RecordBatch) -> None:
+    for start in range(0, len(batch), CHUNK_ROWS):
+        writer.add_rows(*batch.slice(start, CHUNK_ROWS).columns)
+        # The loop of the process that builds must stay able to answer and to be cancelled.
+        await asyncio.sleep(0)

@@ -60,12 +60,18 @@ class BaseWriter:
         self._builder: LayerBuilder = engine.builder(folder)
         self._sidecar = SidecarWriter(disk, folder, schema)
         self.facts: LayerFacts = NO_FACTS
+        self.rows = 0
 
     def add(self, chunk: pa.RecordBatch) -> None:
-        keys, values = chunk.column(KEY), chunk.column(STORED)
+        self.add_rows(chunk.column(KEY), chunk.column(STORED))
+
+    def add_rows(self, keys: pa.Array, values: pa.Array) -> None:
+        """Stored keys and values, in key order. Raises `Corruption` and `Stale` as `chunk_of` does."""
+        chunk = chunk_of(self._shape, keys, values)
         self._builder.add(keys.to_pylist(), values.to_pylist())
-        self._sidecar.add(chunk_of(self._shape, keys, values))
+        self._sidecar.add(chunk)
         self.facts = self.facts.widened(chunk_facts(chunk, self._schema))
+        self.rows += len(chunk)
 
     async def finish(self) -> None:
         await self._sidecar.finish()

@@ -7,8 +7,7 @@ is not whole.
 """
 
 import struct
-import zlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from ebla.model.errors import Corruption, TooLarge
 from ebla.ports.disk import Disk, File
+from ebla.storage.checksums import crc32
 from ebla.storage.layer import Item
 
 RECORD_BYTES_MAX = 16 << 20
@@ -57,6 +57,25 @@ def encode_rows(batch: pa.RecordBatch) -> bytes:
     if _HEADER.size + len(body) > RECORD_BYTES_MAX:
         raise TooLarge(f"a record of {len(body)} bytes of rows is over the limit of {RECORD_BYTES_MAX}")
     return _HEADER.pack(len(body), same.num_rows, _checksum(len(body), same.num_rows, body)) + body
+
+
+def records_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[bytes]:
+    """Rows as records of about this size; a single row may be larger."""
+    for batch in batches:
+        count = max(1, -(-batch.nbytes // record_bytes))
+        rows = max(1, -(-len(batch) // count))
+        for start in range(0, len(batch), rows):
+            yield from _records(batch.slice(start, rows))
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[bytes]:
+    """Halved until it fits: a slice may hold the one large row of its batch."""
+    if len(batch) > 1 and batch.nbytes > RECORD_BYTES_MAX // 2:
+        middle = len(batch) // 2
+        yield from _records(batch.slice(0, middle))
+        yield from _records(batch.slice(middle))
+    else:
+        yield encode_rows(batch)
 
 
 def read_head(data: bytes, path: str = "") -> RecordHead:
@@ -106,7 +125,7 @@ async def read_row_file(disk: Disk, path: str) -> AsyncGenerator[pa.RecordBatch,
     try:
         offset = 0
         while offset < file.size():
-            batch, size = await disk.run(partial(_read_record, file, offset))
+            batch, size = await disk.run(partial(read_record, file, offset))
             offset += size
             yield batch
     finally:
@@ -124,14 +143,15 @@ def whole_records_bytes(file: File) -> int:
     return offset
 
 
-def _read_record(file: File, offset: int) -> tuple[pa.RecordBatch, int]:
+def read_record(file: File, offset: int) -> tuple[pa.RecordBatch, int]:
+    """The one at this place, and how long it is. Blocks. Raises `Corruption`."""
     head = read_head(file.read(offset, _HEADER.size), file.path)
     body = file.read(offset + _HEADER.size, head.body_bytes)
     return decode_body(head, body, file.path), head.record_bytes
 
 
 def _checksum(length: int, rows: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(_CHECKED.pack(length, rows)))
+    return crc32(body, crc32(_CHECKED.pack(length, rows), 0))
 
 
 def _damaged(path: str, what: str) -> Corruption:

@@ -6,7 +6,7 @@ that is swept as well. All of them may be asked for again after a failure.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -141,9 +141,14 @@ async def _finish_seal(parts: StoreParts, stack: Stack) -> None:
     await _commit(parts, stack, entry)
 
 
-async def adopt_all(parts: StoreParts, stack: Stack, adoptions: Sequence[Adoption], forget: Collection[str]) -> int:
+AdoptTerms = tuple[Collection[str], Callable[[], None]]
+"""Origins that may be forgotten, and what is asked just before the effect: it raises where there must be none."""
+
+
+async def adopt_all(parts: StoreParts, stack: Stack, adoptions: Sequence[Adoption], terms: AdoptTerms) -> int:
     """Layers that others built become bases, all of them by one write of the manifest. INV-XFER-3: nobody sees some of
     them, since a row may be in one and its tombstone in another; and none comes twice. Says how many there were."""
+    forget, check = terms
     async with stack.changing:
         stack.check()
         fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]
@@ -157,15 +162,19 @@ async def adopt_all(parts: StoreParts, stack: Stack, adoptions: Sequence[Adoptio
                 advice="end the jobs that brought them first",
             )
         await _settle_seal(parts, stack)
-        await _adopt_fresh(parts, stack, fresh, tuple(origins))
+        await _adopt_fresh(parts, stack, fresh, (tuple(origins), check))
         return len(fresh)
 
 
-async def _adopt_fresh(parts: StoreParts, stack: Stack, fresh: Sequence[Adoption], origins: tuple[str, ...]) -> None:
+async def _adopt_fresh(
+    parts: StoreParts, stack: Stack, fresh: Sequence[Adoption], terms: tuple[tuple[str, ...], Callable[[], None]]
+) -> None:
+    origins, check = terms
     before = stack.entry
     ids = [parts.draw_layer() for _ in fresh]
     try:
         bases = [await _link_base(parts, stack, one, layer_id) for one, layer_id in zip(fresh, ids)]
+        check()
         entry = msgspec.structs.replace(before, bases=(*before.bases, *bases), adopted=origins)
         await _commit(parts, stack, entry)
     except ManifestFailed:

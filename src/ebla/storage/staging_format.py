@@ -63,6 +63,12 @@ class SealedFile(msgspec.Struct, frozen=True, array_like=True):
     format: int = STAGING_FORMAT
     copied_files: int = 0
     """Which could not be taken over as they were."""
+    more: tuple[AttemptId, ...] = ()
+    """Of rows: attempts that count besides `attempt`."""
+
+    @property
+    def attempts(self) -> tuple[AttemptId, ...]:
+        return (self.attempt, *self.more)
 
 
 T = TypeVar("T", TargetFile, SealedFile)

@@ -8,7 +8,7 @@ again once there is space.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,6 +65,8 @@ class Store:
         self._pressed: dict[Incarnation, Stack] = {}
         """Their live layers refused a write: a flush makes room, or shows that there is none yet."""
         self._creating = asyncio.Lock()
+        self.fold_wanted = asyncio.Event()
+        """Some stack has grown; for whoever folds."""
         self._check_space()
 
     @property
@@ -254,10 +256,20 @@ class Store:
     async def seal(self, stack: Stack) -> None:
         await stack_changes.seal(self._parts, stack)
 
-    async def adopt_all(self, stack: Stack, adoptions: Sequence[Adoption], forget: Collection[str] = ()) -> int:
+    async def adopt_all(
+        self,
+        stack: Stack,
+        adoptions: Sequence[Adoption],
+        forget: Collection[str] = (),
+        check: Callable[[], None] = lambda: None,
+    ) -> int:
         """All of them at once, or none; those that were adopted before are left out. How many became bases. Origins
-        in `forget` are never asked for again, so that they need not be remembered."""
-        return await stack_changes.adopt_all(self._parts, stack, adoptions, forget)
+        in `forget` are never asked for again, so that they need not be remembered. `check` may refuse it by raising,
+        and is asked once all is ready, just before it takes effect."""
+        adopted = await stack_changes.adopt_all(self._parts, stack, adoptions, (forget, check))
+        if self.wants_fold(stack):
+            self.fold_wanted.set()
+        return adopted
 
     async def checkpoint(self, stack: Stack, folder: str) -> Manifest:
         return await stack_changes.checkpoint(self._parts, stack, folder)

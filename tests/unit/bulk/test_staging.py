@@ -84,7 +84,7 @@ def test_a_seal_again_changes_nothing_and_another_attempt_is_told_who_counts() -
         assert await rig.sealer.seal(staged, order_of(FIRST)) == first
         with pytest.raises(SealRefused, match=str(FIRST)) as caught:
             await rig.sealer.seal(staged, order_of(SECOND))
-        assert caught.value.winner == FIRST
+        assert caught.value.winners == (FIRST,)
         with pytest.raises(Refused, match="nothing more is taken"):
             await rig.put(staged, SECOND, "0/000001.sst", b"more")
 
@@ -99,7 +99,7 @@ def test_a_seal_is_known_to_the_next_life() -> None:
     async def later(disk: LifeDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = rig.staging.find(SESSION, TRANSFER)
-        assert (staged.state.phase, staged.state.winner) == (Phase.SEALED, FIRST)
+        assert (staged.state.phase, staged.state.winners) == (Phase.SEALED, (FIRST,))
         assert (await rig.sealer.seal(staged, order_of(FIRST))).attempt == FIRST
         with pytest.raises(SealRefused, match=str(FIRST)):
             await rig.sealer.seal(staged, order_of(SECOND))
@@ -129,7 +129,7 @@ def test_a_put_goes_on_where_it_broke_also_in_another_life() -> None:
     async def go_on(disk: LifeDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.opened()
-        assert staged.state.attempts == (FIRST,)
+        assert staged.state.attempts == {FIRST}
         place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", len(data), offset=2000))
         assert place.received_bytes == 3000
         with pytest.raises(Refused, match="send the rest"):
@@ -367,7 +367,7 @@ def test_a_full_disk_takes_the_attempt_along_and_leaves_the_others() -> None:
         here.disk.fill(100)
         with pytest.raises(DiskFull):
             await rig.put(staged, SECOND, "0/000001.sst", b"x" * 3000)
-        assert staged.state.attempts == (FIRST,)
+        assert staged.state.attempts == {FIRST}
         assert not disk.exists(f"{PLACE}/{SECOND}")
         here.disk.heal()
         await rig.sealer.seal(staged, order_of(FIRST))

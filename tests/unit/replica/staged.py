@@ -45,8 +45,10 @@ def request_of(
     session: SessionId = SESSION,
     transfer: TransferId = TRANSFER,
     fence: int = 0,
+    version: int | None = None,
 ) -> AdoptRequest:
-    return AdoptRequest(session, transfer, SMALL.id, token_range, TopologyVersion(fence))
+    routed_by = None if version is None else TopologyVersion(version)
+    return AdoptRequest(session, transfer, SMALL.id, token_range, TopologyVersion(fence), routed_by)
 
 
 class Staging:

@@ -371,10 +371,16 @@ class HeldAdoption:
         self._adopt_all = shard.store.adopt_all
         shard.store.adopt_all = self._held  # type: ignore[method-assign] # only when it happens is the test's
 
-    async def _held(self, stack: Stack, adoptions: Sequence[Adoption], forget: Collection[str] = ()) -> int:
+    async def _held(
+        self,
+        stack: Stack,
+        adoptions: Sequence[Adoption],
+        forget: Collection[str] = (),
+        check: Callable[[], None] = lambda: None,
+    ) -> int:
         self.begun.set()
         await self.may_go_on.wait()
-        return await self._adopt_all(stack, adoptions, forget)
+        return await self._adopt_all(stack, adoptions, forget, check)
 
 
 def test_the_end_of_a_session_waits_for_its_adoption_and_so_does_collecting() -> None:

@@ -1,0 +1,281 @@
+"""Several attempts at rows count together: each is looked at, all of them are merged, and no other is ever named."""
+
+import random
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+
+import pytest
+from tests.unit.bulk import staging_rig
+from tests.unit.bulk.staging_rig import FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, machine
+from tests.unit.bulk.test_staged_rows import ITEMS
+from tests.unit.storage.store_rig import plain
+
+from ebla.bulk.seal import SealOrder
+from ebla.bulk.staging import StagedTransfer
+from ebla.bulk.staging_state import Phase, SealRefused
+from ebla.model.errors import Corruption, DiskFull, EblaError, InvalidRequest, Refused
+from ebla.model.identity import AttemptId
+from ebla.model.rows import Cell, Deletion, Row
+from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.model.transfers import StagedFile, StagingKind
+from ebla.sim.disk import LifeDisk
+from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
+from ebla.storage.key_codec import decode_token
+from ebla.storage.layer import Item
+from ebla.storage.memory import MemoryEngine
+from ebla.storage.merge import merge_all
+from ebla.storage.row_file import encode_rows, items_of, read_row_file, rows_batch
+from ebla.storage.staging_format import SealedFile, read_sealed
+
+MERGED_MAX = pytest.mark.parametrize("merged_max", [1 << 20, 0], ids=["merged", "layer"])
+Runs = Mapping[AttemptId, Sequence[Item]]
+THIRD = AttemptId(uuid.UUID(int=13))
+THREE: Runs = {FIRST: ITEMS[::3], SECOND: ITEMS[1::3], THIRD: ITEMS[2::3]}
+
+
+def records_of(items: Sequence[Item], rows: int = 7) -> bytes:
+    return b"".join(encode_rows(rows_batch(items[start : start + rows])) for start in range(0, len(items), rows))
+
+
+def told(items: Sequence[Item]) -> StagedFile:
+    records = records_of(items)
+    return StagedFile("rows", len(records), zlib.crc32(records))
+
+
+def order_of(runs: Runs) -> SealOrder:
+    (first, items), *more = runs.items()
+    return SealOrder(first, (told(items),), (), SMALL, tuple((attempt, told(one)) for attempt, one in more))
+
+
+async def staged_runs(rig: StagingRig, runs: Runs, tokens: TokenRange = WHOLE_RING) -> StagedTransfer:
+    staged = await rig.opened(StagingKind.ROWS, tokens)
+    for attempt, items in runs.items():
+        await rig.put(staged, attempt, "rows", records_of(items))
+    return staged
+
+
+async def found_items(disk: LifeDisk, sealed: SealedFile) -> list[Item]:
+    if sealed.rows_file:
+        batches = [batch async for batch in read_row_file(disk, f"{PLACE}/{sealed.rows_file}")]
+        items = [item for batch in batches for item in items_of(batch)]
+        assert len(items) == sealed.rows
+        return items
+    (layer,) = sealed.layers
+    opened = await MemoryEngine(disk).open(f"{PLACE}/{layer.folder}", writable=False)
+    items = list(opened.scan())
+    assert opened.facts.rows == len(items)
+    await opened.discard()
+    return items
+
+
+def merged(runs: Runs) -> list[Item]:
+    """By the rule of all rows, one key at a time."""
+    found: dict[bytes, list[bytes]] = {}
+    for items in runs.values():
+        for key, value in items:
+            found.setdefault(key, []).append(value)
+    return [(key, merge_all(values, SMALL)) for key, values in sorted(found.items())]
+
+
+@MERGED_MAX
+def test_runs_become_one_layer_or_one_file_of_rows(merged_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """INV-XFER-2: all of them, whole; and nothing else is left."""
+    monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
+
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        other = AttemptId(uuid.UUID(int=99))
+        staged = await staged_runs(rig, {**THREE, other: ITEMS})
+        sealed = await rig.sealer.seal(staged, order_of(THREE))
+        assert await found_items(disk, sealed) == ITEMS
+        assert sealed.size_bytes == sum(told(items).size_bytes for items in THREE.values())
+        assert set(sealed.attempts) == set(THREE)
+        left = [name for name in rig.below(PLACE) if name not in ("SEALED", "target", staging_rig.MACHINE)]
+        assert all(name.startswith(sealed.rows_file or sealed.layers[0].folder) for name in left), left
+
+    machine().run(main)
+
+
+@MERGED_MAX
+@pytest.mark.parametrize("seed", range(3))
+def test_a_key_in_several_runs_is_merged_by_the_rule_of_all_rows(
+    merged_max: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
+    chance = random.Random(seed)
+    attempts = [AttemptId(uuid.UUID(int=100 + number)) for number in range(5)]
+
+    def item(partition: int, row: int) -> Item:
+        kind = chance.randrange(4)
+        if kind == 0:
+            return key_of(partition, row), value_of(Row(None, Deletion(5, 1), {}))
+        return plain(partition, row, 5, number=chance.randrange(3))
+
+    runs = {
+        attempt: sorted(item(partition, row) for partition in range(12) for row in range(3) if chance.random() < 0.6)
+        for attempt in attempts
+    }
+
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
+        assert await found_items(disk, sealed) == merged(runs)
+
+    machine().run(main)
+
+
+def test_with_one_timestamp_a_delete_beats_a_value_and_then_the_larger_bytes_count() -> None:
+    key = key_of(1, 1)
+    values = [value_of(Row(None, None, {3: Cell(5, value)})) for value in (b"b", b"c", b"a")]
+    runs = dict(zip((FIRST, SECOND, THIRD), ([(key, value)] for value in values)))
+    gone = AttemptId(uuid.UUID(int=14))
+
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
+        assert await found_items(disk, sealed) == [(key, values[1])]
+        await rig.staging.drop_session(SESSION)
+        deleted = {**runs, gone: [(key, value_of(Row(None, None, {3: Cell(5, None, 0, 1)})))]}
+        sealed = await rig.sealer.seal(await staged_runs(rig, deleted), order_of(deleted))
+        assert await found_items(disk, sealed) == [(key, deleted[gone][0][1])]
+
+    machine().run(main)
+
+
+@MERGED_MAX
+def test_the_same_set_again_is_the_same_seal_and_another_is_refused(
+    merged_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INV-XFER-2, also by a process that was started since."""
+    monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
+    other_order = {attempt: THREE[attempt] for attempt in (THIRD, SECOND, FIRST)}
+    others: list[Runs] = [
+        {FIRST: ITEMS[::3]},
+        {FIRST: ITEMS[::3], SECOND: ITEMS[1::3]},
+        {**THREE, AttemptId(TRANSFER): []},
+    ]
+
+    async def check(rig: StagingRig, staged: StagedTransfer, sealed: SealedFile) -> None:
+        for runs in (THREE, other_order):
+            assert await rig.sealer.seal(staged, order_of(runs)) == sealed
+        for runs in others:
+            with pytest.raises(SealRefused, match=f"sealed with other attempts .{FIRST}, {SECOND}, {THIRD}"):
+                await rig.sealer.seal(staged, order_of(runs))
+
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        staged = await staged_runs(rig, THREE)
+        sealed = await rig.sealer.seal(staged, order_of(THREE))
+        await check(rig, staged, sealed)
+        again = await StagingRig(disk).begin()
+        await check(again, again.staging.find(SESSION, TRANSFER), sealed)
+        assert await read_sealed(disk, PLACE) == sealed
+
+    machine().run(main)
+
+
+TOKENS = sorted(decode_token(key) for key, _ in ITEMS)
+
+
+@MERGED_MAX
+@pytest.mark.parametrize(
+    ("records", "tokens", "failure", "words"),
+    [
+        (records_of(ITEMS[1::3])[:-5], WHOLE_RING, Corruption, "ends within a record"),
+        (encode_rows(rows_batch([ITEMS[4], ITEMS[1]])), WHOLE_RING, InvalidRequest, "order"),
+        (records_of(ITEMS[1::3]), TokenRange(Token(TOKENS[0] - 1), Token(TOKENS[-1] - 1)), InvalidRequest, "outside"),
+    ],
+    ids=["not whole", "order", "range"],
+)
+def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
+    records: bytes,
+    tokens: TokenRange,
+    failure: type[EblaError],
+    words: str,
+    merged_max: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
+    good: Runs = {FIRST: [item for item in ITEMS[::3] if decode_token(item[0]) in tokens]}
+
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        staged = await staged_runs(rig, good, tokens)
+        await rig.put(staged, SECOND, "rows", records)
+        order = order_of(good)
+        bad = SealOrder(
+            FIRST, order.files, (), SMALL, ((SECOND, StagedFile("rows", len(records), zlib.crc32(records))),)
+        )
+        with pytest.raises(failure, match=words):
+            await rig.sealer.seal(staged, bad)
+        assert staged.state.phase is Phase.OPEN
+        assert await read_sealed(disk, PLACE) is None
+        assert await found_items(disk, await rig.sealer.seal(staged, order)) == good[FIRST]
+
+    machine().run(main)
+
+
+@pytest.mark.parametrize(
+    ("second", "failure", "words"),
+    [
+        (StagedFile("rows", 3, 1), Corruption, "bytes, and 3 were brought"),
+        (StagedFile("rows", len(records_of(ITEMS[1::3])), 1), Corruption, "not what its source has"),
+        (StagedFile("0/x", 3, 1), InvalidRequest, "only 'rows'"),
+    ],
+    ids=["size", "checksum", "name"],
+)
+def test_every_run_must_be_what_was_brought(second: StagedFile, failure: type[EblaError], words: str) -> None:
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        staged = await staged_runs(rig, THREE)
+        order = SealOrder(FIRST, (told(THREE[FIRST]),), (), SMALL, ((SECOND, second),))
+        with pytest.raises(failure, match=words):
+            await rig.sealer.seal(staged, order)
+        assert staged.state.phase is Phase.OPEN
+
+    machine().run(main)
+
+
+def test_what_no_seal_can_name() -> None:
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        staged = await staged_runs(rig, THREE)
+        file = told(THREE[FIRST])
+        for order, words in (
+            (SealOrder(FIRST, (file,), (), SMALL, ((FIRST, file),)), "names an attempt twice"),
+            (SealOrder(FIRST, (), (), SMALL, ((SECOND, file),)), "each with what it brought"),
+        ):
+            with pytest.raises(InvalidRequest, match=words):
+                await rig.sealer.seal(staged, order)
+        missing = SealOrder(FIRST, (file,), (), SMALL, ((AttemptId(uuid.UUID(int=77)), file),))
+        with pytest.raises(Refused, match="was not brought by this attempt"):
+            await rig.sealer.seal(staged, missing)
+        assert (await rig.sealer.seal(staged, order_of(THREE))).attempts == (FIRST, SECOND, THIRD), "none of it counted"
+
+    machine().run(main)
+
+
+def test_of_files_one_attempt_counts() -> None:
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        staged = await rig.put_all(await rig.opened(), FIRST)
+        order = SealOrder(
+            FIRST, staging_rig.told(staging_rig.FILES), staging_rig.RANGES, SMALL, ((SECOND, told(ITEMS)),)
+        )
+        with pytest.raises(InvalidRequest, match="only of rows"):
+            await rig.sealer.seal(staged, order)
+
+    machine().run(main)
+
+
+def test_a_seal_needs_room_for_what_it_makes() -> None:
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        staged = await staged_runs(rig, THREE)
+        disk.free_bytes = lambda path: 100  # type: ignore[method-assign] # what is left
+        with pytest.raises(DiskFull, match="does not fit"):
+            await rig.sealer.seal(staged, order_of(THREE))
+        assert staged.state.phase is Phase.OPEN
+
+    machine().run(main)

@@ -1,0 +1,254 @@
+"""What a job writes is adopted as a write: routed by a version, fenced by it, and held back where layers pile up."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, with_sessions
+from tests.unit.replica.staged import OPEN, Staging, request_of
+from tests.unit.replica.test_folding import Place
+from tests.unit.storage.store_rig import Rig, limits, plain
+
+from ebla.model.errors import Outcome, Overloaded, Stale
+from ebla.model.identity import TopologyVersion, TransferId
+from ebla.model.token import WHOLE_RING
+from ebla.model.transfers import StagingKind
+from ebla.observe.metrics import Metrics
+from ebla.replica.fences import OvertakenByFence
+from ebla.replica.folding import LOOK_S, Folding
+from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.shard_metrics import ShardMetrics
+from ebla.sim.workloads.store_rows import SMALL
+from ebla.storage.commit_log import SyncMode
+from ebla.storage.fold_plan import FoldJob, FoldResult
+from ebla.storage.layer import Layer
+from ebla.storage.stack import Stack
+from ebla.storage.tombstone_gc import GcTerms
+from ebla.topology.snapshot import Snapshot
+from ebla.topology.tablet_map import tablet_map
+from ebla.wire.report import unreported
+from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
+
+ONE = tablet_map(SMALL.id, [(OWN,)])
+ITEMS = tuple(sorted(plain(number, 1, 5) for number in range(20)))
+AT_ONCE_MS = 1_000
+BY_TWO = request_of(version=2)
+
+
+def opened(*, version: int = 2, fence: int = 1) -> Snapshot:
+    return with_sessions(small_cluster(ONE, version=version, fence=fence), OPEN)
+
+
+def adopted_in(work: Callable[[ShardRig, Rig, Staging], Awaitable[None]], **bounds: int) -> None:
+    rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=60_000))
+
+    async def main(shard: ShardRig) -> None:
+        await shard.follow(opened())
+        await work(shard, rig, Staging(rig, shard, request_of()))
+
+    in_shard(main, rig=rig, bounds=ReplicaLimits(version_wait_ms=200, fence_wait_ms=200, **bounds))
+
+
+async def with_layer(staging: Staging) -> None:
+    await staging.open(StagingKind.FILES)
+    await staging.seal_layers([(WHOLE_RING, ITEMS)])
+
+
+async def with_rows(staging: Staging) -> None:
+    await staging.open(StagingKind.ROWS)
+    await staging.seal_rows(ITEMS[:8], ITEMS[8:])
+
+
+class HeldStore:
+    """The store does what an adoption asks of it when the test lets it: before the effect, or behind it."""
+
+    def __init__(self, shard: ShardRig, *, behind: bool = False, calls: int = 1) -> None:
+        self.begun = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self._behind = behind
+        self._calls = calls
+        self._adopt_all, self._open_live = shard.store.adopt_all, shard.store.open_live
+        shard.store.adopt_all = self._adopting  # type: ignore[assignment,method-assign] # when it happens
+        shard.store.open_live = self._opening  # type: ignore[method-assign] # when it happens
+
+    async def _adopting(self, *arguments: object) -> int:
+        if not self._behind:
+            await self._hold()
+        adopted = await self._adopt_all(*arguments)  # type: ignore[arg-type] # those of the caller
+        if self._behind:
+            await self._hold()
+        return adopted
+
+    async def _opening(self, stack: Stack) -> Layer:
+        await self._hold()
+        return await self._open_live(stack)
+
+    async def _hold(self) -> None:
+        self._calls -= 1
+        if self._calls == 0:
+            self.begun.set()
+            await self.may_go_on.wait()
+
+
+async def refused(shard: ShardRig, failure: type[Stale]) -> Stale:
+    with pytest.raises(failure) as caught:
+        await shard.adoptions.adopt(BY_TWO, AT_ONCE_MS)
+    return caught.value
+
+
+def test_a_layer_of_a_job_is_adopted_once_whichever_versions_it_is_asked_by() -> None:
+    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
+        await with_layer(staging)
+        assert await shard.adoptions.adopt(BY_TWO, AT_ONCE_MS) == AdoptAnswer(1, 0)
+        await shard.follow(opened(version=3, fence=3))
+        assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
+        assert shard.view.versions.oldest(TopologyVersion(3)) == 3, "nothing is held"
+        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
+
+    adopted_in(work)
+
+
+def test_a_version_below_the_fence_is_refused_on_arrival() -> None:
+    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
+        await with_layer(staging)
+        await shard.follow(opened(version=3, fence=3))
+        asked = shard.barriers.asked
+        assert (await refused(shard, Stale)).outcome is Outcome.NOT_APPLIED
+        assert shard.barriers.asked == asked, "nothing was waited for"
+        (stack,) = shard.store.stacks.values()
+        assert stack.entry.bases == ()
+
+    adopted_in(work)
+
+
+def test_a_newer_version_is_waited_for_and_held_meanwhile() -> None:
+    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
+        await with_layer(staging)
+        with pytest.raises(Stale, match="has not come here"):
+            await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS)
+        async with asyncio.TaskGroup() as tasks:
+            adopting = tasks.create_task(shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS))
+            await asyncio.sleep(0)
+            await shard.follow(opened(version=3))
+        assert adopting.result().layers == 1
+
+    adopted_in(work)
+
+
+@pytest.mark.parametrize("stage", [with_layer, with_rows])
+def test_a_fence_that_rises_before_the_effect_keeps_it_out(stage: Callable[[Staging], Awaitable[None]]) -> None:
+    """INV-ROWS-1, and a barrier is told that the version is still in use."""
+
+    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
+        await stage(staging)
+        held = HeldStore(shard)
+        async with asyncio.TaskGroup() as tasks:
+            refusing = tasks.create_task(refused(shard, Stale))
+            await held.begun.wait()
+            await shard.follow(opened(version=3, fence=3))
+            assert shard.view.versions.oldest(TopologyVersion(3)) == 2
+            held.may_go_on.set()
+        assert refusing.result().outcome is Outcome.NOT_APPLIED
+        assert shard.view.versions.oldest(TopologyVersion(3)) == 3
+        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ()
+
+    adopted_in(work)
+
+
+def test_a_fence_that_rises_behind_the_effect_takes_the_answer_away() -> None:
+    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
+        await with_layer(staging)
+        held = HeldStore(shard, behind=True)
+        async with asyncio.TaskGroup() as tasks:
+            refusing = tasks.create_task(refused(shard, OvertakenByFence))
+            await held.begun.wait()
+            await shard.follow(opened(version=3, fence=3))
+            held.may_go_on.set()
+        assert refusing.result().outcome is Outcome.UNKNOWN
+        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
+        assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
+
+    adopted_in(work)
+
+
+def test_rows_that_were_merged_in_part_when_the_fence_rose_are_merged_whole_when_asked_again() -> None:
+    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
+        await with_rows(staging)
+        held = HeldStore(shard, calls=2)
+        async with asyncio.TaskGroup() as tasks:
+            refusing = tasks.create_task(refused(shard, OvertakenByFence))
+            await held.begun.wait()
+            await shard.follow(opened(version=3, fence=3))
+            held.may_go_on.set()
+        assert "only some of the rows" in refusing.result().message
+        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS[:8]
+        assert (await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS)).rows == len(ITEMS)
+        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
+
+    adopted_in(work)
+
+
+# -- many layers
+
+
+def job(number: int) -> AdoptRequest:
+    return msgspec.structs.replace(BY_TWO, transfer=TransferId(uuid.UUID(int=100 + number)))
+
+
+async def bring(shard: ShardRig, rig: Rig, number: int) -> AdoptAnswer:
+    """A layer of a job of its own."""
+    await with_layer(Staging(rig, shard, job(number)))
+    return await shard.adoptions.adopt(job(number), AT_ONCE_MS)
+
+
+def test_who_brings_more_layers_than_are_folded_waits() -> None:
+    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
+        for number in range(6):
+            assert (await bring(shard, rig, number)).layers == 1
+        shard.store.fold_wanted.clear()
+        with pytest.raises(Overloaded, match="has 6 layers, and with 1 more it would have over 6; they are") as caught:
+            await bring(shard, rig, 6)
+        assert "try again" in caught.value.advice
+        assert shard.store.fold_wanted.is_set(), "it does not wait for the next look"
+        assert (await shard.adoptions.adopt(job(5), AT_ONCE_MS)).layers == 0, "what is there is there"
+        await with_layer(staging)
+        assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).layers == 1, "a copy of a replica comes whole"
+
+    adopted_in(work, adopted_layers_max=6)
+
+
+class NotedPlace(Place):
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig, is_there=True)
+        self.asked = asyncio.Event()
+
+    async def fold(self, job: FoldJob) -> FoldResult:
+        self.asked.set()
+        return await super().fold(job)
+
+
+def test_layers_of_jobs_are_folded_like_others_while_a_session_is_open() -> None:
+    async def work(shard: ShardRig, rig: Rig, _staging: Staging) -> None:
+        (stack,) = shard.store.stacks.values()
+        place = NotedPlace(rig)
+        folding = Folding(shard.store, shard.stacks, place, lambda _stack: GcTerms(1_000, 1))
+        for number in range(4):
+            await bring(shard, rig, number)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(folding.run(ShardMetrics(Metrics()), unreported))
+            await asyncio.sleep(LOOK_S * 1.5)
+            assert not place.asked.is_set()
+            await bring(shard, rig, 4)
+            async with asyncio.timeout(LOOK_S / 4):
+                await place.asked.wait()
+            await asyncio.sleep(LOOK_S / 4)
+            running.cancel()
+        assert len(stack.entry.bases) < 4
+        assert (await shard.reader.read(read_of(), AT_ONCE_MS)).items == ITEMS
+        assert (await shard.adoptions.adopt(job(4), AT_ONCE_MS)).layers == 0, (
+            "also what was folded away is not taken again"
+        )
+
+    adopted_in(work)
