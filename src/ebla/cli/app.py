@@ -12,7 +12,24 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli import compare, copy_tablet, cqlsh, group0, local_cluster, metrics, pipeline, ring, row, store, table, up
+from ebla.cli import (
+    compare,
+    copy_tablet,
+    cqlsh,
+    export,
+    group0,
+    import_table,
+    local_cluster,
+    metrics,
+    pipeline,
+    ring,
+    row,
+    spark,
+    spark_env,
+    store,
+    table,
+    up,
+)
 from ebla.cli.asking import ask_contact, ask_view
 from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
 from ebla.cli.renewal import renew_certificates
@@ -50,6 +67,12 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla ring; ebla tablets a.b   who holds what
   ebla metrics                what the shards count, for Prometheus
 
+[bold]Tables and Spark[/bold]
+
+  ebla spark                  a PySpark shell: table("a.b") is a DataFrame
+  ebla export a.b DIR         as Parquet, or --format csv; interrupted, it goes on
+  ebla import DIR a.b         the way back
+
 [bold]Data on the move[/bold]
 
   ebla pipeline status        Spark moves data between nodes; jobs, cancel
@@ -84,6 +107,10 @@ app.add_typer(row.app)
 app.add_typer(pipeline.app)
 app.add_typer(copy_tablet.app)
 app.add_typer(compare.app)
+app.add_typer(export.app)
+app.add_typer(import_table.app)
+app.add_typer(spark.app)
+app.add_typer(spark_env.app)
 app.command("ring")(ring.ring)
 app.command("tablets")(ring.tablets)
 app.command("metrics")(metrics.metrics)

@@ -1,0 +1,115 @@
+"""What an export has written and what it still has to: the manifest in its folder. Pure.
+
+What is done is kept as ranges of tokens, and what is missing is what they do not cover: an export goes on rightly
+though tablets were split, merged or moved, or another number of pieces is asked for.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ebla.model.errors import InvalidRequest, Refused
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
+
+MANIFEST = "_ebla_export.json"
+"""Spark leaves out files whose names begin so."""
+MANIFEST_FORMAT = 1
+CHUNK_BYTES = 512 << 20
+CHUNKS_MAX = 1_000
+
+
+class FileKind(enum.StrEnum):
+    PARQUET = "parquet"
+    CSV = "csv"
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One Spark job's worth: read, written and named at once."""
+
+    range: TokenRange
+    files: tuple[str, ...]
+    rows: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    format: int
+    table: str
+    table_id: str
+    kind: FileKind
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(chunk.rows for chunk in self.chunks)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(name for chunk in self.chunks for name in chunk.files)
+
+    def with_chunk(self, chunk: Chunk) -> "Manifest":
+        return msgspec.structs.replace(self, chunks=(*self.chunks, chunk))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode_manifest(data: bytes, path: str) -> Manifest:
+    try:
+        found = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise Refused(f"{path} is not the manifest of an export: {error}", advice="name another folder") from None
+    if found.format > MANIFEST_FORMAT:
+        raise Refused(f"{path} has format {found.format}, this release knows {MANIFEST_FORMAT}")
+    return found
+
+
+def check_same(found: Manifest, wanted: Manifest) -> None:
+    """An export goes on only as what it was begun as."""
+    if (found.table, found.kind) != (wanted.table, wanted.kind):
+        raise InvalidRequest(
+            f"the folder has an export of {found.table} as {found.kind}",
+            advice="name another folder, or ask for the same",
+        )
+    if found.table_id != wanted.table_id:
+        raise InvalidRequest(
+            f"the folder has an export of a table {found.table} that was dropped since",
+            advice="name another folder",
+        )
+
+
+def missing(covered: Iterable[TokenRange]) -> tuple[TokenRange, ...]:
+    """Of the ring, what none of these has; lowest first."""
+    left: list[TokenRange] = []
+    reached = TOKEN_MIN
+    for one in sorted(part for each in covered for part in each.unwrapped()):
+        if one.start > reached:
+            left.append(TokenRange(reached, one.start))
+        reached = max(reached, one.end)
+    if reached < TOKEN_MAX:
+        left.append(TokenRange(reached, TOKEN_MAX))
+    return tuple(left)
+
+
+def chunk_count(size_bytes: int) -> int:
+    """So that a chunk that is done again costs minutes and not hours, and a small table is one job."""
+    return min(max(1, -(-size_bytes // CHUNK_BYTES)), CHUNKS_MAX)
+
+
+def cut(ranges: Sequence[TokenRange], count: int) -> tuple[TokenRange, ...]:
+    """About `count` pieces of about the same width: tokens are spread evenly, whatever the keys are."""
+    width = -(-sum(one.width for one in ranges) // max(count, 1))
+    pieces: list[TokenRange] = []
+    for one in ranges:
+        pieces += one.split(max(1, -(-one.width // width)))
+    return tuple(pieces)
+
+
+def file_prefix(within: TokenRange) -> str:
+    """Of the files of a chunk: no other chunk has it, and they sort by token."""
+    return f"{_shown(within.start)}-{_shown(within.end)}"
+
+
+def _shown(token: Token) -> str:
+    return f"{token - TOKEN_MIN:016x}"
