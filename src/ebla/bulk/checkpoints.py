@@ -81,7 +81,8 @@ class Checkpoints:
         self._parts = parts
         self._disk = parts.disk
         self._kept: dict[CheckpointId, CheckpointRecord] = {}
-        self._taking: dict[CheckpointId, None] = {}
+        self._changing: dict[CheckpointId, None] = {}
+        """Being made or removed: their folders are no strangers."""
 
     async def recover(self) -> None:
         """What is whole on disk. One without a record was not answered to anybody; one of a read nobody here knows any
@@ -112,7 +113,7 @@ class Checkpoints:
             raise Overloaded(f"{len(self._kept)} checkpoints are kept on this node already")
         checkpoint = CheckpointId(self._parts.chance.uuid())
         folder = self.folder_of(checkpoint)
-        self._taking[checkpoint] = None
+        self._changing[checkpoint] = None
         try:
             await make_durable_folder(self._disk, folder)
             parts: list[CheckpointPart] = []
@@ -131,9 +132,11 @@ class Checkpoints:
             self._kept[checkpoint] = record
             return record
         finally:
-            del self._taking[checkpoint]
-            if checkpoint not in self._kept:
-                await self._remove_failed(folder)
+            try:
+                if checkpoint not in self._kept:
+                    await self._remove_failed(folder)
+            finally:
+                del self._changing[checkpoint]
 
     async def _remove_failed(self, folder: str) -> None:
         try:
@@ -201,13 +204,17 @@ class Checkpoints:
             record = self._kept.get(checkpoint)
             if record is not None and record.session == session:
                 del self._kept[checkpoint]
-                await self._disk.run(partial(self._disk.remove_folder, self.folder_of(checkpoint)))
+                self._changing[checkpoint] = None
+                try:
+                    await self._disk.run(partial(self._disk.remove_folder, self.folder_of(checkpoint)))
+                finally:
+                    del self._changing[checkpoint]
 
     async def remove_strangers(self) -> None:
         """Folders of checkpoints that were given up: a shard that was slow may have made one after that."""
         for name in self._disk.list_folder(self._parts.folder):
             found = uuid_of(name)
-            known = found is not None and (found in self._kept or found in self._taking)
+            known = found is not None and (found in self._kept or found in self._changing)
             if not known:
                 await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{name}"))
 

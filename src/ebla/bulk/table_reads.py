@@ -123,7 +123,10 @@ class TableReads:
         kept = self._reads.get(read)
         if kept is not None:
             kept.is_closed = True
-            await self.drop_unused()
+            try:
+                await self.drop_unused()
+            except OSError:
+                pass  # some task may be making files in it; the next sweep tries again
 
     # -- what nobody needs -------------------------------------------------------------------------------------------
 
@@ -140,15 +143,16 @@ class TableReads:
                 self._let_go(kept)
 
     async def drop_unused(self) -> None:
+        """Raises `OSError` where a folder cannot be removed; it is a stranger to the next sweep then."""
         now_ms = self._parts.clock.boot_ms()
         for kept in list(self._reads.values()):
             idle = kept.is_closed or now_ms - kept.used_ms >= self._parts.limits.reads_idle_ms
             if idle and kept.is_unused:
                 self._let_go(kept)
-        # In this order: what is removed must not be found again while its files go.
-        gone = [point for point in self._leaving if not point.uses]
-        self._leaving = [point for point in self._leaving if point.uses]
-        await self._parts.checkpoints.release(None, [point.record.checkpoint for point in gone])
+        # One by one, so that those behind one that cannot be removed are still known.
+        while (point := next((one for one in self._leaving if not one.uses), None)) is not None:
+            self._leaving.remove(point)
+            await self._parts.checkpoints.release(None, (point.record.checkpoint,))
 
     def _let_go(self, kept: _Kept) -> None:
         assert not kept.askers

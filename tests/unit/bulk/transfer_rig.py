@@ -21,17 +21,19 @@ from ebla.bulk.transfer_limits import TransferLimits
 from ebla.bulk.transfer_plane import TransferPlane
 from ebla.bulk.transfers import Front, TransferSetup
 from ebla.journal.replace import replace_file
-from ebla.model.errors import Unavailable
+from ebla.model.errors import Stale, Unavailable
 from ebla.model.identity import Address, AttemptId, SessionId, ShardNumber, TopologyVersion, TransferId
 from ebla.model.schema import encode_schema
-from ebla.model.token import WHOLE_RING
+from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transaction import Revision
 from ebla.model.transfers import StagedFile, StagingKind, Target
+from ebla.ports.clock import Clock
 from ebla.ports.surroundings import Surroundings
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.system_clock import SystemClock
 from ebla.sim.workloads.store_rows import SMALL, TABLE
+from ebla.storage.layer_facts import LayerFacts
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,
@@ -74,6 +76,7 @@ SESSION = SessionId(uuid.UUID(int=5))
 TRANSFER = TransferId(uuid.UUID(int=6))
 ATTEMPT = AttemptId(uuid.UUID(int=7))
 LAYER = {"000009.sst": b"rows" * 500, "CURRENT": b"MANIFEST-1", "LOCK": b"", "LOG": b"words"}
+ROWS = 500
 CALL_MS = 10_000
 VERSION = TopologyVersion(7)
 
@@ -87,6 +90,8 @@ class FedControl(Control):
         self.index = 2
         self.has_quorum = True
         self.barriers = 0
+        self.rows: dict[str, Row | None] = {}
+        """Told in the beginning, besides or instead."""
         self._version = 7
 
     def begin(self, *sessions: Session) -> None:
@@ -96,7 +101,7 @@ class FedControl(Control):
             keyspace_key("ks"): Keyspace("ks", simple(1), on_tablets=False),
             table_key(TABLE): Table(TABLE, "ks", "small", definition=encode_schema(SMALL)),
         }
-        rows |= {session_key(one.id): one for one in sessions}
+        rows |= {session_key(one.id): one for one in sessions} | self.rows
         self.index += 1
         self.tell(self.index, rows, reset=True)
 
@@ -131,6 +136,10 @@ class ScriptedShard:
         self.server.serve(FIND_TARGET, self._find_target)
         self._disk = disk
         self.incarnation = 77
+        self.stacks: tuple[TokenRange, ...] = (WHOLE_RING,)
+        self.version = TopologyVersion(0)
+        self.stale = 0
+        """So many times a replica leaves under it."""
         self.failure: Exception | None = None
         self.asked: list[FindTargetRequest | CheckpointRequest] = []
         self.gate = asyncio.Event()
@@ -141,15 +150,23 @@ class ScriptedShard:
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        stack, layer = Incarnation(3), LayerEntry(LayerId(4), WHOLE_RING)
-        folder = f"{request.folder}/stack"
+        if self.stale:
+            self.stale -= 1
+            raise Stale("the replica left")
+        made = [await self._stack(request, number) for number in range(len(self.stacks))]
+        return CheckpointAnswer(tuple(made), self.version)
+
+    async def _stack(self, request: CheckpointRequest, number: int) -> CheckpointedStack:
+        stack, token_range = Incarnation(3 + number), self.stacks[number]
+        layer = LayerEntry(LayerId(4), token_range, LayerFacts(1, 2, ROWS))
+        folder = f"{request.folder}/stack-{number}"
         inside = layer_folder(folder, stack, layer.id)
         self._disk.make_folder(inside)
         write_files(inside, LAYER)
-        entry = StackEntry(stack, request.table, WHOLE_RING, LayerEntry(LayerId(5), WHOLE_RING), (layer,))
+        entry = StackEntry(stack, request.table, token_range, LayerEntry(LayerId(5), token_range), (layer,))
         manifest = Manifest(tables=(SMALL,), stacks=(entry,))
         await replace_file(self._disk, manifest_path(folder), msgspec.msgpack.encode(manifest))
-        return CheckpointAnswer((CheckpointedStack(folder, WHOLE_RING),))
+        return CheckpointedStack(folder, token_range)
 
     def _find_target(self, request: FindTargetRequest, _call: IncomingCall) -> FindTargetAnswer:
         self.asked.append(request)
@@ -173,6 +190,7 @@ class TransferRig:
         self.shard = ScriptedShard(tasks, self.disk)
         self.limits = limits
         self.lives = 0
+        self.clock: Clock = SystemClock()
         self.told: list[str] = []
         self.fronts: tuple[Front, ...] = ()
         self.bulk: BulkProcess | None = None
@@ -212,7 +230,7 @@ class TransferRig:
             pid=self.lives,
             transfers=transfers,
         )
-        around = Surroundings(SystemClock(), SeededChance(self.lives), self.disk, self.transport)
+        around = Surroundings(self.clock, SeededChance(self.lives), self.disk, self.transport)
         self.bulk = BulkProcess(around, setup, Folds())
         self.control.begin(*sessions)
         async with asyncio.TaskGroup() as tasks:

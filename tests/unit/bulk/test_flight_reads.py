@@ -1,0 +1,130 @@
+"""Tables over Flight, by the ticket of a read: rows, hashes, and where the files are."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from tests.unit.bulk.flight_rig import CHECKPOINT, FlightRig, build_part, flight_rig
+from tests.unit.bulk.test_flight_rows import LOWER, PLAIN, UPPER, asked, merged, plain_items, stacks, stored
+
+from ebla.bulk.tickets import Grant, GrantKind
+from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
+from ebla.model.identity import AttemptId
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transfers import Source
+from ebla.storage.checkpoint_scan import ScanStack
+from ebla.wire.flight_forms import bytes_in
+from ebla.wire.table_access import Located
+from ebla.wire.transfer_messages import (
+    FilesQuestion,
+    HashesQuestion,
+    LocateQuestion,
+    StagedRowsQuestion,
+    StoredRowsQuestion,
+)
+
+
+def source(rig: FlightRig, expires_ms: int = 10_000) -> Source:
+    grant = Grant(GrantKind.READ, None, CHECKPOINT, rig.plane.schema.id, expires_ms)
+    return rig.source(ticket=rig.plane.tickets.sign(grant))
+
+
+def test_rows_and_hashes_of_a_read_are_those_of_its_checkpoint(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            parts = stacks(6)
+            for part, part_range in zip(parts, (LOWER, UPPER), strict=True):
+                await build_part(rig, part, part_range=part_range)
+            found = await rig.answer(source(rig), StoredRowsQuestion(WHOLE_RING))
+            assert stored(found) == merged(parts)
+            (hashes,) = await rig.answer(source(rig), HashesQuestion(UPPER, 4, 0))
+            (expected,) = await rig.answer(rig.source(), HashesQuestion(UPPER, 4, 0))
+            assert hashes.equals(expected)
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
+
+
+def test_typed_rows_of_a_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await build_part(rig, [(plain_items(20), WHOLE_RING, True)], PLAIN)
+            table = pa.Table.from_batches(await rig.answer(source(rig), asked(["k", "v"])))
+            assert sorted(table.column("k").to_pylist()) == list(range(20))
+
+    asyncio.run(main())
+
+
+def test_where_the_files_are(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await build_part(rig, [(plain_items(20), LOWER, True)], PLAIN)
+            (batch,) = await rig.answer(source(rig), LocateQuestion(WHOLE_RING))
+            (data,) = bytes_in(batch)
+            located = msgspec.msgpack.decode(data, type=Located)
+            folder = str(tmp_path / "checkpoint")
+            (part,) = rig.plane.parts
+            expected = ScanStack(WHOLE_RING, ((f"{folder}/{part.layers[0].folder}", LOWER),))
+            assert located == Located("here.1", folder, (expected,), PLAIN)
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
+
+
+def test_a_range_that_the_node_does_not_own_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await build_part(rig, [(plain_items(20), WHOLE_RING, False)], PLAIN)
+            rig.plane.owned = LOWER
+            for question in (StoredRowsQuestion, LocateQuestion, _hashes):
+                with pytest.raises(Stale, match="no whole copy"):
+                    await rig.answer(source(rig), question(UPPER))
+            assert await rig.answer(source(rig), StoredRowsQuestion(LOWER))
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
+
+
+def _hashes(token_range: TokenRange) -> HashesQuestion:
+    return HashesQuestion(token_range, 2, 0)
+
+
+def test_a_ticket_of_a_read_opens_rows_and_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await build_part(rig, [(plain_items(2), WHOLE_RING, False)], PLAIN)
+            for question in (FilesQuestion(0, 0, "CURRENT"), StagedRowsQuestion(AttemptId(CHECKPOINT))):
+                with pytest.raises(InvalidRequest, match="for the rows of a table"):
+                    await rig.answer(source(rig), question)
+            with pytest.raises(InvalidRequest, match="for a checkpoint"):
+                await rig.answer(rig.source(), LocateQuestion(WHOLE_RING))
+            with pytest.raises(Refused, match="expired"):
+                await rig.answer(source(rig, expires_ms=10), StoredRowsQuestion(WHOLE_RING))
+            forged = source(rig).ticket[:-1] + b"\0"
+            with pytest.raises(Refused, match="not signed"):
+                await rig.answer(rig.source(ticket=forged), StoredRowsQuestion(WHOLE_RING))
+            for noise in (b"", b"x" * 40, b"\x01" + b"\xff" * 60):
+                with pytest.raises(Refused):
+                    await rig.answer(rig.source(ticket=noise), StoredRowsQuestion(WHOLE_RING))
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
+
+
+def test_a_stream_ends_where_its_table_was_dropped(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await build_part(rig, [(plain_items(3000, 5000), WHOLE_RING, True)], PLAIN)
+
+            def dropped(sent_bytes: int) -> None:
+                if sent_bytes > 4 << 20:
+                    raise NotFound("there is no such table any more")
+
+            rig.plane.sent = dropped
+            with pytest.raises(NotFound, match="any more"):
+                await rig.answer(source(rig), StoredRowsQuestion(WHOLE_RING))
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
