@@ -19,13 +19,18 @@ _NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """Other file systems, ones without links, and kernels that allow links to own files only."""
 
 
+def is_here(machine: str) -> bool:
+    """Whether somebody runs on this machine, perhaps in another container: the boot id tells it from another one that
+    mounts the same disk."""
+    if not machine or not _BOOT_ID.exists():
+        return False
+    return machine.partition(".")[0] == _BOOT_ID.read_text(encoding="ascii").strip()
+
+
 def is_open(machine: str, folder: str) -> bool:
     """Whether a folder that somebody offers is here. Its file of that name tells it from one that only has the same
-    path, in another container; the boot id tells this machine from another that mounts the same disk."""
-    if not machine or not folder or not _BOOT_ID.exists():
-        return False
-    boot_id = _BOOT_ID.read_text(encoding="ascii").strip()
-    if machine.partition(".")[0] != boot_id:
+    path, in another container."""
+    if not folder or not is_here(machine):
         return False
     place = Path(folder)
     try:

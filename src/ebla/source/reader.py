@@ -1,0 +1,168 @@
+"""Reading a table: the plan, made in the driver, and its shares, read by tasks."""
+
+import json
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from ebla.model.asked_rows import AskedColumn, AskedKind
+from ebla.model.errors import InvalidRequest, NotFound
+from ebla.model.schema import TableSchema
+from ebla.pipeline.attempts import prepare_worker
+from ebla.source.contact import Contact
+from ebla.source.errors import missing_column, missing_table
+from ebla.source.follow_piece import follow_piece
+from ebla.source.options import Access, ReadOptions
+from ebla.source.plan_read import Wanted, decode_share, encode_share, plan_shares
+from ebla.source.pushdown import Pushed, push
+from ebla.source.share_rows import ShareRows
+from ebla.source.shipped import Reduced, ship
+from ebla.source.type_mapping import OF_ASKED, refuse_reading
+from ebla.source.typed_columns import columns_to_spark
+from ebla.wire.table_access import DESCRIBE_TABLE, OPEN_READ, DescribeTableRequest, OpenReadRequest, ReadId
+
+# ---- in the driver
+
+
+def describe(contact: Contact, access: Access) -> TableSchema:
+    """Raises `NotFound` with names that are there."""
+    try:
+        request = DescribeTableRequest(access.keyspace, access.table)
+        return contact.call(DESCRIBE_TABLE, request, access.timeout_s).schema
+    except NotFound as error:
+        raise missing_table(contact, access, error) from None
+
+
+def asked_columns(schema: TableSchema, options: ReadOptions) -> tuple[AskedColumn, ...]:
+    """What is read where the user gives no schema: columns of the option or all, then what was asked for besides."""
+    names = options.columns or tuple(column.name for column in schema.columns)
+    found = [AskedColumn(_known(schema, name)) for name in names]
+    found += _besides(schema, options)
+    labels = [one.label for one in found]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise InvalidRequest(
+            f"two columns of the read are named {twice!r}", advice="leave one out by the option columns, or name it"
+        )
+    return tuple(found)
+
+
+def asked_by_schema(schema: TableSchema, options: ReadOptions, shown: StructType) -> tuple[AskedColumn, ...]:
+    """The columns of a schema, in its order. Raises `NotFound` or, where types do not fit, `InvalidRequest`."""
+    besides = {one.label: one for one in _besides(schema, options)}
+    found, wrong = [], []
+    for field in shown:
+        special = besides.get(field.name)
+        if special is not None:
+            found.append(special)
+            fits = type(field.dataType) is type(OF_ASKED[special.kind])
+            reason = None if fits else f"it is a {OF_ASKED[special.kind].simpleString()}"
+        else:
+            name = _matching(schema, field.name, (*schema.by_name, *besides))
+            found.append(AskedColumn(name, shown_as="" if name == field.name else field.name))
+            reason = refuse_reading(schema.column(name).type, field.dataType)
+        if reason is not None:
+            wrong.append(f"{field.name}: {reason}")
+    if wrong:
+        raise InvalidRequest(f"the schema given for {schema.full_name} does not fit ({'; '.join(wrong)})")
+    return tuple(found)
+
+
+def _besides(schema: TableSchema, options: ReadOptions) -> list[AskedColumn]:
+    found = [AskedColumn("", AskedKind.TOKEN, options.token)] if options.token else []
+    written = (
+        AskedColumn(_known(schema, name), AskedKind.WRITETIME, f"{name}_writetime") for name in options.writetimes
+    )
+    living = (AskedColumn(_known(schema, name), AskedKind.TTL, f"{name}_ttl") for name in options.ttls)
+    return [*found, *written, *living]
+
+
+def _known(schema: TableSchema, name: str) -> str:
+    if name not in schema.by_name:
+        raise missing_column(schema.full_name, name, schema.by_name)
+    return name
+
+
+def _matching(schema: TableSchema, name: str, known: Iterable[str]) -> str:
+    """As it is, or, since Spark's names have no case, the one that differs by that alone."""
+    if name in schema.by_name:
+        return name
+    alike = [other for other in schema.by_name if other.lower() == name.lower()]
+    if len(alike) != 1:
+        raise missing_column(schema.full_name, name, known)
+    return alike[0]
+
+
+class TableReader(DataSourceReader):
+    """In the driver. To tasks it goes as a `ShareReader`: they need neither options nor contacts."""
+
+    def __init__(self, options: ReadOptions, shown: StructType) -> None:
+        self._options = options
+        self._shown = shown
+        with Contact(options.access.contact) as contact:
+            self._schema = describe(contact, options.access)
+        self._asked = asked_by_schema(self._schema, options, shown)
+        self._pushed = Pushed()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        access, pushed = self._options.access, self._pushed
+        wanted = Wanted(
+            self._asked,
+            pushed.conditions,
+            pushed.ranges,
+            pushed.partitions,
+            self._options.split_bytes,
+            access.uses_short_cut,
+        )
+        if wanted.is_nothing:
+            return []
+        request = OpenReadRequest(
+            ReadId(uuid.uuid4()), self._schema.id, access.level, pushed.ranges or (), self._options.life_ms
+        )
+        with Contact(access.contact) as contact:
+            plan = contact.call(OPEN_READ, request, access.timeout_s)
+        return [InputPartition(encode_share(share)) for share in plan_shares(plan, wanted)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return ShareReader(self._shown.json()).read(partition)
+
+    def __reduce__(self) -> Reduced:
+        return ship(__name__, ShareReader.__name__, self._shown.json())
+
+
+class PushingReader(TableReader):
+    """Where Spark asks for it: a reader with this method is refused by a Spark whose setting is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        self._pushed = push(self._schema, self._asked, filters)
+        return self._pushed.left
+
+
+# ---- in tasks
+
+
+class ShareReader:
+    def __init__(self, shown_json: str) -> None:
+        self._shown_json = shown_json
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if partition.value is None:
+            return  # Spark makes one where there are none
+        prepare_worker()
+        wanted = to_arrow_schema(StructType.fromJson(json.loads(self._shown_json)), timezone="UTC")
+        share = decode_share(partition.value)
+        kinds = [share.schema.column(one.name).type if one.kind is AskedKind.VALUE else None for one in share.columns]
+        names = tuple(f"node {source.host} at {source.flight}" for source in share.sources)
+        pause = threading.Event()
+        with ShareRows(share) as rows:
+            for piece in share.pieces:
+                for batch in follow_piece(piece, rows.of, names, pause.wait):
+                    shown = pa.RecordBatch.from_arrays(batch.columns[:-1], batch.schema.names[:-1])
+                    yield columns_to_spark(kinds, shown, wanted)
+
+    def __reduce__(self) -> Reduced:
+        return ship(__name__, type(self).__name__, self._shown_json)

@@ -1,0 +1,103 @@
+"""The rows of a task's share: from the files themselves where they are on this machine, else over Flight; of as many
+sources at once as the level needs."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from ebla.model.asked_rows import AskedColumn, AskedKind
+from ebla.model.errors import ConnectionLost, EblaError, InvalidRequest
+from ebla.model.token import TokenRange
+from ebla.pipeline.short_cut import is_here, is_open
+from ebla.source.follow_piece import SourceFailed
+from ebla.source.merged_read import merged_rows
+from ebla.source.plan_read import ReadShare
+from ebla.source.table_flight import TableFlight
+from ebla.storage.merge import key_spans
+from ebla.storage.scan import Question
+from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
+
+LOCAL_SCAN = "ebla.source.local_scan"
+"""It needs the storage engine's library, which executors need not have: without it there is no short cut."""
+TOKEN_LABEL = "\0token"  # noqa: S105  # of the ring
+"""No column is named so."""
+
+_Asked = StoredRowsQuestion | TypedRowsQuestion
+
+
+class ShareRows:
+    """Open while the share is read."""
+
+    def __init__(self, share: ReadShare) -> None:
+        self._share = share
+        self._columns = (*share.columns, AskedColumn("", AskedKind.TOKEN, TOKEN_LABEL))
+        self._flight = TableFlight(share.authority)
+        self._open = ExitStack()
+        self._scans: dict[tuple[int, object], Any] = {}
+        self._remote: set[int] = set()
+        """Sources whose files cannot be read from here."""
+
+    def __enter__(self) -> "ShareRows":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._open.close()
+        self._flight.close()
+
+    def of(self, sources: tuple[int, ...], token_range: TokenRange) -> Iterator[pa.RecordBatch]:
+        """`follow_piece.OpenRows`."""
+        share = self._share
+        if len(sources) == 1:
+            question = TypedRowsQuestion(token_range, self._columns, share.now_s, share.conditions, share.partitions)
+            return self._from(sources[0], question)
+        stored = StoredRowsQuestion(token_range, share.conditions, share.partitions)
+        merging = Question(
+            share.schema,
+            self._columns,
+            share.now_s,
+            key_spans(token_range),
+            share.conditions,
+            share.partitions,
+        )
+        return merged_rows(merging, [self._from(place, stored) for place in sources])
+
+    def _from(self, place: int, question: _Asked) -> Iterator[pa.RecordBatch]:
+        try:
+            local = self._local(place, question)
+            if local is None:
+                yield from self._flight.get_table_rows(self._share.sources[place], question)
+            else:
+                yield from local
+        except InvalidRequest:
+            raise  # the question is wrong, whoever is asked
+        except EblaError as error:
+            self._remote.add(place)
+            raise SourceFailed(place, error) from None
+        except OSError as error:
+            self._remote.add(place)
+            raise SourceFailed(place, ConnectionLost(f"its files cannot be read: {error}")) from None
+
+    def _local(self, place: int, question: _Asked) -> Iterator[pa.RecordBatch] | None:
+        """None where it goes over Flight."""
+        source = self._share.sources[place]
+        if not self._share.uses_short_cut or place in self._remote or not is_here(source.machine):
+            return None
+        located = self._flight.locate(source, question.range)
+        if not is_open(located.machine, located.folder):
+            self._remote.add(place)
+            return None
+        key = (place, located.stacks)
+        if key not in self._scans:
+            try:
+                opened_located = importlib.import_module(LOCAL_SCAN).opened_located
+                self._scans[key] = self._open.enter_context(opened_located(located))
+            except (ImportError, OSError, EblaError):
+                self._remote.add(place)
+                return None
+        _, batches = self._scans[key].ask(question)
+        found: Iterator[pa.RecordBatch] = batches
+        return found
