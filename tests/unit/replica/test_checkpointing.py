@@ -69,6 +69,28 @@ def test_every_stack_with_a_part_of_the_range_is_there_with_all_its_rows(
     in_shard(work, rig=rig)
 
 
+def test_for_a_reader_it_needs_no_session_holds_nothing_and_waits_for_the_version_all_the_same() -> None:
+    async def work(shard: ShardRig) -> None:
+        await shard.follow(small_cluster(BOTH))
+        await shard.write(*[write_of(item) for item in ITEMS])
+        await shard.stacks.confirm()
+        reading = msgspec.structs.replace(request_of(), session=None)
+        answer = await shard.checkpoints.take(reading, AT_ONCE_MS)
+        assert ([one.range for one in answer.stacks], answer.version) == (list(HALVES), 2)
+        assert shard.guards.held == 0
+        assert [stack.gc_holds for stack in shard.stacks.served()] == [set(), set()], "tombstones go as ever"
+        later = msgspec.structs.replace(reading, version=TopologyVersion(3), folder=f"{FOLDER}-later")
+        with pytest.raises(Stale, match="version 3 of the topology has not come"):
+            await shard.checkpoints.take(later, AT_ONCE_MS)
+        await shard.follow(small_cluster(BOTH, version=3))
+        assert (await shard.checkpoints.take(later, AT_ONCE_MS)).version == 3
+        unknown = msgspec.structs.replace(later, table=TableId(uuid.UUID(int=5)))
+        with pytest.raises(NotFound):
+            await shard.checkpoints.take(unknown, AT_ONCE_MS)
+
+    in_shard(work)
+
+
 def test_a_shard_without_a_part_of_it_has_nothing_to_show() -> None:
     async def work(shard: ShardRig) -> None:
         elsewhere = tablet_map(SMALL.id, [(replica(2),)])
