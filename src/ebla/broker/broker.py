@@ -10,19 +10,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ebla.broker.adopting import Adoptions
 from ebla.broker.broker_parts import BrokerParts
+from ebla.broker.commit import Commits
+from ebla.broker.commit import Parts as CommitParts
 from ebla.broker.deadline import Deadline
 from ebla.broker.freshness import fresh_view
+from ebla.broker.opening import Sessions, StagingPlaces, WriteOpening
 from ebla.broker.reads import TableReads, schema_in
+from ebla.broker.table_facts import is_captured
+from ebla.broker.write_store import WriteStore
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound, Overloaded
 from ebla.model.identity import TableId
-from ebla.model.schema import TableSchema
 from ebla.wire.failures import failure_of
 from ebla.wire.frames import encode
 from ebla.wire.table_access import (
+    ABORT_WRITE,
     CLOSE_READ,
+    COMMIT_WRITE,
     DESCRIBE_TABLE,
     OPEN_READ,
+    OPEN_WRITE,
     CallAnswer,
     CallRequest,
     DescribeTableAnswer,
@@ -46,12 +54,18 @@ class TableBroker:
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
         self._reads = TableReads(parts)
+        store, sessions, places = WriteStore(parts), Sessions(parts), StagingPlaces(parts)
+        opening = WriteOpening(parts, store, sessions, places)
+        commits = Commits(CommitParts(parts, store, sessions, places, Adoptions(parts)))
         self._running = 0
         self._serve: Mapping[str, Serve] = dict(
             (
                 _served(DESCRIBE_TABLE, self._describe),
                 _served(OPEN_READ, self._reads.open),
                 _served(CLOSE_READ, self._reads.close),
+                _served(OPEN_WRITE, opening.open),
+                _served(COMMIT_WRITE, commits.commit),
+                _served(ABORT_WRITE, opening.abort),
             )
         )
 
@@ -107,13 +121,6 @@ class TableBroker:
             raise NotFound(f"there is no table {request.table!r} in keyspace {request.keyspace!r}")
         schema = schema_in(view, table)
         return DescribeTableAnswer(schema, self._parts.authority(), is_captured(schema))
-
-
-def is_captured(schema: TableSchema) -> bool:
-    """Whether the option `cdc` says that changes are captured. Options without an effect are kept as CQL text."""
-    text = next((text for name, text in schema.options.others if name == "cdc"), "")
-    words = text.lower().replace(" ", "").replace('"', "'")
-    return "'enabled':'true'" in words or "'enabled':true" in words
 
 
 def _served(call: TableCall[Q, A], serve: Callable[[Q, Deadline], Awaitable[A]]) -> tuple[str, Serve]:

@@ -28,6 +28,27 @@ class BrokerLimits:
     """How often a read is planned anew because the topology moved."""
     at_once_max: int = 16
     """Questions of one call under way at the same time."""
+    write_jobs_max: int = 16
+    """Of the whole cluster, about: two that open at the same moment may both be the last."""
+    table_write_jobs_max: int = 4
+    write_life_ms: int = 6 * 3_600_000
+    """Of a job that does not say."""
+    staging_ms: int = 30_000
+    open_stragglers_ms: int = 3_000
+    """How long replicas that a write can do without are waited for, before it begins."""
+    stragglers_ms: int = 10_000
+    """And when it ends."""
+    patience_ms: int = 30_000
+    """How long replicas that it cannot do without are tried while none of them answers."""
+    close_session_ms: int = 30_000
+    moved_ms: int = 1_000
+    """How long a newer topology, of which a node has told, is waited for."""
+    seal_ms: int = 3_900_000
+    """Longer than a layer of staged rows may be built."""
+    adopt_ms: int = 30_000
+    """For so long a commit may hold a version of the topology."""
+    stale_max: int = 3
+    """A place that refuses so often, by the newest topology, was opened for a stack that is not there any more."""
 
 
 @dataclass(frozen=True, slots=True)

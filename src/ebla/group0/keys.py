@@ -84,6 +84,9 @@ PREFIXES: tuple[Prefix, ...] = (
     ),
     Prefix("jobs/", ("Job",), "work for the pipeline, waiting, running, and lately ended", "clients, the pipeline"),
     Prefix("pipeline/state", ("PipelineState",), "where the pipeline runs and whether it can", "the pipeline"),
+    Prefix(
+        "writes/", ("WriteRecord",), "write jobs of Spark users by table and job id, lately ended ones too", "shards"
+    ),
     Prefix("user/", (), "free for operators and tests: `ebla group0 put` writes here", "operators"),
 )
 

@@ -162,6 +162,10 @@ def _broker_setup(options: NodeOptions, host: HostId) -> BrokerSetup:
         limits=BrokerLimits(
             calls_max=limits.table_calls_max,
             call_ms_max=limits.table_call_ms_max,
+            write_jobs_max=limits.write_jobs_max,
+            table_write_jobs_max=limits.table_write_jobs_max,
+            write_life_ms=limits.bulk_job_life_ms,
+            close_session_ms=limits.session_close_ms,
         ),
     )
 

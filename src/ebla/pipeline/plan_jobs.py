@@ -164,7 +164,7 @@ def pieces_of(sets: ReplicaSets, table: TableId, wanted: TokenRange) -> Iterator
     may_join = sets.snapshot.tablets.get(table) is None
     for whole in wanted.unwrapped():
         kept: Piece | None = None
-        for part in _cut(whole, _borders(sets.snapshot, table)):
+        for part in stretches_of(sets.snapshot, table, whole):
             found = piece(part)
             if kept is None:
                 kept = found
@@ -175,6 +175,11 @@ def pieces_of(sets: ReplicaSets, table: TableId, wanted: TokenRange) -> Iterator
                 kept = found
         if kept is not None:
             yield kept
+
+
+def stretches_of(snapshot: Snapshot, table: TableId, whole: TokenRange) -> Iterator[TokenRange]:
+    """A range, over no top, cut wherever replicas or their shards may change; in order."""
+    return _cut(whole, _borders(snapshot, table))
 
 
 def _borders(snapshot: Snapshot, table: TableId) -> tuple[int, ...]:

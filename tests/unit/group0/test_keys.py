@@ -22,6 +22,7 @@ from ebla.model.identity import Address, HostId
 from ebla.model.stored import Stored, decode_stored, encode_stored
 from ebla.topology import keys as topology_keys
 from ebla.wire.jobs import Job, PipelineState
+from ebla.wire.write_records import WriteRecord
 
 HOST = HostId(uuid.UUID(int=9))
 DOCUMENT = Path(__file__).parents[3] / "docs" / "group0.md"
@@ -37,7 +38,7 @@ def test_the_document_holds_the_map_row_by_row() -> None:
 
 
 def test_every_struct_of_the_topology_and_of_group_0_itself_has_a_row() -> None:
-    own = (Member, ClusterIdentity, PurgeState, UnfinishedOperation, Job, PipelineState)
+    own = (Member, ClusterIdentity, PurgeState, UnfinishedOperation, Job, PipelineState, WriteRecord)
     stored = {kind.__name__ for kind in (*get_args(topology_keys.Row), *own)}
     assert {name for row in PREFIXES for name in row.structs} == stored
 

@@ -1,0 +1,377 @@
+"""The commit of a write job: what counts is sealed at each replica, and adopted as a write at the job's level.
+
+1. Replicas that came since the job began have no place yet: one is opened for them, and whoever asks brings them what
+   the others have before anything else is done.
+2. Each place makes one layer of its runs (SEAL). This may take long, and holds no version.
+3. Each tablet's replicas adopt at one version (ADOPT). A replica that knows a newer one refuses: then the tablet goes
+   again, whole, by that. Adopting twice changes nothing.
+4. Replicas that cannot be reached, beyond those that the level needs, are tried for a while and then left to repair.
+5. The record says DONE, and the session is closed.
+
+Whatever ends it in between, the same request goes on from there: each of these steps may be repeated.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ebla.broker.adopting import Adopted, Adoptions, Group, groups_of, sums
+from ebla.broker.broker_parts import BrokerParts
+from ebla.broker.deadline import Deadline
+from ebla.broker.freshness import fresh_view
+from ebla.broker.opening import Sessions, StagingPlaces
+from ebla.broker.plan_writes import (
+    Layout,
+    Place,
+    Route,
+    Staged,
+    Wanted,
+    is_whole,
+    layout_of,
+    routes_with_rows,
+    staged_of,
+    too_few,
+    unmet,
+)
+from ebla.broker.together import together
+from ebla.broker.wave import Pace, Questions, wave
+from ebla.broker.write_book import Run, adopting, committing, ended, is_done
+from ebla.broker.write_store import WriteStore
+from ebla.model.errors import EblaError, Outcome, Stale, Unavailable, WriteFailed, WriteTimeout
+from ebla.model.identity import HostId, TopologyVersion
+from ebla.model.token import TokenRange
+from ebla.model.transfers import Target
+from ebla.pipeline.transfer_steps import Scope
+from ebla.wire.table_access import CommitWriteAnswer, CommitWriteRequest, LackingCopy
+from ebla.wire.topology_view import View
+from ebla.wire.transfer_messages import AdoptAnswer, SealAnswer, SealRequest
+from ebla.wire.verbs import SEAL
+from ebla.wire.write_records import WriteRecord, check_job_name, write_job_id
+
+Has = Callable[[Place], bool]
+
+PAUSE_S = 0.3
+"""Before a tablet whose replicas did not all answer is tried again."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one call has come."""
+
+    sealed: dict[Place, SealAnswer] = field(default_factory=dict)
+    adopted: dict[Place, AdoptAnswer] = field(default_factory=dict)
+    failures: dict[Place, EblaError] = field(default_factory=dict)
+    refused: dict[Place, None] = field(default_factory=dict)
+    """As stale, since the topology was last looked at."""
+    strikes: dict[Place, int] = field(default_factory=dict)
+    """How often a place refused as stale though there was nothing newer."""
+    met: dict[TokenRange, Route] = field(default_factory=dict)
+    """What is acknowledged at the level, as it was routed then. It stays so, as any write does."""
+    is_sent: bool = False
+    """An adoption was asked for, by this call or one before."""
+
+    def note(self, found: Adopted) -> None:
+        for place, answer in found.found.items():
+            before = self.adopted.get(place, AdoptAnswer(0, 0))
+            self.adopted[place] = AdoptAnswer(before.layers + answer.layers, max(before.rows, answer.rows))
+            self.failures.pop(place, None)
+        for place, error in found.failures.items():
+            self.failures[place] = error
+            if isinstance(error, Stale):
+                self.refused[place] = None
+
+    def looked(self, *, is_newer: bool) -> None:
+        """A place that refuses by the newest topology there is was opened for a stack that is not there any more."""
+        for place in self.refused:
+            self.strikes[place] = 0 if is_newer else self.strikes.get(place, 0) + 1
+        self.refused.clear()
+
+    def is_met(self, route: Route) -> bool:
+        return route.range in self.met or any(one.covers(route.range) for one in self.met)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of committing."""
+
+    broker: BrokerParts
+    store: WriteStore
+    sessions: Sessions
+    places: StagingPlaces
+    adoptions: Adoptions
+
+
+class Commits:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def commit(self, request: CommitWriteRequest, deadline: Deadline) -> CommitWriteAnswer:
+        check_job_name(request.job)
+        parts = self._parts
+        run = Run(request.table, request.job, request.session, request.batch, parts.broker.clock.wall_us() // 1000)
+        record = await parts.store.change(request.table, request.job, lambda found: committing(found, run), deadline)
+        assert record is not None
+        if is_done(record, request.batch):
+            return CommitWriteAnswer()
+        one = _Commit(parts, request, run, deadline)
+        one.progress.is_sent = record.has_adopted
+        try:
+            answer = await one.run_through()
+        except EblaError as error:
+            raise told(error, request.job, is_sent=one.progress.is_sent) from error
+        if not answer.lacking:
+            await self._close(request, deadline)
+        return answer
+
+    async def _close(self, request: CommitWriteRequest, deadline: Deadline) -> None:
+        """The job is done whatever comes of this: its session ends by its own deadline at the latest."""
+        try:
+            within_ms = deadline.at_most_ms(self._parts.broker.limits.close_session_ms)
+            await self._parts.sessions.close(request.session, within_ms)
+        except EblaError as error:
+            self._parts.broker.report(
+                "broker.session_not_closed", {"session": str(request.session), "cause": error.message}
+            )
+
+
+class _Commit:
+    """One call."""
+
+    def __init__(self, parts: Parts, request: CommitWriteRequest, run: Run, deadline: Deadline) -> None:
+        self._parts = parts
+        self._broker = parts.broker
+        self._limits = parts.broker.limits
+        self._request = request
+        self._run = run
+        self._deadline = deadline
+        self._patience = Deadline(self._limits.patience_ms)
+        self._staged: Staged = staged_of(request.targets, request.runs)
+        self._layouts: tuple[View, Layout] | None = None
+        self.progress = Progress()
+
+    async def run_through(self) -> CommitWriteAnswer:
+        view = await self._look()
+        while True:
+            layout = self._layout(view)
+            routes = [route for route in routes_with_rows(layout, self._staged) if not self.progress.is_met(route)]
+            lacking = await self._open_lacking(view, routes)
+            if lacking:
+                return CommitWriteAnswer(lacking=lacking)
+            await self._seal(layout, routes)
+            await self._adopt_all(routes)
+            if all(self.progress.is_met(route) for route in routes):
+                break
+            view = await self._newer(view, layout, routes)
+        left = await self._stragglers()
+        await self._change(lambda record: ended(record, self._run))
+        layers, rows = sums(self.progress.adopted.values())
+        return CommitWriteAnswer((), left, layers, rows)
+
+    def _layout(self, view: View) -> Layout:
+        if self._layouts is None or self._layouts[0] is not view:
+            wanted = Wanted(self._request.table, self._request.level, self._broker.datacenter)
+            self._layouts = (view, layout_of(view, wanted))
+        return self._layouts[1]
+
+    # ---- replicas that came later
+
+    async def _open_lacking(self, view: View, routes: Sequence[Route]) -> tuple[LackingCopy, ...]:
+        """Places for those that have none, at nodes that are up. One that cannot be opened is as one that is down."""
+        wanted: dict[Place, Route] = {}
+        for route in routes:
+            places = [place for copy in route.copies for place in copy.places]
+            if all(self._is_struck(place) for place in places):
+                raise Stale(
+                    f"none of what was staged for table {self._request.table} fits its replicas any more: they were "
+                    "emptied since",
+                    advice="nothing of this run can be used",
+                )
+            wanted.update((place, route) for place in places if not self._has_place(route, place))
+        there = [place for place in sorted(wanted) if not self._is_down(place)]
+        if not there:
+            return ()
+        job = write_job_id(self._request.table, self._request.job)
+        scope = Scope(job, self._request.session, self._request.table, view.version)
+        questions: Questions[Place, Target] = Questions(
+            ask=lambda place: self._parts.places.open(scope, place, self._staged.numbers.get(place, 0), self._deadline),
+            enough=lambda _: True,
+            is_down=self._is_down,
+        )
+        answers = await wave(there, questions, self._pace(self._limits.open_stragglers_ms), self._deadline)
+        self.progress.failures.update(answers.failures)
+        return tuple(LackingCopy(answers.found[place], wanted[place].range) for place in sorted(answers.found))
+
+    def _has_place(self, route: Route, place: Place) -> bool:
+        return is_whole(route, place, self._staged) and not self._is_struck(place)
+
+    def _is_struck(self, place: Place) -> bool:
+        return self.progress.strikes.get(place, 0) >= self._limits.stale_max
+
+    def _brings_nothing(self, place: Place) -> bool:
+        return place in self._staged.targets and not self._staged.runs_at(place)
+
+    # ---- sealing
+
+    async def _seal(self, layout: Layout, routes: Sequence[Route]) -> None:
+        """Raises what those said without whom the level cannot be reached."""
+        places = [place for place in self._places_to_adopt(routes) if place not in self.progress.sealed]
+        await self._seal_at(
+            places,
+            lambda found: unmet(layout, routes, lambda place: place in found or self._is_ready(place)) is None,
+            self._deadline,
+        )
+        self._require(layout, routes, self._is_ready)
+
+    async def _seal_at(
+        self, places: Sequence[Place], enough: Callable[[Mapping[Place, SealAnswer]], bool], deadline: Deadline
+    ) -> None:
+        questions: Questions[Place, SealAnswer] = Questions(self._seal_one, enough, self._is_down)
+        answers = await wave(places, questions, self._pace(self._limits.stragglers_ms), deadline)
+        self.progress.sealed.update(answers.found)
+        self.progress.failures.update(answers.failures)
+
+    async def _seal_one(self, place: Place) -> SealAnswer:
+        target, runs = self._staged.targets[place], self._staged.runs_at(place)
+        request = SealRequest(
+            target.session,
+            target.transfer,
+            runs[0].attempt,
+            (runs[0].file,),
+            more=tuple((run.attempt, run.file) for run in runs[1:]),
+        )
+        within_ms = self._deadline.at_most_ms(self._limits.seal_ms)
+        return await self._broker.doors.bulk(place.replica.host, SEAL, request, within_ms)
+
+    def _places_to_adopt(self, routes: Iterable[Route]) -> list[Place]:
+        """Those that have a place with something in it."""
+        found = {
+            place: None
+            for route in routes
+            for copy in route.copies
+            for place in copy.places
+            if self._has_place(route, place) and self._staged.runs_at(place)
+        }
+        return sorted(found)
+
+    def _is_ready(self, place: Place) -> bool:
+        """Sealed, or there is nothing that it lacks."""
+        return place in self.progress.sealed or self._brings_nothing(place)
+
+    # ---- adopting
+
+    async def _adopt_all(self, routes: Sequence[Route]) -> None:
+        """One attempt at each tablet."""
+        groups = groups_of(routes)
+        if groups:
+            await self._mark_adopting()
+        await together([partial(self._adopt, group) for group in groups], self._limits.at_once_max)
+
+    async def _adopt(self, group: Group) -> None:
+        """No await between the look at the view and the sending: a version that nobody holds may be drained."""
+        view = self._broker.view.current
+        layout = self._layout(view)
+        if any(layout.by_range.get(route.range) != route for route in group.routes):
+            return  # planned by another topology: it goes again by this one
+        places = [place for place in self._places_to_adopt(group.routes) if place in self.progress.sealed]
+        targets = {place: self._staged.targets[place] for place in places}
+        found = await self._parts.adoptions.attempt(self._request.table, targets, view.version)
+        self.progress.note(found)
+        if unmet(layout, group.routes, lambda place: place in found.found or self._brings_nothing(place)) is None:
+            self.progress.met.update((route.range, route) for route in group.routes)
+            self._patience = Deadline(self._limits.patience_ms)
+
+    async def _mark_adopting(self) -> None:
+        """From here on rows may be seen, whatever becomes of this call; the record says so to the next."""
+        if not self.progress.is_sent:
+            await self._change(adopting)
+            self.progress.is_sent = True
+
+    async def _newer(self, before: View, layout: Layout, routes: Sequence[Route]) -> View:
+        """After an attempt that did not do: by the newest topology, and not at once where that is the same."""
+        if self._deadline.is_over or self._patience.is_over:
+            unmet_routes = [route for route in routes if not self.progress.is_met(route)]
+            self._require(layout, unmet_routes, lambda place: place in self.progress.adopted)
+            raise Unavailable("the topology moved each time that the rows were adopted, until the time was over")
+        await self._broker.view.wait_version(TopologyVersion(before.version + 1), PAUSE_S)
+        view = await self._look()
+        self.progress.looked(is_newer=view.version > before.version)
+        return view
+
+    # ---- the end
+
+    async def _stragglers(self) -> tuple[HostId, ...]:
+        """Who is left without it: tried a while longer, each by the topology of that moment."""
+        until = Deadline(self._deadline.at_most_ms(self._limits.stragglers_ms))
+        while (behind := self._behind()) and not until.is_over:
+            unsealed = [place for place in behind if place not in self.progress.sealed and self._staged.runs_at(place)]
+            await self._seal_at([place for place in unsealed if not self._is_down(place)], lambda _: True, until)
+            late = [route for route in self.progress.met.values() if _touches(route, behind)]
+            await together([partial(self._adopt, group) for group in groups_of(late)], self._limits.at_once_max)
+            if self._behind():
+                await asyncio.sleep(PAUSE_S)
+        return tuple(sorted({place.replica.host for place in self._behind()}))
+
+    def _behind(self) -> list[Place]:
+        places = {place: None for route in self.progress.met.values() for copy in route.copies for place in copy.places}
+        return sorted(
+            place for place in places if place not in self.progress.adopted and not self._brings_nothing(place)
+        )
+
+    # ---- all of them
+
+    async def _change(self, change: Callable[[WriteRecord], WriteRecord]) -> None:
+        """Raises `Stale` where another run has taken over meanwhile. INV-BULKW-3: once it says that the job has ended,
+        every run finds that there is nothing to do."""
+
+        def decide(found: WriteRecord | None) -> WriteRecord | None:
+            record = committing(found, self._run)
+            return None if is_done(record, self._run.batch) else change(record)
+
+        await self._parts.store.change(self._request.table, self._request.job, decide, self._deadline)
+
+    async def _look(self) -> View:
+        """The newest topology, in which the job's session is open."""
+        view = await fresh_view(self._broker, self._deadline)
+        if self._request.session not in view.snapshot.sessions:
+            raise Stale(
+                f"the session of job {self._request.job!r} is closed: its time is over, it was aborted, or another run "
+                "has begun"
+            )
+        return view
+
+    def _require(self, layout: Layout, routes: Sequence[Route], has: Has) -> None:
+        """Raises for the first route that lacks replicas, with what one of them said."""
+        route = unmet(layout, routes, has)
+        if route is None:
+            return
+        for copy in route.copies:
+            for place in copy.places:
+                error = self.progress.failures.get(place)
+                if error is not None and not has(place):
+                    raise type(error)(f"host {place.replica.host}: {error.message}", advice=error.advice)
+        raise too_few(layout, route, self._request.level, has)
+
+    def _is_down(self, place: Place) -> bool:
+        return place.replica.host in self._broker.view.down
+
+    def _pace(self, stragglers_ms: int) -> Pace:
+        return Pace(self._limits.at_once_max, stragglers_ms, self._limits.patience_ms)
+
+
+def _touches(route: Route, places: Sequence[Place]) -> bool:
+    return any(place in places for copy in route.copies for place in copy.places)
+
+
+def told(error: EblaError, job: str, *, is_sent: bool) -> EblaError:
+    """With what became of the rows. An error whose class says otherwise becomes one that does not."""
+    again = f"run it again with the job id {job!r}: that is safe"
+    advice = f"{error.advice}; {again}" if error.advice else again
+    if is_sent:
+        text = f"{error.message}; rows of the job may be seen already"
+        kind = WriteTimeout if error.outcome is Outcome.UNKNOWN else WriteFailed
+        return kind(text, advice=advice)
+    text = f"{error.message}; no row of the job is seen"
+    if error.outcome is Outcome.UNKNOWN:
+        return Unavailable(text, advice=advice)
+    return type(error)(text, advice=advice)

@@ -1,0 +1,217 @@
+"""Where the rows of a job go at one version of the topology, and what must come back for its level. Pure.
+
+A *place* is one stack on one shard for which rows are staged: of a table on tablets one for each replica of each
+tablet, of a table on vnodes one for each shard of each node, with the whole ring. A *route* is a range whose rows go to
+the same places. Each host of a route has a *copy* there, in one place; where a tablet moves inside a node, in two, and
+both must have it. Copies are counted as those of any write: INV-BULKW-1.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ebla.model.consistency import ConsistencyLevel, Needed, answers_needed
+from ebla.model.errors import TooFewReplicas
+from ebla.model.identity import HostId, Replica, SessionId, TableId, TransferId
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transfers import Target
+from ebla.pipeline.plan_jobs import range_words, stretches_of
+from ebla.request.write_acks import AckRule, Acks, ack_rule
+from ebla.request.write_plan import table_replicas
+from ebla.topology.replica_sets import WriteReplicas, count_by_datacenter
+from ebla.topology.sharder import sharder_for
+from ebla.topology.snapshot import Snapshot
+from ebla.wire.table_access import StagedRun, WriteRoute
+from ebla.wire.topology_view import View
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    replica: Replica
+    range: TokenRange
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    host: HostId
+    places: tuple[Place, ...]
+    """All of them must have the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    range: TokenRange
+    copies: tuple[Copy, ...]
+    """Natural ones first."""
+    needed: tuple[Needed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    table: TableId
+    level: ConsistencyLevel
+    datacenter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The routes of a table, without gap or overlap, in ring order from the bottom."""
+
+    routes: tuple[Route, ...]
+    datacenters: Mapping[HostId, str]
+    by_range: Mapping[TokenRange, Route]
+
+    def places(self) -> tuple[Place, ...]:
+        found = dict.fromkeys(place for route in self.routes for copy in route.copies for place in copy.places)
+        return tuple(sorted(found))
+
+
+def layout_of(view: View, wanted: Wanted) -> Layout:
+    """Raises `NotFound`, or `Unavailable` for a table that is still being created."""
+    replicas = table_replicas(view, wanted.table)
+    snapshot = view.snapshot
+    on_tablets = wanted.table in snapshot.tablets
+    datacenters = {host: node.datacenter for host, node in snapshot.nodes.items()}
+    routes: list[Route] = []
+    for part in stretches_of(snapshot, wanted.table, WHOLE_RING):
+        writing = replicas.writing(int(part.end))
+        pending = count_by_datacenter(writing.pending, datacenters)
+        needed = answers_needed(wanted.level, replicas.counts(writing.natural), wanted.datacenter, pending)
+        copies = tuple(_copies(snapshot, wanted.table, writing, part if on_tablets else WHOLE_RING, int(part.end)))
+        before = routes[-1] if routes else None
+        if not on_tablets and before is not None and (before.copies, before.needed) == (copies, needed):
+            routes[-1] = Route(TokenRange(before.range.start, part.end), copies, needed)
+        else:
+            routes.append(Route(part, copies, needed))
+    return Layout(tuple(routes), datacenters, {route.range: route for route in routes})
+
+
+def _copies(
+    snapshot: Snapshot, table: TableId, writing: WriteReplicas, stack: TokenRange, token: int
+) -> Iterator[Copy]:
+    for replica in (*writing.natural, *writing.pending):
+        # A router sends to one shard of a host, which passes on what a move inside the node needs in two. What is
+        # adopted is not passed on: both are asked.
+        shards = sharder_for(snapshot, table, replica.host).shards_for_writes(token)
+        yield Copy(replica.host, tuple(Place(Replica(replica.host, shard), stack) for shard in sorted(shards)))
+
+
+# ---- who has it, and whether that is enough
+
+
+def acks_of(route: Route, datacenters: Mapping[HostId, str], has: Callable[[Place], bool]) -> Acks:
+    """The level counted of all copies; those whose places all have it have acknowledged."""
+    acks = Acks(_rule(route, datacenters))
+    for position, copy in enumerate(route.copies):
+        if all(has(place) for place in copy.places):
+            acks.acknowledge(position)
+    return acks
+
+
+def _rule(route: Route, datacenters: Mapping[HostId, str]) -> AckRule:
+    counts_for = tuple(
+        tuple(number for number, each in enumerate(route.needed) if each.datacenter in (None, datacenters[copy.host]))
+        for copy in route.copies
+    )
+    return ack_rule([each.count for each in route.needed], counts_for)
+
+
+def unmet(layout: Layout, routes: Sequence[Route], has: Callable[[Place], bool]) -> Route | None:
+    """The first route whose level these do not bring. A write that nobody has is none, whatever the level says."""
+    for route in routes:
+        acks = acks_of(route, layout.datacenters, has)
+        if not acks.is_met or not any(all(has(place) for place in copy.places) for copy in route.copies):
+            return route
+    return None
+
+
+def too_few(layout: Layout, route: Route, level: ConsistencyLevel, has: Callable[[Place], bool]) -> TooFewReplicas:
+    acks = acks_of(route, layout.datacenters, has)
+    return TooFewReplicas(
+        f"{level.name} needs {acks.required} replicas of the tokens {range_words(route.range)}, and {acks.received} "
+        "can be written to",
+        advice="bring nodes back, or write at a lower consistency level",
+        required=acks.required,
+        alive=acks.received,
+    )
+
+
+# ---- what the source is told
+
+
+def transfer_of(session: SessionId, place: Place, number: int = 0) -> TransferId:
+    """The same wherever it is asked for, so that a call that is made again finds the places of the first. A further
+    `number` is for a stack that has begun another life since."""
+    name = f"{place.replica.host}/{place.replica.shard}/{place.range.start}/{place.range.end}/{number}"
+    return TransferId(uuid.uuid5(session, name))
+
+
+def write_routes(layout: Layout, places: Mapping[Place, int]) -> tuple[WriteRoute, ...]:
+    """`places`: those that are open, by their number in the plan."""
+    return tuple(
+        WriteRoute(
+            route.range,
+            tuple(places[place] for copy in route.copies for place in copy.places if place in places),
+        )
+        for route in layout.routes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a job says it has staged, by where."""
+
+    targets: Mapping[Place, Target]
+    """The latest of each place."""
+    numbers: Mapping[Place, int]
+    """How many there have been."""
+    runs: Mapping[TransferId, tuple[StagedRun, ...]]
+
+    def runs_at(self, place: Place) -> tuple[StagedRun, ...]:
+        target = self.targets.get(place)
+        return () if target is None else self.runs.get(target.transfer, ())
+
+
+def staged_of(targets: Sequence[Target], runs: Sequence[StagedRun]) -> Staged:
+    by_place: dict[Place, Target] = {}
+    numbers: dict[Place, int] = {}
+    seen: dict[TransferId, None] = {}
+    for target in targets:
+        if target.transfer in seen:
+            continue
+        seen[target.transfer] = None
+        place = Place(Replica(target.host, target.shard), target.range)
+        by_place[place] = target
+        numbers[place] = numbers.get(place, 0) + 1
+    by_transfer: dict[TransferId, dict[bytes, StagedRun]] = {}
+    for run in runs:
+        by_transfer.setdefault(run.transfer, {})[run.attempt.bytes] = run
+    return Staged(by_place, numbers, {transfer: tuple(of.values()) for transfer, of in by_transfer.items()})
+
+
+def routes_with_rows(layout: Layout, staged: Staged) -> tuple[Route, ...]:
+    """Those that the job may have rows for. A tablet that was cut since has them from the whole one."""
+    filled = [target.range for target in staged.targets.values() if staged.runs.get(target.transfer)]
+    known = frozenset(filled)
+    return tuple(
+        route
+        for route in layout.routes
+        if any(place.range in known for copy in route.copies for place in copy.places)
+        or any(route.range.overlaps(one) for one in known)
+    )
+
+
+def is_whole(route: Route, place: Place, staged: Staged) -> bool:
+    """Whether what is staged in the place is all that its siblings have. Of a tablet all replicas get the same runs;
+    one that got fewer rows than another must not count as a copy."""
+    if place not in staged.targets:
+        return False
+    if place.range == WHOLE_RING and route.range != WHOLE_RING:
+        return True  # one place for many routes: there is nothing to compare it with
+    own = staged.runs_at(place)
+    siblings = [staged.runs_at(other) for copy in route.copies for other in copy.places]
+    if not own:
+        return not any(siblings)
+    if any(run.rows == 0 for runs in siblings for run in runs):
+        return True  # nobody told how many they are
+    return sum(run.rows for run in own) == max(sum(run.rows for run in runs) for runs in siblings)
