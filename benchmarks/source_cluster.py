@@ -1,0 +1,144 @@
+"""Nodes whose tables a user's Spark reads and writes."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.group0_cluster import NodeProcess
+from benchmarks.row_client import RowBodies, Traffic, load, reading, writing
+from benchmarks.source_spark import DEFINITION, Spent, below_s, ended_s, own_s, spark_spent
+from ebla.cli.asking import ask_all
+from ebla.cli.local_cluster import Shape, find_or_make_nodes, give_identities
+from ebla.cli.table_access import with_tables
+from ebla.client.cluster_view import view_of
+from ebla.client.tables import TableClient
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.schema import decode_schema
+
+START_S = 120.0
+QUIET_S = 120.0
+QUIET_LOOK_S = 0.3
+QUIET_LOOKS = 4
+SERVED_KEYS = 20_000
+FILLING_AT_ONCE = 4
+OVERRIDES = (
+    "limits.free_disk_bytes_min=0",
+    "pipeline.enabled=false",
+    "limits.write_timeout_ms=30000",
+    "limits.feed_silence_ms=20000",
+    "limits.child_silence_ms=40000",
+    "limits.peer_silence_ms=20000",
+)
+"""Nothing of Spark runs beside the nodes but the user's own. A machine that others use as well is slow at times."""
+SIDECARS = "columns.*"
+T = TypeVar("T")
+
+
+class SourceCluster:
+    """Each table has a keyspace of its own, of the same name."""
+
+    def __init__(self, folder: Path, nodes: int, shards: int) -> None:
+        base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
+        self._made = find_or_make_nodes(folder, Shape(nodes, shards, base, "bench", OVERRIDES))
+        give_identities(self._made)
+        self._folder = folder
+        self._shards = shards
+        self._nodes = [NodeProcess(node) for node in self._made]
+        self._wait("all nodes are up", lambda: view_of(asyncio.run(ask_all(self._made))).all_up)
+        self._processes = self._find_processes()
+        self.contact = ",".join(f"{node.options.address}:{node.options.ports.cql}" for node in self._made)
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.end()
+
+    def _wait(self, what: str, reached: Callable[[], bool]) -> None:
+        ends_at = time.monotonic() + START_S
+        while not reached():
+            if time.monotonic() > ends_at:
+                raise RuntimeError(f"not within {START_S} s: {what}; see {self._folder}/node1/run/bench-output")
+            time.sleep(0.2)
+
+    def _find_processes(self) -> list[tuple[str, psutil.Process]]:
+        view = view_of(asyncio.run(ask_all(self._made)))
+        return [(one.name, psutil.Process(one.pid)) for node in view.nodes for one in node.processes if one.pid]
+
+    # ---- tables
+
+    def _with_tables(self, work: Callable[[TableClient], Awaitable[T]]) -> T:
+        return with_tables(self._folder, None, work)
+
+    def make_table(self, name: str, copies: int) -> None:
+        async def work(client: TableClient) -> None:
+            replication = f"{{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
+            await client.run(f"CREATE KEYSPACE {name} WITH replication = {replication}")
+            await client.run(f"CREATE TABLE {name}.t (id bigint PRIMARY KEY, {DEFINITION.format(double='double')})")
+
+        self._with_tables(work)
+
+    def empty(self, name: str) -> None:
+        async def work(client: TableClient) -> None:
+            await client.run(f"TRUNCATE {name}.t")
+
+        self._with_tables(work)
+        self.wait_quiet()
+
+    def wait_quiet(self) -> None:
+        """Until nothing is folded any more."""
+        still = 0
+        ends_at = time.monotonic() + QUIET_S
+        while still < QUIET_LOOKS and time.monotonic() < ends_at:
+            busy = any(process.children() for name, process in self._processes if name == "bulk")
+            still = 0 if busy else still + 1
+            time.sleep(QUIET_LOOK_S)
+
+    def drop_sidecars(self) -> int:
+        """Of all layers that are there: what is left are layers of rows, as a shard's own flushes are."""
+        found = [path for node in self._made for path in node.options.folder.glob(f"shard-*/layers/*/{SIDECARS}")]
+        for path in found:
+            path.unlink()
+        return len(found)
+
+    # ---- what Spark does
+
+    def write(self, frame: DataFrame, name: str) -> None:
+        writer = frame.write.format("ebla").options(contact=self.contact, keyspace=name, table="t")
+        writer.mode("append").save()
+
+    def read(self, spark: SparkSession, name: str) -> DataFrame:
+        return spark.read.format("ebla").options(contact=self.contact, keyspace=name, table="t").load()
+
+    def spent(self) -> Spent:
+        """Of the session's processes and the nodes': bulk with those that it starts for scans and builds."""
+        spent = {**spark_spent(), "bulk": 0.0, "shards": 0.0, "control": 0.0}
+        for name, process in self._processes:
+            if name == "bulk":
+                spent["bulk"] += own_s(process) + ended_s(process) + below_s(process)
+            else:
+                spent["control" if name == "control" else "shards"] += own_s(process)
+        return spent
+
+    # ---- what users of the nodes do meanwhile
+
+    def served(self) -> list[Traffic]:
+        """Point reads of a table of its own, at every shard of the first node."""
+
+        async def work(client: TableClient) -> RowBodies:
+            await client.run("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
+            await client.run("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
+            found = client.snapshot.table_named("served", "t")
+            assert found is not None
+            return RowBodies(found.id, decode_schema(found.definition))
+
+        bodies = self._with_tables(work)
+        node, keys = self._made[0], list(range(SERVED_KEYS))
+        filled = asyncio.run(load([writing(node, 0, bodies.every(keys, ConsistencyLevel.ONE))], FILLING_AT_ONCE, 60.0))
+        if filled.failed:
+            raise RuntimeError(f"{filled.failed} writes failed: {filled.failure}")
+        return [reading(node, shard, bodies.reads(keys, ConsistencyLevel.ONE)) for shard in range(self._shards)]
