@@ -48,8 +48,8 @@ def _carrier() -> Callable[..., object]:
         if missing:
             raise ImportError(
                 f"the Python of this Spark executor, {sys.executable}, lacks {', '.join(missing)}; format('ebla') "
-                f"needs it: `pip install {' '.join(missing)}` there, or give Spark an environment that `ebla spark-env` "
-                "has packed"
+                f"needs it: `pip install {' '.join(missing)}` there, or give Spark an environment packed by "
+                "`ebla spark-env`"
             )
         folder = folder_of(release, content, archive)
         if folder is not None and folder not in sys.path:
