@@ -51,6 +51,28 @@ OPTIONS: tuple[Option, ...] = (
     Option("pushdown", "auto, true or false: whether conditions on keys are left to the nodes", "auto", Side.READ),
     Option("split_bytes", "about how much a task reads", "128m", Side.READ),
     Option("life", "how long a DataFrame may be used again: the right to read ends then", "24h", Side.READ),
+    Option(
+        "job",
+        "a name for what is written: the same job again writes with the same timestamp, and nothing at all once it has "
+        "ended well; of a stream, the id in its checkpoint unless given",
+        side=Side.WRITE,
+    ),
+    Option("nulls", "unset: a null leaves the column as it is; delete: it deletes the value", "unset", Side.WRITE),
+    Option("ttl", "how long what is written stays; 0: for ever; the table's default unless given", side=Side.WRITE),
+    Option(
+        "ttl_column", "column that has the TTL of each row in seconds; where it is null, `ttl` counts", side=Side.WRITE
+    ),
+    Option("op", "column that says what each row is for: upsert, delete or delete_partition", side=Side.WRITE),
+    Option("timestamps", "exact: microseconds in a timestamp are an error; cut: they are dropped", "exact", Side.WRITE),
+    Option("confirm.truncate", "true: mode overwrite may delete all rows of the table first", "false", Side.WRITE),
+    Option(
+        "small_rows",
+        "a task with at most so many rows leaves it to the driver to write them by CQL",
+        "1000",
+        Side.WRITE,
+    ),
+    Option("run_bytes", "how much a task gathers and sorts before it sends it", "64m", Side.WRITE),
+    Option("life", "how long the job may take; the nodes' own limit unless given", side=Side.WRITE),
 )
 """What stands here is what the documentation shows."""
 

@@ -1,0 +1,145 @@
+"""The begin of a write, in Spark's driver: the table is looked at, the DataFrame is compared with it, and the nodes are
+asked for a place for its rows."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, NullType, ShortType, StringType, StructType
+
+from ebla.model.errors import InvalidRequest, NotFound, Refused
+from ebla.model.identity import SessionId
+from ebla.model.schema import TableSchema
+from ebla.source.contact import Contact
+from ebla.source.cql_client import Statement
+from ebla.source.encode_rows import RowForm, matching
+from ebla.source.errors import missing_table
+from ebla.source.options import nearest
+from ebla.source.task_write import draw_session
+from ebla.source.type_mapping import refuse_writing
+from ebla.source.typed_columns import WriteRules
+from ebla.source.write_options import Nulls, Timestamps, WriteOptions
+from ebla.storage.load_columns import Stamp
+from ebla.wire.table_access import (
+    ABORT_WRITE,
+    DESCRIBE_TABLE,
+    OPEN_WRITE,
+    AbortWriteRequest,
+    DescribeTableRequest,
+    OpenWriteRequest,
+    WritePlan,
+    WriteState,
+)
+
+_WHOLE_NUMBERS = (ByteType, ShortType, IntegerType, LongType, NullType)
+_TEXTS = (StringType, NullType)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    plan: WritePlan
+    session: SessionId
+    job: str
+
+
+def describe(contact: Contact, options: WriteOptions) -> TableSchema:
+    """Raises `Refused` where layers are not taken."""
+    access = options.access
+    try:
+        answer = contact.call(DESCRIBE_TABLE, DescribeTableRequest(access.keyspace, access.table), access.timeout_s)
+    except NotFound as error:
+        raise missing_table(contact, access, error) from None
+    if answer.is_captured:
+        raise Refused(
+            f"changes of {access.full_name} are captured (CDC), and rows that Spark brings would not be among them",
+            advice="write to it over CQL, or turn capturing off for the table",
+        )
+    return answer.schema
+
+
+def open_write(contact: Contact, options: WriteOptions, given: StructType, *, overwrite: bool) -> Opened:
+    """With `overwrite` the table is emptied, unless the job has ended well before."""
+    schema = describe(contact, options)
+    check_columns(schema, given, options)
+    if not overwrite:
+        return _opened(contact, options, schema)
+    if not options.may_truncate:
+        raise InvalidRequest(
+            f"mode overwrite deletes all rows of {schema.full_name} first, in all its replicas",
+            advice="say so by the option confirm.truncate=true, or use mode append, which replaces rows by their keys",
+        )
+    if options.job:
+        found = _opened(contact, options, schema)
+        if found.plan.state is WriteState.DONE:
+            return found
+        # An emptied table goes on under another id, and this place is in the one from before.
+        contact.call(ABORT_WRITE, AbortWriteRequest(found.session, schema.id, found.job), options.access.timeout_s)
+    names = ".".join('"' + name.replace('"', '""') + '"' for name in (schema.keyspace, schema.name))
+    contact.query(Statement(f"TRUNCATE {names}"), options.access.timeout_s, repeatable=True)
+    return _opened(contact, options, describe(contact, options))
+
+
+def _opened(contact: Contact, options: WriteOptions, schema: TableSchema) -> Opened:
+    session = draw_session()
+    job = options.job or str(session)
+    request = OpenWriteRequest(session, schema.id, options.access.level, job, life_ms=options.life_ms)
+    return Opened(contact.call(OPEN_WRITE, request, options.access.timeout_s), session, job)
+
+
+def row_form(options: WriteOptions, plan: WritePlan) -> RowForm:
+    """All times follow from the job's timestamp, so that a job that is run again writes the very same."""
+    schema = plan.schema
+    ttl_s = schema.options.default_ttl_s if options.ttl_s is None else options.ttl_s
+    stamp = Stamp(plan.timestamp_us, plan.timestamp_us // 1_000_000, options.nulls is Nulls.DELETE, ttl_s)
+    rules = WriteRules(options.timestamps is Timestamps.CUT)
+    return RowForm(schema, stamp, options.ttl_column, options.op_column, rules)
+
+
+# ---- the DataFrame and the table
+
+
+def check_columns(schema: TableSchema, given: StructType, options: WriteOptions) -> None:
+    """Raises `InvalidRequest` for what no row could mend."""
+    for name, count in Counter(given.names).items():
+        if count > 1:
+            raise InvalidRequest(f"the DataFrame has {count} columns named {name!r}")
+    _check_own(given, "ttl_column", options.ttl_column, _WHOLE_NUMBERS)
+    _check_own(given, "op", options.op_column, _TEXTS)
+    own = (options.ttl_column, options.op_column)
+    names = [_checked_column(schema, field.name, field.dataType) for field in given if field.name not in own]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidRequest(f"{count} columns of the DataFrame are meant for {name!r} of {schema.full_name}")
+    static = any(column.name in names for column in schema.static)
+    some_clustering = any(column.name in names for column in schema.clustering)
+    needed = schema.partition_key
+    if some_clustering or not (static or options.op_column):
+        needed += schema.clustering
+    missing = [column.name for column in needed if column.name not in names]
+    if missing:
+        raise InvalidRequest(
+            f"the DataFrame lacks key columns of {schema.full_name}: {', '.join(missing)}",
+            advice="every row needs its whole key",
+        )
+
+
+def _checked_column(schema: TableSchema, name: str, kind: DataType) -> str:
+    """Its name in the table."""
+    column = matching(schema, name)
+    reason = refuse_writing(column.type, kind)
+    if reason is not None:
+        raise InvalidRequest(f"column {name!r}: {reason}", advice="cast it")
+    return column.name
+
+
+def _check_own(given: StructType, option: str, name: str, kinds: tuple[type[DataType], ...]) -> None:
+    if not name:
+        return
+    if name not in given.names:
+        raise InvalidRequest(
+            f"option {option}={name!r} names no column of the DataFrame", advice=nearest(name, tuple(given.names))
+        )
+    if not isinstance(given[name].dataType, kinds):
+        wanted = "text" if kinds is _TEXTS else "whole numbers"
+        raise InvalidRequest(
+            f"column {name!r} of option {option} is {given[name].dataType.simpleString()}, not {wanted}"
+        )

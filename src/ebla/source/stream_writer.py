@@ -1,0 +1,144 @@
+"""`writeStream.format("ebla")`: each batch of a stream is a job of its own, known by the stream's id and its number.
+
+Which batch it is only tasks and the commit are told, so it is the tasks that open the write: with a session id that all
+tasks of a batch derive alike, they open one and the same. A batch that Spark runs again, after a restart from its
+checkpoint, has another session, the same timestamp, and nothing to do if it had ended well before.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from ebla.model.errors import EblaError, InternalError, InvalidRequest
+from ebla.model.identity import SessionId, TableId
+from ebla.pipeline.attempts import prepare_worker
+from ebla.source.commit import WriteJob, commit_rows, told
+from ebla.source.contact import Contact
+from ebla.source.flight_sink import FlightSink
+from ebla.source.open_write import check_columns, describe, row_form
+from ebla.source.shipped import Reduced, ship
+from ebla.source.task_write import TaskRows, write_rows
+from ebla.source.write_options import WriteOptions, write_options
+from ebla.source.writer import Written, message_of, note_outcome, order_of, rows_in, ways_of
+from ebla.wire.table_access import (
+    ABORT_WRITE,
+    OPEN_WRITE,
+    AbortWriteRequest,
+    OpenWriteRequest,
+    WritePlan,
+    WriteState,
+)
+
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBatch:
+    """One batch of one stream, as one run of it sees it."""
+
+    session: SessionId
+    job: str
+    number: int
+
+
+def batch_of(run: uuid.UUID, job: str, query: str | None, number: str | None) -> StreamBatch:
+    """`run` is drawn whenever Spark plans the stream anew: sessions of an earlier run stay closed."""
+    if query is None or number is None:
+        raise InternalError("Spark does not say which batch of which stream a task is for")
+    return StreamBatch(SessionId(uuid.uuid5(run, f"{query} {number}")), job or f"stream-{query}", int(number))
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """All that a copy of a writer is made of."""
+
+    options: WriteOptions
+    table: TableId
+    run: uuid.UUID
+
+
+class EblaStreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, state: StreamState) -> None:
+        self._state = state
+        self._options, self._table, self._run = state.options, state.table, state.run
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        prepare_worker()
+        context = TaskContext.get()
+        assert context is not None
+        batch = batch_of(
+            self._run, self._options.job, context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
+        )
+        with Contact(self._options.access.contact) as contact:
+            plan = self._open(contact, batch)
+        if plan.state is WriteState.DONE:
+            rows = TaskRows(batch.session, sum(map(len, iterator)))
+        else:
+            order = order_of(self._options, plan, batch.session)
+            form = row_form(self._options, plan)
+            rows = write_rows(order, form, iterator, lambda: FlightSink(plan.authority))
+        return message_of(rows.of_stream(batch.job, batch.number))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
+        tasks = rows_in(messages)
+        if not tasks:
+            return
+        batch = _told_batch(tasks[0], batchId)
+        with Contact(self._options.access.contact) as contact:
+            try:
+                plan = self._open(contact, batch)
+                if plan.state is WriteState.DONE:
+                    return
+                job = WriteJob(batch.session, self._table, batch.job, self._options.access.level, batch.number)
+                ways = ways_of(self._options, contact, plan.authority)
+                answer = commit_rows(ways, job, plan, row_form(self._options, plan), tasks)
+            except EblaError as error:
+                raise told(error, batch.job) from error
+        note_outcome(answer)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
+        """Where no task came to its end nobody knows the session here, and it ends by its deadline."""
+        tasks = rows_in(messages)
+        if tasks:
+            batch = _told_batch(tasks[0], batchId)
+            with Contact(self._options.access.contact) as contact:
+                request = AbortWriteRequest(batch.session, self._table, batch.job)
+                contact.call(ABORT_WRITE, request, self._options.access.timeout_s)
+
+    def _open(self, contact: Contact, batch: StreamBatch) -> WritePlan:
+        access = self._options.access
+        request = OpenWriteRequest(
+            batch.session, self._table, access.level, batch.job, batch.number, self._options.life_ms
+        )
+        return contact.call(OPEN_WRITE, request, access.timeout_s)
+
+    def __reduce__(self) -> Reduced:
+        return ship(__name__, restored_stream_writer.__name__, msgspec.msgpack.encode(self._state))
+
+
+def _told_batch(task: TaskRows, number: int) -> StreamBatch:
+    assert task.batch == number
+    return StreamBatch(task.session, task.job, number)
+
+
+def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EblaStreamWriter:
+    """Called for the tasks, and again at each commit."""
+    if overwrite:
+        raise InvalidRequest(
+            "a stream in output mode complete would replace the whole table with each batch",
+            advice="use output mode append or update: rows are replaced by their keys",
+        )
+    given = write_options(options)
+    with Contact(given.access.contact) as contact:
+        described = describe(contact, given)
+    check_columns(described, schema, given)
+    return EblaStreamWriter(StreamState(given, described.id, uuid.uuid4()))
+
+
+def restored_stream_writer(state: bytes) -> EblaStreamWriter:
+    return EblaStreamWriter(msgspec.msgpack.decode(state, type=StreamState))

@@ -1,0 +1,100 @@
+"""Runs: sorted, each key once, every row at all the targets of its route and nowhere else."""
+
+from random import Random
+
+import pyarrow as pa
+import pytest
+from tests.unit.storage.random_rows import column, table
+
+from ebla.model.errors import InternalError
+from ebla.model.schema import ColumnKind
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.source.runs import RoutedRows, RunBuffer, routed, rows_within
+from ebla.storage.key_codec import decode_token
+from ebla.storage.load_columns import Encoded, Stamp, encode_upserts
+from ebla.storage.sorted_rows import sorted_rows
+from ebla.wire.table_access import WriteRoute
+
+NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))
+
+
+def some(chance: Random, count: int, text: str = "v") -> Encoded:
+    keys = pa.array([chance.randrange(1_000_000) for _ in range(count)], pa.int32())
+    return encode_upserts(NARROW, pa.record_batch({"p": keys, "v": pa.array([text] * count)}), Stamp(7, 1))
+
+
+def random_routes(chance: Random, targets: int) -> tuple[WriteRoute, ...]:
+    bounds = sorted({chance.randrange(TOKEN_MIN + 1, TOKEN_MAX) for _ in range(chance.randrange(1, 9))})
+    if chance.random() < 0.5:
+        bounds[-1] = TOKEN_MAX
+    ranges = [TokenRange(Token(bounds[place - 1]), Token(bounds[place])) for place in range(len(bounds))]
+    return tuple(
+        WriteRoute(one, tuple(sorted(chance.sample(range(targets), chance.randrange(1, targets + 1)))))
+        for one in ranges
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_row_is_at_all_its_targets_and_nowhere_else(seed: int) -> None:
+    chance = Random(seed)
+    routes = random_routes(chance, 4)
+    buffer = RunBuffer(NARROW, routes)
+    parts = [some(chance, chance.randrange(1, 200)) for _ in range(3)]
+    for part in parts:
+        buffer.add(part)
+    found: dict[int, list[bytes]] = {}
+    for one in buffer.take():
+        for target in one.targets:
+            assert target not in found, "one run for each target"
+            found[target] = [key for batch in one.batches for key in batch.column(0).to_pylist()]
+    expected: dict[int, set[bytes]] = {}
+    for keys, _ in parts:
+        for key in keys.to_pylist():
+            (route,) = [route for route in routes if decode_token(key) in route.range]
+            for target in route.targets:
+                expected.setdefault(target, set()).add(key)
+    assert found == {target: sorted(keys) for target, keys in expected.items()}
+    assert buffer.take() == ()
+
+
+def test_targets_with_the_same_rows_stand_together() -> None:
+    middle = Token(0)
+    routes = (
+        WriteRoute(TokenRange(Token(TOKEN_MIN), middle), (0, 2)),
+        WriteRoute(TokenRange(middle, Token(TOKEN_MAX)), (0, 1, 2)),
+    )
+    found = routed(sorted_rows(NARROW, *some(Random(1), 300)), routes)
+    assert [one.targets for one in found] == [(0, 2), (1,)]
+    assert len(found[0].batches) == 1, "neighbours are one piece"
+    assert found[0].rows == 300
+    assert 0 < found[1].rows < 300
+
+
+def test_a_row_without_a_place_is_an_error_and_not_lost() -> None:
+    routes = (WriteRoute(TokenRange(Token(TOKEN_MIN), Token(0)), (0,)),)
+    with pytest.raises(InternalError, match=r"places for 300 rows"):
+        routed(sorted_rows(NARROW, *some(Random(1), 300)), routes)
+
+
+def test_a_buffer_is_full_at_its_bound() -> None:
+    buffer = RunBuffer(NARROW, (WriteRoute(WHOLE_RING, (0,)),), run_bytes=10_000)
+    chance = Random(3)
+    rounds = 0
+    while not buffer.is_full:
+        buffer.add(some(chance, 10, "x" * 100))
+        rounds += 1
+    assert 2 < rounds < 12
+    (run,) = buffer.take()
+    assert isinstance(run, RoutedRows)
+    assert run.rows == rounds * 10
+    assert not buffer.is_full
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_within_ranges(seed: int) -> None:
+    chance = Random(seed)
+    rows = sorted_rows(NARROW, *some(chance, 200))
+    ranges = [TokenRange(*(Token(chance.randrange(TOKEN_MIN, TOKEN_MAX)) for _ in range(2))) for _ in range(2)]
+    kept = [key for key in rows.column(0).to_pylist() if any(decode_token(key) in one for one in ranges)]
+    assert rows_within(rows, ranges).column(0).to_pylist() == kept
+    assert rows_within(rows, [WHOLE_RING]) is rows
