@@ -12,6 +12,7 @@ own, `<Target.folder>/<attempt>/<layer>/<file>`. What it does there is judged at
 from dataclasses import dataclass
 from typing import Protocol
 
+from ebla.bulk.staged_rows import StagedRows
 from ebla.model.identity import AttemptId, CheckpointId, SessionId, TableId, TransferId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
@@ -25,7 +26,8 @@ class OpenedSource:
 
     session: SessionId | None
     """None: of a read of the table, which has none."""
-    checkpoint: CheckpointId
+    checkpoint: CheckpointId | None
+    """None: of staged rows."""
     table: TableId
     folder: str
     """Absolute; the folders of the layers are below it."""
@@ -34,6 +36,14 @@ class OpenedSource:
     """Of the table as the checkpoint has it: its rows are read by this."""
     machine: str = ""
     """A file of this name stands in the folder."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedRows:
+    """What was staged of rows, as it stands now. The source is one without a checkpoint, to be closed like others."""
+
+    source: OpenedSource
+    rows: StagedRows
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +77,11 @@ class DataPlane(Protocol):
         """By a ticket to read a table: the checkpoint that is kept for the read, or one that is taken now; it is kept
         until `close_source`. Raises `Stale` where it does not hold all of the range that is asked for, `NotFound`
         where the table was dropped."""
+        ...
+
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+        """By a ticket to put, rows that an attempt has put. Raises `Overloaded` while they are being sealed, `Refused`
+        where there are none."""
         ...
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ebla.bulk.data_plane import DataPlane, OpenedSource, PutPlace
+from ebla.bulk.data_plane import DataPlane, OpenedRows, OpenedSource, PutPlace
 from ebla.bulk.tickets import is_of_read
 from ebla.model.errors import (
     ConnectionLost,
@@ -29,8 +29,16 @@ from ebla.model.errors import (
 from ebla.model.transfers import ROWS_NAME, CheckpointFile
 from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.checksums import crc32
-from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head
-from ebla.wire.flight_forms import BYTES_SCHEMA, CHECKSUM_BYTES, END_OF_ROWS, bytes_batch, bytes_in
+from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head, records_of
+from ebla.wire.flight_forms import (
+    BYTES_SCHEMA,
+    CHECKSUM_BYTES,
+    END_OF_ROWS,
+    MERGED_RUNS,
+    NO_BYTES,
+    bytes_batch,
+    bytes_in,
+)
 from ebla.wire.frames import encode
 from ebla.wire.scan_messages import ScanJob
 from ebla.wire.table_access import Located
@@ -140,6 +148,9 @@ class FlightStreams:
 
     def answer(self, get: FlightGet) -> Generator[pa.Schema | Piece, None, None]:
         """First the schema, then the batches. Dropped at any point it lets go of all it has."""
+        if isinstance(get.question, StagedRowsQuestion):
+            yield from self._staged(get.ticket, get.question)
+            return
         source = self._calls.call(self._opened(get))
         try:
             yield from self._answered(source, get.question)
@@ -165,6 +176,37 @@ class FlightStreams:
                 yield self._located(source)
             case LocateQuestion() | StagedRowsQuestion():
                 raise InvalidRequest("this ticket is for a checkpoint, and opens nothing else")
+
+    def _staged(self, ticket: bytes, question: StagedRowsQuestion) -> Iterator[pa.Schema | Piece]:
+        opened = self._calls.call(self._opened_rows(ticket, question))
+        source, rows = opened.source, opened.rows
+        try:
+            yield BYTES_SCHEMA
+            if rows.is_merged:
+                yield NO_BYTES, MERGED_RUNS
+            records: Iterator[bytes] = iter(())
+            if rows.path:
+                records = _records_in(rows.path)
+            elif rows.layer is not None:
+                records = self._records_of_layer(source, rows.layer)
+            for record in records:
+                self._calls.call(self._plane.admit_sending(source, len(record)))
+                yield bytes_batch(record), b""
+            yield NO_BYTES, END_OF_ROWS
+        finally:
+            self._calls.tell(self._plane.close_source, source)
+
+    async def _opened_rows(self, ticket: bytes, question: StagedRowsQuestion) -> OpenedRows:
+        return self._plane.open_staged(ticket, question.attempt)
+
+    def _records_of_layer(self, source: OpenedSource, layer: ScanStack) -> Iterator[bytes]:
+        """By a process that scans: this one opens no layers."""
+        stream = self._calls.call(self._scans.start(self._limits.scan_s))
+        try:
+            schema = stream.ask(ScanJob(source.schema, (layer,), StoredRowsQuestion(layer.range)))
+            yield from records_of(stream.batches(schema), self._limits.piece_bytes)
+        finally:
+            stream.close()
 
     def _located(self, source: OpenedSource) -> Piece:
         data = encode(Located(source.machine, source.folder, _stacks(source), source.schema))
@@ -279,6 +321,19 @@ def file_of(source: OpenedSource, question: FilesQuestion) -> tuple[str, Checkpo
                 return f"{source.folder}/{layer.folder}/{known.name}", known
     where = f"in layer {question.layer} of part {question.part}"
     raise NotFound(f"checkpoint {source.checkpoint} has no file {question.file!r} {where}")
+
+
+def _records_in(path: str) -> Iterator[bytes]:
+    """Read only: a seal may take the file over meanwhile, and asks whether anybody could write to it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        offset, size = 0, os.fstat(descriptor).st_size
+        while offset < size:
+            head = read_head(os.pread(descriptor, RECORD_HEADER_BYTES, offset), path)
+            yield _read(descriptor, path, offset, head.record_bytes)
+            offset += head.record_bytes
+    finally:
+        os.close(descriptor)
 
 
 def check_record(data: memoryview) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ebla.bulk.data_plane import PutPlace
+from ebla.bulk.staged_rows import StagedRows, staged_rows
 from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
 from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Refused, Stale
 from ebla.model.identity import AttemptId, TransferId
@@ -137,6 +138,10 @@ class Puts:
             return self._disk.create(path)
         except FileExistsError:
             return self._disk.open(path)
+
+    def rows_of(self, staged: StagedTransfer, attempt: AttemptId) -> StagedRows:
+        """What an attempt has put, for a further replica."""
+        return staged_rows(self._disk, staged, attempt)
 
     async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
         """Held by a guard. Raises `Stale` where another stream has taken the place."""

@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from ebla.bulk.puts import READ_BYTES, Puts, check_name, checksum_of, layer_of
-from ebla.bulk.staging import SEALED_PREFIX, StagedTransfer, StagingParts, uuid_of
+from ebla.bulk.staging import RUN_SUFFIX, SEALED_PREFIX, StagedTransfer, StagingParts, uuid_of
 from ebla.bulk.staging_state import in_order
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, InvalidRequest, Refused
@@ -37,8 +37,6 @@ from ebla.storage.staging_format import (
 )
 
 _COPY_SUFFIX = ".copy"
-RUN_SUFFIX = ".run"
-"""Of a run of rows that was taken over, behind the id of its attempt."""
 
 
 @dataclass(frozen=True, slots=True)

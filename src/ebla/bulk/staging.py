@@ -31,6 +31,8 @@ from ebla.wire.report import Report
 from ebla.wire.transfer_messages import StagingStatus
 
 SEALED_PREFIX = "sealed-"
+RUN_SUFFIX = ".run"
+"""Of a run of rows that a seal has taken over, behind the id of its attempt."""
 GOING_PREFIX = "going-"
 """Of what is being removed. It has its old name no more, so nobody who knows that one finds a part of it."""
 

@@ -1,19 +1,20 @@
 """`data_plane.DataPlane`: tickets, sessions, limits and counts around checkpoints and puts."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ebla.bulk.checkpoints import Checkpoints
-from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
 from ebla.bulk.puts import Puts
 from ebla.bulk.staging import Staging
 from ebla.bulk.table_reads import Point, TableReads
 from ebla.bulk.tickets import Grant, GrantKind, Tickets
 from ebla.bulk.transfer_counts import TransferCounts
 from ebla.bulk.transfer_limits import Rate, StreamCount, TransferLimits
-from ebla.model.errors import EblaError, Refused
-from ebla.model.identity import CheckpointId, SessionId, TransferId
+from ebla.model.errors import EblaError, NotFound, Refused
+from ebla.model.identity import AttemptId, CheckpointId, SessionId, TableId, TransferId
+from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.ports.clock import Clock
 from ebla.wire.session_guards import Guards
@@ -31,6 +32,8 @@ class PlaneParts:
     counts: TransferCounts
     limits: TransferLimits
     clock: Clock
+    schema_of: Callable[[TableId], TableSchema | None]
+    """Of tables as they are now."""
 
 
 class TransferPlane:
@@ -82,6 +85,23 @@ class TransferPlane:
         self._reading[source] = point
         self._note_streams()
         return source
+
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+        parts = self._parts
+        with self._counted():
+            grant = self._granted(ticket, GrantKind.PUT)
+            session = grant.of_session
+            self._check_listed(session)
+            staged = parts.staging.find(session, TransferId(grant.subject))
+            rows = parts.puts.rows_of(staged, attempt)
+            schema = parts.schema_of(staged.target.table)
+            if schema is None:
+                raise NotFound(f"there is no table {staged.target.table}", advice="it was dropped")
+            self._gets.enter()
+        source = OpenedSource(session, None, staged.target.table, staged.folder, (), schema)
+        self._sources[source] = None
+        self._note_streams()
+        return OpenedRows(source, rows)
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         with self._counted():

@@ -21,7 +21,8 @@ from ebla.bulk.transfer_plane import PlaneParts, TransferPlane
 from ebla.journal.recovery import make_durable_folder
 from ebla.journal.replace import read_checked_file, replace_file
 from ebla.model.errors import Corruption
-from ebla.model.identity import Address, ShardNumber
+from ebla.model.identity import Address, ShardNumber, TableId
+from ebla.model.schema import TableSchema
 from ebla.observe.metrics import Metrics
 from ebla.ports.surroundings import Surroundings
 from ebla.wire.local_shards import LocalShards
@@ -125,6 +126,7 @@ class BulkTransfers:
                 self._counts,
                 setup.limits,
                 around.clock,
+                self._schema_of,
             )
         )
         self._desk = TransferDesk(
@@ -167,6 +169,9 @@ class BulkTransfers:
     def sessions_changed(self) -> None:
         if self._sweeper is not None:
             self._sweeper.notice()
+
+    def _schema_of(self, table: TableId) -> TableSchema | None:
+        return self._view.current.schemas.get(table)
 
     async def _key(self) -> bytes:
         """Kept, so that tickets outlive this process as attempts do. Only the owner can read the folder."""

@@ -12,8 +12,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, Unreachable
-from ebla.wire.flight_forms import bytes_in, decode_failure
+from ebla.model.errors import ConnectionLost, Corruption, DeadlineExceeded, EblaError, Unreachable
+from ebla.model.transfers import StagedFile
+from ebla.storage.checksums import crc32
+from ebla.storage.row_file import decode_records
+from ebla.wire.flight_forms import END_OF_ROWS, MERGED_RUNS, bytes_in, decode_failure
 from ebla.wire.transfer_messages import PutAnswer
 
 _answers = msgspec.msgpack.Decoder(PutAnswer)
@@ -69,6 +72,56 @@ class FileBytes:
 
     def cancel(self) -> None:
         self._reader.cancel()
+
+
+class StagedRecords:
+    """Rows that were staged, as batches with the columns `key` and `value`; iterated once, to its end or `cancel`.
+
+    `is_merged`: they are those of all attempts that were sealed, and not of the one that was asked for. Of one attempt
+    `expected`, if given, is what it told to have brought, and the end says so if that is not what came."""
+
+    def __init__(self, reader: Any, peer: str, expected: StagedFile | None = None) -> None:
+        self._reader = reader
+        self._peer = peer
+        self._expected = expected
+        self._bytes = self._checksum = 0
+        self._first = self._chunk()
+        self.is_merged = _metadata(self._first) == MERGED_RUNS
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        chunk = self._chunk() if self.is_merged else self._first
+        while _metadata(chunk) != END_OF_ROWS:
+            for record in bytes_in(chunk.data):
+                self._bytes += len(record)
+                self._checksum = crc32(record, self._checksum)
+                yield from decode_records(bytes(record))
+            chunk = self._chunk()
+        self._check()
+
+    def cancel(self) -> None:
+        self._reader.cancel()
+
+    def _chunk(self) -> Any:
+        with raising(self._peer):
+            try:
+                return self._reader.read_chunk()
+            except StopIteration:
+                raise ConnectionLost(f"the staged rows from {self._peer} ended before their end") from None
+
+    def _check(self) -> None:
+        expected = self._expected
+        if expected is None or self.is_merged:
+            return
+        if (self._bytes, self._checksum) != (expected.size_bytes, expected.checksum):
+            raise Corruption(
+                f"the staged rows from {self._peer} have {self._bytes} bytes with checksum {self._checksum:08x}, and "
+                f"{expected.size_bytes} with {expected.checksum:08x} were brought"
+            )
+
+
+def _metadata(chunk: Any) -> bytes:
+    told: bytes = b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
+    return told
 
 
 class PutStream:

@@ -28,7 +28,7 @@ from ebla.model.errors import (
 from ebla.model.identity import Address, AttemptId, HostId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import Source, StagedFile, Target
-from ebla.pipeline.flight_calls import ClientLimits, FileBytes, PutStream, raising
+from ebla.pipeline.flight_calls import ClientLimits, FileBytes, PutStream, StagedRecords, raising
 from ebla.pipeline.flight_puts import LocalFile, Pieces, ReadAhead, RowsPut
 from ebla.storage.kept_memory import keep_freed_buffers
 from ebla.storage.row_file import records_of
@@ -41,6 +41,7 @@ from ebla.wire.transfer_messages import (
     HashesQuestion,
     PutAnswer,
     Question,
+    StagedRowsQuestion,
     StoredRowsQuestion,
     TypedRowsQuestion,
 )
@@ -164,6 +165,19 @@ class FlightClient:
             for record in records_of(batches, self._limits.record_bytes):
                 put.send(record)
             return put.finish()
+
+    def get_staged_rows(self, target: Target, attempt: AttemptId, expected: StagedFile | None = None) -> StagedRecords:
+        """What an attempt has put there, to be put elsewhere. Once the transfer is sealed: what all that count have,
+        merged, whichever of them is asked for (`is_merged`). While it is being sealed this waits for it."""
+
+        def ask() -> StagedRecords:
+            ticket = flight.Ticket(encode(FlightGet(target.ticket, StagedRowsQuestion(attempt))))
+            with raising(str(target.flight)):
+                connection = self._connection(target.host, target.flight)
+                reader = connection.do_get(ticket, flight.FlightCallOptions(timeout=self._limits.scan_s))
+            return StagedRecords(reader, str(target.flight), expected)
+
+        return self.again(ask, room_s=self._limits.room_s)
 
     def _put_bytes(self, target: Target, put: FlightPut, read: Callable[[int], Pieces]) -> PutAnswer:
         reached = [0]

@@ -18,6 +18,11 @@ CHECKSUM_BYTES = 4
 END_OF_ROWS = b"end"
 """Metadata behind the last record of rows: a connection that breaks must not look like their end."""
 
+MERGED_RUNS = b"merged"
+"""Metadata before the first record of staged rows that are not one attempt's, but those of all that were sealed."""
+NO_BYTES = pa.RecordBatch.from_arrays([pa.array([], pa.binary())], schema=BYTES_SCHEMA)
+"""Carries metadata alone."""
+
 _failures = msgspec.msgpack.Decoder(Failure)
 
 

@@ -240,6 +240,9 @@ class StoredRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="stor
     """Rows that do not meet them are left out; the heads of their partitions may come all the same."""
     partitions: tuple[bytes, ...] = ()
     """As of `TypedRowsQuestion`."""
+    by_column: bool = False
+    """Whoever asks can take the same rows as chunks of columns (`storage/columns.whole_shape`), by which a node that
+    has them answers several times faster. The answer's schema tells which it is."""
 
 
 class TypedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="typed_rows"):
@@ -268,8 +271,11 @@ class LocateQuestion(msgspec.Struct, frozen=True, array_like=True, tag="locate")
 
 
 class StagedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="staged_rows"):
-    """What an attempt has staged, or a seal has taken of it, behind the ticket by which it was put: records of rows as
-    they were sent. For replicas that came while a job ran."""
+    """What an attempt has staged, behind the ticket by which it was put: batches with one column `bytes`, a record of
+    rows each, as they were sent; behind the last one an empty batch with `flight_forms.END_OF_ROWS` in its metadata.
+    For replicas that came while a job ran. Of a transfer that is sealed all that count are one: whichever of them is
+    asked for, the answer is the rows of all of them, merged, and begins with an empty batch with `MERGED_RUNS`. One
+    that is just being sealed is `Overloaded`: ask again."""
 
     attempt: AttemptId
 

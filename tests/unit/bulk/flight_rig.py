@@ -13,9 +13,10 @@ import pyarrow as pa
 from tests.unit.runtime.tls_rig import Cluster, free_address, host
 from tests.unit.storage.random_rows import MIXED, layer_facts
 
-from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
 from ebla.bulk.flight_server import FlightIdentity, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
+from ebla.bulk.staged_rows import StagedRows
 from ebla.bulk.tickets import Grant, GrantKind, Tickets
 from ebla.model.errors import Refused, Stale
 from ebla.model.identity import Address, AttemptId, CheckpointId, SessionId, ShardNumber, TransferId
@@ -59,6 +60,8 @@ class RigPlane:
     sources: int = 0
     places: int = 0
     sent_bytes: int = 0
+    rows: StagedRows | None = None
+    """What is there of every attempt; None: its own file."""
     sent: Callable[[int], None] = lambda _: None
     appended: Callable[[PutPlace], None] = lambda _: None
 
@@ -75,6 +78,12 @@ class RigPlane:
         self.sources += 1
         folder = str(self.folder / "checkpoint")
         return OpenedSource(None, CHECKPOINT, self.schema.id, folder, self.parts, self.schema, "here.1")
+
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+        self._check(self.tickets.read(ticket, GrantKind.PUT, self.now_ms).session)
+        self.sources += 1
+        source = OpenedSource(SESSION, None, self.schema.id, str(self.folder), (), self.schema)
+        return OpenedRows(source, self.rows or StagedRows(str(self._path(attempt, ROWS_NAME))))
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         self._check(source.session)

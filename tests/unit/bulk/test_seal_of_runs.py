@@ -1,9 +1,11 @@
 """Several attempts at rows count together: each is looked at, all of them are merged, and no other is ever named."""
 
+import asyncio
 import random
 import uuid
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from tests.unit.bulk import staging_rig
@@ -12,15 +14,18 @@ from tests.unit.bulk.test_staged_rows import ITEMS
 from tests.unit.storage.store_rig import plain
 
 from ebla.bulk.seal import SealOrder
+from ebla.bulk.staged_rows import StagedRows
 from ebla.bulk.staging import StagedTransfer
 from ebla.bulk.staging_state import Phase, SealRefused
-from ebla.model.errors import Corruption, DiskFull, EblaError, InvalidRequest, Refused
-from ebla.model.identity import AttemptId
+from ebla.bulk.transfer_limits import TransferLimits
+from ebla.model.errors import Corruption, DiskFull, EblaError, InvalidRequest, Overloaded, Refused
+from ebla.model.identity import AttemptId, TransferId
 from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
 from ebla.sim.disk import LifeDisk
 from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
+from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.key_codec import decode_token
 from ebla.storage.layer import Item
 from ebla.storage.memory import MemoryEngine
@@ -277,5 +282,54 @@ def test_a_seal_needs_room_for_what_it_makes() -> None:
         with pytest.raises(DiskFull, match="does not fit"):
             await rig.sealer.seal(staged, order_of(THREE))
         assert staged.state.phase is Phase.OPEN
+
+    machine().run(main)
+
+
+# -- what was staged, for replicas that come later
+
+
+def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_have_the_same() -> None:
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk, limits=TransferLimits(rows_merged_bytes_max=0)).begin()
+        staged = await staged_runs(rig, {**THREE, AttemptId(TRANSFER): ITEMS})
+        for attempt, items in THREE.items():
+            found = rig.puts.rows_of(staged, attempt)
+            assert (rig.read(found.path), found.is_merged) == (records_of(items), False)
+        with pytest.raises(Refused, match="nothing is here"):
+            rig.puts.rows_of(staged, AttemptId(SESSION))
+        with pytest.raises(Corruption):
+            await rig.sealer.seal(staged, replace(order_of(THREE), more=((SECOND, StagedFile("rows", 1)),)))
+        assert rig.read(rig.puts.rows_of(staged, FIRST).path) == records_of(THREE[FIRST]), "though it was taken over"
+        sealed = await rig.sealer.seal(staged, order_of(THREE))
+        again = await StagingRig(disk).begin()
+        for one in (rig, again):
+            found = one.puts.rows_of(one.staging.find(SESSION, TRANSFER), THIRD)
+            layer = ScanStack(WHOLE_RING, ((f"{PLACE}/{sealed.layers[0].folder}", WHOLE_RING),))
+            assert found == StagedRows(layer=layer, is_merged=True)
+            with pytest.raises(Refused, match="others were named") as caught:
+                one.puts.rows_of(staged, AttemptId(TRANSFER))
+        assert "nothing is here" in caught.value.message
+        await rig.staging.release(SESSION, [TRANSFER])
+        with pytest.raises(Refused, match="released"):
+            rig.puts.rows_of(staged, FIRST)
+
+    machine().run(main)
+
+
+def test_while_runs_are_merged_there_is_nothing_to_be_had() -> None:
+    async def main(disk: LifeDisk) -> None:
+        rig = await StagingRig(disk).begin()
+        staged = await staged_runs(rig, THREE)
+        async with asyncio.TaskGroup() as tasks:
+            sealing = tasks.create_task(rig.sealer.seal(staged, order_of(THREE)))
+            await asyncio.sleep(0.001)
+            with pytest.raises(Overloaded, match="is being merged"):
+                rig.puts.rows_of(staged, FIRST)
+        path = f"{PLACE}/{sealing.result().rows_file}"
+        assert rig.puts.rows_of(staged, FIRST) == StagedRows(path, is_merged=True)
+        files = await rig.staging.open(SESSION, TransferId(SESSION), staging_rig.target())
+        with pytest.raises(InvalidRequest, match="is of files"):
+            rig.puts.rows_of(files, FIRST)
 
     machine().run(main)

@@ -1,0 +1,128 @@
+"""What was staged of rows is read back over Flight, for replicas that came later: of one attempt, or of all."""
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.unit.bulk.flight_rig import ATTEMPT, FlightRig, build_part, flight_rig
+from tests.unit.bulk.test_flight_rows import PLAIN, plain_items, stored
+
+from ebla.bulk.staged_rows import StagedRows
+from ebla.model.errors import ConnectionLost, Corruption, Stale
+from ebla.model.identity import AttemptId
+from ebla.model.token import WHOLE_RING
+from ebla.model.transfers import StagedFile, StagingKind
+from ebla.pipeline.flight_calls import StagedRecords
+from ebla.pipeline.flight_client import FlightClient
+from ebla.storage.checkpoint_scan import ScanStack
+from ebla.storage.layer import Item
+from ebla.storage.row_file import encode_rows, rows_batch
+from ebla.wire.flight_forms import END_OF_ROWS, MERGED_RUNS, NO_BYTES, bytes_batch
+
+ITEMS = plain_items(300)
+
+
+async def put(rig: FlightRig, items: list[Item] = ITEMS) -> StagedFile:
+    batches = [rows_batch(items[start : start + 90]) for start in range(0, len(items), 90)]
+    return await rig.ask(lambda client: client.put_rows(rig.target(StagingKind.ROWS), ATTEMPT, batches))
+
+
+async def read_back(
+    rig: FlightRig, expected: StagedFile | None = None, attempt: AttemptId = ATTEMPT
+) -> tuple[bool, list[Item]]:
+    def ask(client: FlightClient) -> tuple[bool, list[Item]]:
+        found = client.get_staged_rows(rig.target(StagingKind.ROWS), attempt, expected)
+        return found.is_merged, stored(list(found))
+
+    return await rig.ask(ask)
+
+
+def test_what_an_attempt_has_put_comes_back_as_it_was(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            brought = await put(rig)
+            assert await read_back(rig, brought) == (False, ITEMS)
+            assert rig.plane.sent_bytes == brought.size_bytes
+            with pytest.raises(Corruption, match="were brought"):
+                await read_back(rig, StagedFile("rows", brought.size_bytes, brought.checksum ^ 1))
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
+
+
+def test_what_was_sealed_comes_as_one_whichever_attempt_is_asked_for(tmp_path: Path) -> None:
+    """Of a file of rows, of a layer, and of nothing at all."""
+
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await build_part(rig, [(ITEMS, WHOLE_RING, True)], PLAIN)
+            layer = (f"{tmp_path}/checkpoint/{rig.plane.parts[0].layers[0].folder}", WHOLE_RING)
+            brought = StagedFile("rows", 1, 1)
+            other = AttemptId(uuid.UUID(int=5))
+            rig.plane.rows = StagedRows(layer=ScanStack(WHOLE_RING, (layer,)), is_merged=True)
+            assert await read_back(rig, brought, other) == (True, ITEMS)
+            (tmp_path / "rows").write_bytes(encode_rows(rows_batch(ITEMS)))
+            rig.plane.rows = StagedRows(f"{tmp_path}/rows", is_merged=True)
+            assert await read_back(rig, brought, other) == (True, ITEMS)
+            rig.plane.rows = StagedRows(is_merged=True)
+            assert await read_back(rig, brought, other) == (True, [])
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
+
+
+def test_only_the_ticket_by_which_it_was_put_opens_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await put(rig)
+            rig.plane.listed.clear()
+            with pytest.raises(Stale, match="is closed"):
+                await read_back(rig)
+            assert rig.plane.sources == 0
+
+    asyncio.run(main())
+
+
+def test_a_file_that_ends_within_a_record_is_told_as_damaged(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await put(rig)
+            path = tmp_path / "staging" / str(ATTEMPT) / "rows"
+            path.write_bytes(path.read_bytes()[:-3])
+            with pytest.raises(Corruption, match="ends at"):
+                await read_back(rig)
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
+
+
+class Chunks:
+    """`pyarrow.flight.FlightStreamReader`, as far as it is used."""
+
+    def __init__(self, *chunks: tuple[pa.RecordBatch, bytes]) -> None:
+        self._chunks = iter(chunks)
+
+    def read_chunk(self) -> "Chunk":
+        return Chunk(*next(self._chunks))
+
+    def cancel(self) -> None:
+        pass
+
+
+class Chunk:
+    def __init__(self, data: pa.RecordBatch, metadata: bytes) -> None:
+        self.data = data
+        self.app_metadata = pa.py_buffer(metadata) if metadata else None
+
+
+RECORD = (bytes_batch(encode_rows(rows_batch(ITEMS[:3]))), b"")
+
+
+@pytest.mark.parametrize("chunks", [(RECORD,), (), ((NO_BYTES, MERGED_RUNS), RECORD)])
+def test_a_stream_that_breaks_is_no_end(chunks: tuple[tuple[pa.RecordBatch, bytes], ...]) -> None:
+    whole = StagedRecords(Chunks(*chunks, (NO_BYTES, END_OF_ROWS)), "there")
+    assert len(stored(list(whole))) == 3 * (RECORD in chunks)
+    with pytest.raises(ConnectionLost, match="before their end"):
+        list(StagedRecords(Chunks(*chunks), "there"))
