@@ -73,7 +73,7 @@ class RigPlane:
 
     async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
         self.tickets.read(ticket, GrantKind.READ, self.now_ms)
-        if not self.owned.covers(asked):
+        if not all(self.owned.covers(piece) for piece in asked.unwrapped()):
             raise Stale("this node has no whole copy")
         self.sources += 1
         folder = str(self.folder / "checkpoint")

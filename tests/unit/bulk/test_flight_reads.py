@@ -95,9 +95,10 @@ def test_a_ticket_of_a_read_opens_rows_and_nothing_else(tmp_path: Path) -> None:
     async def main() -> None:
         async with flight_rig(tmp_path) as rig:
             await build_part(rig, [(plain_items(2), WHOLE_RING, False)], PLAIN)
-            for question in (FilesQuestion(0, 0, "CURRENT"), StagedRowsQuestion(AttemptId(CHECKPOINT))):
-                with pytest.raises(InvalidRequest, match="for the rows of a table"):
-                    await rig.answer(source(rig), question)
+            with pytest.raises(InvalidRequest, match="for the rows of a table"):
+                await rig.answer(source(rig), FilesQuestion(0, 0, "CURRENT"))
+            with pytest.raises(Refused, match="for a read, not for a put"):
+                await rig.answer(source(rig), StagedRowsQuestion(AttemptId(CHECKPOINT)))
             with pytest.raises(InvalidRequest, match="for a checkpoint"):
                 await rig.answer(rig.source(), LocateQuestion(WHOLE_RING))
             with pytest.raises(Refused, match="expired"):
