@@ -135,9 +135,9 @@ class Layers:
         with self.opened("rows") as scan:
             return sum(len(batch) for batch in scan.ask(StoredRowsQuestion(WHOLE_RING))[1])
 
-    def merged(self, numbers: tuple[int, int]) -> int:
-        with self.opened("rows", numbers[:1]) as one, self.opened("rows", numbers[1:]) as other:
-            streams = [scan.ask(StoredRowsQuestion(WHOLE_RING))[1] for scan in (one, other)]
+    def merged(self, kind: str, numbers: tuple[int, int]) -> int:
+        with self.opened(kind, numbers[:1]) as one, self.opened(kind, numbers[1:]) as other:
+            streams = [scan.ask(StoredRowsQuestion(WHOLE_RING, by_column=True))[1] for scan in (one, other)]
             return sum(len(batch) for batch in merged_rows(Question(SCHEMA, ALL, 0), streams))
 
     def from_parquet(self) -> int:
@@ -160,8 +160,10 @@ def cases(layers: Layers) -> dict[str, Callable[[], int]]:
         "rows_2_columns": lambda: layers.typed("rows", few),
         "rows_3_layers": lambda: layers.typed("rows", whole, range(3)),
         "rows_stored": layers.stored,
-        "quorum_of_equal": lambda: layers.merged((0, 0)),
-        "quorum_of_newer": lambda: layers.merged((0, 1)),
+        "sidecar_quorum_of_equal": lambda: layers.merged("columns", (0, 0)),
+        "sidecar_quorum_of_newer": lambda: layers.merged("columns", (0, 1)),
+        "rows_quorum_of_equal": lambda: layers.merged("rows", (0, 0)),
+        "rows_quorum_of_newer": lambda: layers.merged("rows", (0, 1)),
         "parquet": layers.from_parquet,
     }
 
@@ -203,7 +205,7 @@ def main() -> int:
             if limit is not None and spent_us > limit:
                 missed.append(name)
                 words += ", MISSED"
-            print(f"{name:20} {spent_us:7.3f} µs/row{words:24} {1 / spent_us:7.2f} M rows/s of a core")
+            print(f"{name:24} {spent_us:7.3f} µs/row{words:24} {1 / spent_us:7.2f} M rows/s of a core")
             if arguments.profile:
                 profile(act)
     print(json.dumps({"bench": "scan", "rows": arguments.rows, "missed": missed, **figures}))

@@ -13,6 +13,7 @@ from ebla.model.errors import EblaError, InternalError
 from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.file_disk import FileDisk
 from ebla.storage.checkpoint_scan import CheckpointScan, ScanPlace, opened_checkpoint
+from ebla.storage.columns import whole_shape
 from ebla.storage.range_hashes import HASHES_SCHEMA
 from ebla.storage.rocks import RocksEngine
 from ebla.storage.row_file import ROWS_SCHEMA
@@ -57,7 +58,9 @@ async def _scan(job: ScanJob, sock: socket.socket) -> None:
 
 def _answer(job: ScanJob, scan: CheckpointScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     match job.question:
-        case StoredRowsQuestion(range=token_range, conditions=conditions, partitions=partitions):
+        case StoredRowsQuestion(range=token_range, conditions=conditions, partitions=partitions) as asked:
+            if asked.by_column and scan.has_columns():
+                return whole_shape(job.schema).arrow_schema, scan.by_column(token_range, conditions, partitions)
             return ROWS_SCHEMA, scan.stored(token_range, conditions, partitions)
         case TypedRowsQuestion(range=token_range) as asked:
             question = Question(

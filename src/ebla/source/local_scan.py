@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ebla.source.read_only_disk import ReadOnlyDisk
 from ebla.storage.checkpoint_scan import CheckpointScan, ScanPlace, opened_checkpoint
+from ebla.storage.columns import whole_shape
 from ebla.storage.rocks import RocksEngine, RocksLimits
 from ebla.storage.row_file import ROWS_SCHEMA
 from ebla.storage.scan import Question, answer_schema
@@ -32,6 +33,9 @@ class LocalScan:
         `LayerDamaged`, or `Stale` where rows are of a newer schema than the one that came with the place."""
         match question:
             case StoredRowsQuestion(range=token_range, conditions=conditions, partitions=partitions):
+                if question.by_column and self.scan.has_columns():
+                    schema = whole_shape(self.scan.schema).arrow_schema
+                    return schema, self.scan.by_column(token_range, conditions, partitions)
                 return ROWS_SCHEMA, self.scan.stored(token_range, conditions, partitions)
             case TypedRowsQuestion(range=token_range, columns=columns, now_s=now_s):
                 asked = Question(

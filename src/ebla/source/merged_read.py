@@ -5,26 +5,44 @@ which layers of one node are merged. Pure over the streams.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebla.model.schema import TableSchema
-from ebla.storage.columns import Shape, chunk_of
+from ebla.storage.columns import KEY, Shape, chunk_of, recounted, whole_shape
 from ebla.storage.key_columns import partition_prefixes
-from ebla.storage.scan import CHUNK_BYTES, CHUNK_ROWS, Question, show_rows
+from ebla.storage.row_file import ROWS_SCHEMA
+from ebla.storage.scan import CHUNK_BYTES, CHUNK_ROWS, Question, answer_schema, show_rows
 
 StoredRows = Iterable[pa.RecordBatch]
-"""Batches of `row_file.ROWS_SCHEMA` in key order, every key once."""
+"""The answer to a `StoredRowsQuestion`, by column or not: in key order, every key once."""
 
 
 def merged_rows(question: Question, replicas: Sequence[StoredRows]) -> Iterator[pa.RecordBatch]:
     """What all of them together show of the question, in key order. The streams must be of its spans, or of a part of
-    them; rows beyond its conditions and partitions may be among them. What a stream raises ends the answer."""
-    return show_rows(question, [_chunks(question, replica) for replica in replicas])
+    them; rows beyond its conditions and partitions may be among them. What a stream raises ends the answer; a question
+    without sense is `InvalidRequest` before any is read."""
+    answer_schema(question)
+    streams = [_nonempty(replica) for replica in replicas]
+    firsts = [next(stream, None) for stream in streams]
+    by_column = any(first is not None and _is_by_column(first) for first in firsts)
+    shape = whole_shape(question.schema) if by_column else Shape(question.schema)
+    chunks = [
+        _chunks(question, shape, chain((first,), stream)) for first, stream in zip(firsts, streams) if first is not None
+    ]
+    yield from show_rows(question, shape, chunks)
 
 
-def _chunks(question: Question, replica: StoredRows) -> Iterator[pa.RecordBatch]:
+def _nonempty(replica: StoredRows) -> Iterator[pa.RecordBatch]:
+    return (batch for batch in replica if len(batch))
+
+
+def _is_by_column(batch: pa.RecordBatch) -> bool:
+    return len(batch.schema) > len(ROWS_SCHEMA)
+
+
+def _chunks(question: Question, shape: Shape, replica: StoredRows) -> Iterator[pa.RecordBatch]:
     """Batches come as large as the network wants them; many small ones cost more to merge than few large ones."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
@@ -36,19 +54,27 @@ def _chunks(question: Question, replica: StoredRows) -> Iterator[pa.RecordBatch]
         rows += len(chosen)
         size_bytes += chosen.nbytes
         if rows >= CHUNK_ROWS or size_bytes >= CHUNK_BYTES:
-            yield _chunk(question.schema, waiting)
+            yield _chunk(shape, waiting)
             waiting, rows, size_bytes = [], 0, 0
     if waiting:
-        yield _chunk(question.schema, waiting)
+        yield _chunk(shape, waiting)
 
 
-def _chunk(schema: TableSchema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _chunk(shape: Shape, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return chunk_of(Shape(schema), joined.column(0), joined.column(1))
+    if not _is_by_column(joined):
+        return chunk_of(shape, joined.column(0), joined.column(1))
+    wanted = shape.arrow_schema
+    if joined.schema.equals(wanted):
+        return joined
+    # The node has seen columns come or go that this task has not, or the other way round.
+    names = joined.schema.names
+    columns = [joined.column(one.name) if one.name in names else pa.nulls(len(joined), one.type) for one in wanted]
+    return recounted(shape, pa.RecordBatch.from_arrays(columns, schema=wanted))
 
 
 def _of_partitions(question: Question, batch: pa.RecordBatch) -> pa.RecordBatch:
-    if not question.partitions or not len(batch):
+    if not question.partitions:
         return batch
     wanted = pa.array(question.partitions, pa.binary())
-    return batch.filter(pc.is_in(partition_prefixes(batch.column(0)), value_set=wanted))
+    return batch.filter(pc.is_in(partition_prefixes(batch.column(KEY)), value_set=wanted))

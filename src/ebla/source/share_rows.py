@@ -54,7 +54,7 @@ class ShareRows:
         if len(sources) == 1:
             question = TypedRowsQuestion(token_range, self._columns, share.now_s, share.conditions, share.partitions)
             return self._from(sources[0], question)
-        stored = StoredRowsQuestion(token_range, share.conditions, share.partitions)
+        stored = StoredRowsQuestion(token_range, share.conditions, share.partitions, by_column=True)
         merging = Question(
             share.schema,
             self._columns,

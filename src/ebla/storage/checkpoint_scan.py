@@ -21,7 +21,16 @@ from ebla.storage.layer import LayerEngine
 from ebla.storage.merge import KeySpan, clip_span, key_spans
 from ebla.storage.range_hashes import RangeHashes
 from ebla.storage.row_file import ROWS_SCHEMA
-from ebla.storage.scan import Question, ScanLayer, asked_spans, close_scan, open_scan, scan_rows, scan_stored
+from ebla.storage.scan import (
+    Question,
+    ScanLayer,
+    asked_spans,
+    close_scan,
+    open_scan,
+    scan_columns,
+    scan_rows,
+    scan_stored,
+)
 
 
 class ScanStack(msgspec.Struct, frozen=True, array_like=True):
@@ -99,6 +108,20 @@ class CheckpointScan:
             for chunk in scan_stored(self.schema, self._layers(piece), spans):
                 rows = kept.kept(shape, chunk)
                 yield pa.RecordBatch.from_arrays([rows.column(KEY), rows.column(STORED)], schema=ROWS_SCHEMA)
+
+    def has_columns(self) -> bool:
+        """Whether some of it is read faster by column."""
+        return any(
+            self.opened(folder, within).sidecar is not None for stack in self.stacks for folder, within in stack.layers
+        )
+
+    def by_column(
+        self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The same rows, as chunks of the whole shape."""
+        asked = Question(self.schema, (), 0, conditions=conditions, partitions=partitions)
+        for piece in scan_pieces(self.stacks, token_range):
+            yield from scan_columns(self._layers(piece), replace(asked, spans=(piece.span,)))
 
     def typed(self, token_range: TokenRange, question: Question) -> Iterator[pa.RecordBatch]:
         """What a user sees; the question's own spans do not count."""

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from ebla.storage.byte_columns import Mask, Places
 from ebla.storage.columns import (
     KEY,
-    STORED,
     ChunkFlag,
     Shape,
     chunk_of,
@@ -27,6 +26,7 @@ from ebla.storage.columns import (
     stored_values,
     timestamps_of,
 )
+from ebla.storage.equal_rows import same_keys, same_rows
 from ebla.storage.key_columns import token_words
 from ebla.storage.merge import merge_all
 
@@ -44,7 +44,24 @@ def merge_chunks(shape: Shape, streams: Sequence[Iterator[pa.RecordBatch]]) -> I
             continue
         end = min(source.last_key() for source in ahead)
         parts = [part for source in ahead if len(part := source.take_through(end))]
-        yield resolved(shape, joined_chunks(parts)) if len(parts) > 1 else parts[0]
+        yield _merged_window(shape, parts)
+
+
+def _merged_window(shape: Shape, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Replicas have the same keys as a rule, and most rows of them are the same: those are not even sorted."""
+    first, *others = parts
+    if not all(same_keys(first, other) for other in others):
+        return resolved(shape, joined_chunks(parts))
+    same: Mask = np.ones(len(first), np.bool_)
+    for other in others:
+        same &= same_rows(shape, first, other)
+    if same.all():
+        return first
+    if 2 * np.count_nonzero(same) < len(same):
+        return resolved(shape, joined_chunks(parts))
+    differing = pa.array(~same)
+    merged = resolved(shape, joined_chunks([part.filter(differing) for part in parts]))
+    return spliced([first.filter(pa.array(same)), merged], [np.flatnonzero(same), np.flatnonzero(~same)])
 
 
 def resolved(shape: Shape, chunk: pa.RecordBatch) -> pa.RecordBatch:
@@ -54,7 +71,7 @@ def resolved(shape: Shape, chunk: pa.RecordBatch) -> pa.RecordBatch:
     if not same_key.any():
         return chunk
     groups = KeyGroups.of(same_key)
-    winners, settled = _winners(chunk, groups, same_key)
+    winners, settled = _winners(shape, chunk, groups, same_key)
     if settled.all():
         return chunk.take(pa.array(winners))
     parts = [chunk.take(pa.array(winners[settled])), _merged_one_by_one(shape, chunk, groups, ~settled)]
@@ -159,7 +176,7 @@ def same_as_next(column: pa.Array) -> Mask:
     return np.asarray(same.fill_null(False).to_numpy(zero_copy_only=False))
 
 
-def _winners(chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> tuple[Places, Mask]:
+def _winners(shape: Shape, chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> tuple[Places, Mask]:
     """The place of each group's newest row, and for which groups that row is the result."""
     flags, timestamps = flags_of(chunk), timestamps_of(chunk)
     newest = np.maximum.reduceat(timestamps, groups.starts)
@@ -173,16 +190,31 @@ def _winners(chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> tuple[
     covers = (won_flags & ChunkFlag.COMPLETE) != 0
     marked = ((won_flags & ChunkFlag.MARKED) != 0) | ((any_flags & ChunkFlag.MARKED) == 0)
     plain = (all_flags & ChunkFlag.PLAIN) != 0
-    settled = (groups.sizes == 1) | (alone & covers & marked & plain)
+    may_stand = covers & marked & plain
+    settled = (groups.sizes == 1) | (alone & may_stand)
     if not settled.all():
-        settled |= _all_equal(chunk, groups, same_key)
+        settled |= _all_equal(shape, chunk, groups, same_key)
+    if (may_stand & ~settled).any():
+        looked_at = np.repeat(may_stand & ~settled, groups.sizes) & is_newest
+        settled |= may_stand & _newest_agree(shape, chunk, groups, (looked_at, winners))
     return winners, settled
 
 
-def _all_equal(chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> Mask:
-    """Groups whose rows are the same bytes: a layer that was adopted twice."""
+def _newest_agree(shape: Shape, chunk: pa.RecordBatch, groups: KeyGroups, newest: tuple[Mask, Places]) -> Mask:
+    """Groups in which each of the newest rows that are looked at says the same as the one that would win: two replicas
+    have seen a write, and a third has not."""
+    looked_at, winners = newest
+    rivals = np.flatnonzero(looked_at)
+    theirs = np.repeat(winners, groups.sizes)[rivals]
     differs = np.zeros(len(chunk), np.bool_)
-    differs[:-1] = same_key & ~same_as_next(chunk.column(STORED))
+    differs[rivals] = ~same_rows(shape, chunk.take(pa.array(rivals)), chunk.take(pa.array(theirs)))
+    return ~np.logical_or.reduceat(differs, groups.starts)
+
+
+def _all_equal(shape: Shape, chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> Mask:
+    """Groups whose rows say the same: a layer that was adopted twice, or another replica."""
+    differs = np.zeros(len(chunk), np.bool_)
+    differs[:-1] = same_key & ~same_rows(shape, chunk.slice(0, len(chunk) - 1), chunk.slice(1))
     return ~np.logical_or.reduceat(differs, groups.starts)
 
 

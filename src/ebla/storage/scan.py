@@ -154,12 +154,22 @@ def scan_rows(layers: Sequence[ScanLayer], question: Question) -> Iterator[pa.Re
         yield from view.shown(shape, chunks)
 
 
-def show_rows(question: Question, streams: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """The same of stored rows that come from elsewhere, as streams of chunks of the raw shape. What is outside of the
-    question's spans and partitions must not be among them."""
+def scan_columns(layers: Sequence[ScanLayer], question: Question) -> Iterator[pa.RecordBatch]:
+    """Merged rows with all that is stored of them, as chunks of the whole shape: for who merges them with others.
+    Of the conditions those on rows leave the heads of their partitions."""
+    shape, kept = whole_shape(question.schema), KeyFilter(question.schema, question.conditions)
+    if layers:
+        for chunk in merge_chunks(shape, _streams(shape, layers, question)):
+            yield kept.kept(shape, chunk)
+
+
+def show_rows(
+    question: Question, shape: Shape, streams: Sequence[Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """What a user sees of rows that come from elsewhere, as streams of chunks of the raw or the whole shape. What is
+    outside of the question's spans and partitions must not be among them."""
     view = _View(question)
     if streams:
-        shape = Shape(question.schema)
         yield from view.shown(shape, merge_chunks(shape, streams))
 
 
@@ -182,22 +192,29 @@ def _merged(
     """Merging needs whole rows: columns where some sidecar is read, else stored values, of which only those that win
     are decoded. One layer alone is decoded straight to what is asked for."""
     schema = question.schema
-    # A sidecar is read a block at a time: for many partitions the rows, which are found one by one, are less work.
-    by_column = len(question.partitions) <= PARTITIONS_BY_COLUMN_MAX
     if len(layers) == 1:
         shape = Shape(schema, numbers)
     else:
-        has_columns = by_column and any(one.sidecar is not None for one in layers)
+        has_columns = _reads_columns(question) and any(one.sidecar is not None for one in layers)
         shape = whole_shape(schema) if has_columns else Shape(schema)
+    return shape, merge_chunks(shape, _streams(shape, layers, question))
+
+
+def _streams(shape: Shape, layers: Sequence[ScanLayer], question: Question) -> list[Iterator[pa.RecordBatch]]:
     asked = asked_spans(question)
     streams: list[Iterator[pa.RecordBatch]] = []
     for one in layers:
         spans = _clipped(one, asked)
-        if one.sidecar is None or shape.is_raw or not by_column:
+        if one.sidecar is None or shape.is_raw or not _reads_columns(question):
             streams.append(layer_chunks(shape, one.layer, spans))
         else:
             streams.append(one.sidecar.chunks(shape, spans))
-    return shape, merge_chunks(shape, streams)
+    return streams
+
+
+def _reads_columns(question: Question) -> bool:
+    """A sidecar is read a block at a time: for many partitions the rows, found one by one, are less work."""
+    return len(question.partitions) <= PARTITIONS_BY_COLUMN_MAX
 
 
 def _clipped(one: ScanLayer, spans: Sequence[KeySpan]) -> list[KeySpan]:

@@ -16,7 +16,7 @@ from ebla.runtime.file_disk import FileDisk
 from ebla.source.local_scan import opened_located
 from ebla.source.read_only_disk import ReadOnlyDisk
 from ebla.storage.checkpoint_scan import ScanStack
-from ebla.storage.columns import Shape, chunk_of
+from ebla.storage.columns import KEY, Shape, chunk_of, stored_values, whole_shape
 from ebla.storage.fold import BaseWriter
 from ebla.storage.key_codec import decode_token
 from ebla.storage.layer import Item, LayerDamaged, build_layer
@@ -85,6 +85,11 @@ def test_typed_and_stored_rows_are_those_of_the_layers(tmp_path: Path) -> None:
         _, batches = scan.ask(StoredRowsQuestion(WHOLE_RING, (), prefixes))
         chosen = [item for batch in batches for item in items_of(batch)]
         assert chosen == [item for item in found if item[0].startswith(prefixes)]
+        schema, batches = scan.ask(StoredRowsQuestion(WHOLE_RING, by_column=True))
+        assert schema == whole_shape(MIXED).arrow_schema
+        chunks = list(batches)
+        values = [value for one in chunks for value in stored_values(whole_shape(MIXED), one).to_pylist()]
+        assert list(zip((key for one in chunks for key in one.column(KEY).to_pylist()), values)) == found
         with pytest.raises(InvalidRequest, match="no column"):
             scan.ask(TypedRowsQuestion(WHOLE_RING, (AskedColumn("nope"),), 0))
     assert content(tmp_path) == before
@@ -122,3 +127,12 @@ def test_nothing_can_be_written(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(ValueError, match="closed"):
         file.size()
+
+
+def test_rows_come_as_rows_where_there_are_no_columns(tmp_path: Path) -> None:
+    asyncio.run(build(tmp_path / "rows", RandomRows(4).layer(), with_sidecar=False))
+    stack = ScanStack(WHOLE_RING, ((str(tmp_path / "rows"), WHOLE_RING),))
+    with opened_located(Located("", str(tmp_path), (stack,), MIXED)) as scan:
+        schema, batches = scan.ask(StoredRowsQuestion(WHOLE_RING, by_column=True))
+        assert schema == ROWS_SCHEMA
+        assert [item for batch in batches for item in items_of(batch)] == RandomRows(4).layer()
