@@ -38,7 +38,7 @@ from ebla.broker.together import together
 from ebla.broker.wave import Pace, Questions, wave
 from ebla.broker.write_book import Run, adopting, committing, ended, is_done
 from ebla.broker.write_store import WriteStore
-from ebla.model.errors import EblaError, Outcome, Stale, Unavailable, WriteFailed, WriteTimeout
+from ebla.model.errors import EblaError, Outcome, Overloaded, Stale, Unavailable, WriteFailed, WriteTimeout
 from ebla.model.identity import HostId, TopologyVersion
 from ebla.model.token import TokenRange
 from ebla.model.transfers import Target
@@ -178,7 +178,7 @@ class _Commit:
 
     async def _open_lacking(self, view: View, routes: Sequence[Route]) -> tuple[LackingCopy, ...]:
         """Places for those that have none, at nodes that are up. One that cannot be opened is as one that is down."""
-        wanted: dict[Place, Route] = {}
+        wanted: dict[Place, list[Route]] = {}
         for route in routes:
             places = [place for copy in route.copies for place in copy.places]
             if all(self._is_struck(place) for place in places):
@@ -187,7 +187,9 @@ class _Commit:
                     "emptied since",
                     advice="nothing of this run can be used",
                 )
-            wanted.update((place, route) for place in places if not self._has_place(route, place))
+            for place in places:
+                if not self._has_place(route, place):
+                    wanted.setdefault(place, []).append(route)
         there = [place for place in sorted(wanted) if not self._is_down(place)]
         if not there:
             return ()
@@ -200,7 +202,9 @@ class _Commit:
         )
         answers = await wave(there, questions, self._pace(self._limits.open_stragglers_ms), self._deadline)
         self.progress.failures.update(answers.failures)
-        return tuple(LackingCopy(answers.found[place], wanted[place].range) for place in sorted(answers.found))
+        return tuple(
+            LackingCopy(answers.found[place], route.range) for place in sorted(answers.found) for route in wanted[place]
+        )
 
     def _has_place(self, route: Route, place: Place) -> bool:
         return is_whole(route, place, self._staged) and not self._is_struck(place)
@@ -289,14 +293,19 @@ class _Commit:
 
     async def _newer(self, before: View, layout: Layout, routes: Sequence[Route]) -> View:
         """After an attempt that did not do: by the newest topology, and not at once where that is the same."""
-        if self._deadline.is_over or self._patience.is_over:
-            unmet_routes = [route for route in routes if not self.progress.is_met(route)]
-            self._require(layout, unmet_routes, lambda place: place in self.progress.adopted)
+        lacking = [route for route in routes if not self.progress.is_met(route)]
+        if self._deadline.is_over or (self._patience.is_over and not self._is_overloaded(lacking)):
+            self._require(layout, lacking, lambda place: place in self.progress.adopted)
             raise Unavailable("the topology moved each time that the rows were adopted, until the time was over")
         await self._broker.view.wait_version(TopologyVersion(before.version + 1), PAUSE_S)
         view = await self._look()
         self.progress.looked(is_newer=view.version > before.version)
         return view
+
+    def _is_overloaded(self, routes: Iterable[Route]) -> bool:
+        """A shard that has as many layers as it may takes more once they are folded: that is waited for."""
+        places = (place for route in routes for copy in route.copies for place in copy.places)
+        return any(isinstance(self.progress.failures.get(place), Overloaded) for place in places)
 
     # ---- the end
 

@@ -202,16 +202,12 @@ def routes_with_rows(layout: Layout, staged: Staged) -> tuple[Route, ...]:
 
 
 def is_whole(route: Route, place: Place, staged: Staged) -> bool:
-    """Whether what is staged in the place is all that its siblings have. Of a tablet all replicas get the same runs;
-    one that got fewer rows than another must not count as a copy."""
+    """Whether a place has been brought what its siblings have. All replicas of a tablet get the same rows: one for
+    which nothing is named, while there is something for another, must not count as a copy. How much it is says nothing:
+    what is copied to a replica that came later is merged already."""
     if place not in staged.targets:
         return False
     if place.range == WHOLE_RING and route.range != WHOLE_RING:
-        return True  # one place for many routes: there is nothing to compare it with
-    own = staged.runs_at(place)
-    siblings = [staged.runs_at(other) for copy in route.copies for other in copy.places]
-    if not own:
-        return not any(siblings)
-    if any(run.rows == 0 for runs in siblings for run in runs):
-        return True  # nobody told how many they are
-    return sum(run.rows for run in own) == max(sum(run.rows for run in runs) for runs in siblings)
+        return True  # one place for many routes: it may well have nothing where another has
+    siblings = (staged.runs_at(other) for copy in route.copies for other in copy.places)
+    return bool(staged.runs_at(place)) or not any(siblings)

@@ -1,0 +1,214 @@
+"""What a job of Spark asks of real nodes, over a driver's connection: tables described, read, written, given up."""
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pytest
+from cassandra.cluster import Cluster, Session
+from tests.cluster.conftest import LocalNodes, eventually
+
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import EblaError, Overloaded, Refused, Stale
+from ebla.model.identity import AttemptId, SessionId
+from ebla.model.schema import TableSchema
+from ebla.pipeline.flight_client import FlightClient
+from ebla.storage.key_codec import decode_token
+from ebla.storage.load_columns import Stamp, encode_batch
+from ebla.storage.row_file import rows_batch
+from ebla.wire.failures import error_of
+from ebla.wire.frames import encode
+from ebla.wire.table_access import (
+    ABORT_WRITE,
+    CLOSE_READ,
+    COMMIT_WRITE,
+    DESCRIBE_TABLE,
+    OPEN_READ,
+    OPEN_WRITE,
+    AbortWriteRequest,
+    CallAnswer,
+    CallRequest,
+    CloseReadRequest,
+    CommitWriteAnswer,
+    CommitWriteRequest,
+    DescribeTableAnswer,
+    DescribeTableRequest,
+    OpenReadRequest,
+    OpenWriteRequest,
+    ReadId,
+    StagedRun,
+    TableCall,
+    WritePlan,
+    WriteState,
+)
+
+NODES = 3
+QUORUM = ConsistencyLevel.LOCAL_QUORUM
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+def call(session: Session, which: TableCall[Q, A], request: Q, deadline_ms: int = 60_000) -> A:
+    payload = encode(CallRequest(deadline_ms, encode(request)))
+    prepared = session.prepare(f"CALL ebla.{which.name}(?)")
+    rows = session.execute(prepared, (payload,), timeout=deadline_ms / 1000 + 5).all()
+    answer = msgspec.msgpack.decode(rows[0].answer, type=CallAnswer)
+    if answer.failure is not None:
+        raise error_of(answer.failure)
+    found: Any = msgspec.msgpack.decode(answer.answer, type=which.answer)
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    data: Path = tmp_path_factory.mktemp("calls") / "data"
+    nodes = LocalNodes(data, NODES, ("limits.table_write_jobs_max=2",))
+    try:
+        nodes.start_all()
+        with Cluster([nodes.nodes[0].options.address]) as cluster:
+            connected: list[Session] = []
+            eventually(lambda: _connect(cluster, connected), "a node takes clients")
+            made = connected[0]
+            made.execute("CREATE KEYSPACE t WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}")
+            made.execute(
+                "CREATE KEYSPACE v WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 2} "
+                "AND tablets = {'enabled': false}"
+            )
+            for keyspace in ("t", "v"):
+                made.execute(f"CREATE TABLE {keyspace}.rows (k bigint PRIMARY KEY, v text)")
+            yield made
+    finally:
+        nodes.end_all()
+
+
+def _connect(cluster: Cluster, connected: list[Session]) -> bool:
+    try:
+        connected.append(cluster.connect())
+    except Exception:  # not there yet
+        return False
+    return True
+
+
+def describe(session: Session, keyspace: str, table: str = "rows") -> DescribeTableAnswer:
+    return call(session, DESCRIBE_TABLE, DescribeTableRequest(keyspace, table))
+
+
+def opening(schema: TableSchema, job: str, **others: Any) -> OpenWriteRequest:
+    return OpenWriteRequest(SessionId(uuid.uuid4()), schema.id, QUORUM, job, **others)
+
+
+def stage(plan: WritePlan, rows: dict[int, str]) -> list[StagedRun]:
+    """As tasks do: encoded with the job's timestamp, cut by route, put to every target."""
+    batch = pa.record_batch({"k": pa.array(rows, pa.int64()), "v": pa.array(rows.values(), pa.string())})
+    encoded = encode_batch(plan.schema, batch, Stamp(plan.timestamp_us, 0))
+    stored = rows_batch(list(zip(encoded["key"].to_pylist(), encoded["stored"].to_pylist())))
+    by_target: dict[int, list[int]] = {}
+    for place, key in enumerate(stored["key"].to_pylist()):
+        for route in plan.routes:
+            if decode_token(key[:8]) in route.range:
+                for target in route.targets:
+                    by_target.setdefault(target, []).append(place)
+    runs = []
+    with FlightClient(plan.authority) as client:
+        for number, places in by_target.items():
+            target, attempt = plan.targets[number], AttemptId(uuid.uuid4())
+            file = client.put_rows(target, attempt, [stored.take(pa.array(places))])
+            runs.append(StagedRun(target.host, target.transfer, attempt, file, len(places)))
+    return runs
+
+
+def commit(session: Session, asked: OpenWriteRequest, plan: WritePlan, runs: list[StagedRun]) -> CommitWriteAnswer:
+    request = CommitWriteRequest(
+        asked.session, asked.table, asked.job, asked.level, tuple(runs), plan.targets, asked.batch
+    )
+    return call(session, COMMIT_WRITE, request)
+
+
+def test_a_table_is_described(session: Session) -> None:
+    found = describe(session, "t")
+    assert [column.name for column in found.schema.columns] == ["k", "v"]
+    assert b"BEGIN CERTIFICATE" in found.authority
+    assert not found.is_captured
+    with pytest.raises(EblaError, match="no table 'nothing'"):
+        describe(session, "t", "nothing")
+
+
+@pytest.mark.parametrize("keyspace", ["t", "v"])
+def test_a_read_is_opened_over_the_whole_ring(session: Session, keyspace: str) -> None:
+    schema = describe(session, keyspace).schema
+    read = ReadId(uuid.uuid4())
+    plan = call(session, OPEN_READ, OpenReadRequest(read, schema.id, QUORUM))
+    assert len({source.host for source in plan.sources}) == NODES
+    assert {piece.needed for piece in plan.pieces} == {2}
+    ends = [piece.range.end for piece in plan.pieces]
+    assert [piece.range.start for piece in plan.pieces[1:]] == ends[:-1]
+    assert (plan.pieces[0].range.start, ends[-1]) == (-(2**63), 2**63 - 1)
+    asked = Counter(place for piece in plan.pieces for place in piece.sources[: piece.needed])
+    assert len(asked) == NODES, "reads are spread"
+    call(session, CLOSE_READ, CloseReadRequest(read, schema.id))
+
+
+@pytest.mark.parametrize("keyspace", ["t", "v"])
+def test_a_job_writes_what_is_seen_afterwards_and_only_once(session: Session, keyspace: str) -> None:
+    schema = describe(session, keyspace).schema
+    asked = opening(schema, f"load-{keyspace}")
+    plan = call(session, OPEN_WRITE, asked)
+    assert plan.state is WriteState.OPEN
+    assert call(session, OPEN_WRITE, asked).targets[0].transfer == plan.targets[0].transfer, "asked again: the same"
+    rows = {number: f"value {number}" for number in range(200)}
+    answer = commit(session, asked, plan, stage(plan, rows))
+    assert (answer.lacking, answer.left_to_repair) == ((), ())
+    found = session.execute(f"SELECT k, v, writetime(v) FROM {keyspace}.rows").all()
+    assert {row.k: row.v for row in found} == rows
+    assert {row[2] for row in found} == {plan.timestamp_us}
+    again = call(session, OPEN_WRITE, opening(schema, f"load-{keyspace}"))
+    assert (again.state, again.timestamp_us, again.targets) == (WriteState.DONE, plan.timestamp_us, ())
+
+
+def test_a_job_that_is_given_up_leaves_nothing_and_can_be_run_again(session: Session) -> None:
+    schema = describe(session, "t").schema
+    asked = opening(schema, "given-up")
+    plan = call(session, OPEN_WRITE, asked)
+    runs = stage(plan, {9_999: "never"})
+    call(session, ABORT_WRITE, AbortWriteRequest(asked.session, asked.table, asked.job))
+    with pytest.raises(Stale, match="no row of the job is seen"):
+        commit(session, asked, plan, runs)
+    assert session.execute("SELECT v FROM t.rows WHERE k = 9999").all() == []
+    second = opening(schema, "given-up")
+    again = call(session, OPEN_WRITE, second)
+    assert (again.state, again.timestamp_us) == (WriteState.OPEN, plan.timestamp_us)
+    commit(session, second, again, stage(again, {9_999: "now"}))
+    assert [row.v for row in session.execute("SELECT v FROM t.rows WHERE k = 9999")] == ["now"]
+
+
+def test_a_stream_goes_on_behind_the_last_batch(session: Session) -> None:
+    schema = describe(session, "v").schema
+    for batch in range(3):
+        asked = opening(schema, "stream", batch=batch)
+        plan = call(session, OPEN_WRITE, asked)
+        commit(session, asked, plan, stage(plan, {10_000 + batch: "batch"}))
+        assert call(session, OPEN_WRITE, opening(schema, "stream", batch=batch)).state is WriteState.DONE
+    assert session.execute("SELECT count(*) FROM v.rows WHERE k IN (10000, 10001, 10002)").one()[0] == 3
+
+
+def test_more_jobs_than_are_allowed_are_refused_in_words(session: Session) -> None:
+    schema = describe(session, "t").schema
+    asked = [opening(schema, f"many-{number}") for number in range(3)]
+    for one in asked[:2]:
+        call(session, OPEN_WRITE, one)
+    with pytest.raises(Overloaded, match="2 jobs write to this table already"):
+        call(session, OPEN_WRITE, asked[2])
+    for one in asked[:2]:
+        call(session, ABORT_WRITE, AbortWriteRequest(one.session, one.table, one.job))
+
+
+def test_a_table_whose_changes_are_captured_takes_no_layers(session: Session) -> None:
+    session.execute("CREATE TABLE t.captured (k int PRIMARY KEY) WITH cdc = {'enabled': true}")
+    found = describe(session, "t", "captured")
+    assert found.is_captured
+    with pytest.raises(Refused, match="captured"):
+        call(session, OPEN_WRITE, opening(found.schema, "any"))
