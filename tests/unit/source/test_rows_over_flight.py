@@ -1,0 +1,68 @@
+"""What a task may ask of a node's scan workers, over Flight: equal to a plain reading of the rows."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+from tests.unit.bulk.flight_rig import build_part, flight_rig
+from tests.unit.storage.naive_scan import TIMES, Part, expected, random_conditions
+from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, stored_prefix
+
+from ebla.model.asked_rows import AskedColumn, AskedKind, KeyCondition, KeyOperator
+from ebla.model.errors import InvalidRequest
+from ebla.model.token import WHOLE_RING
+from ebla.source.merged_read import merged_rows
+from ebla.storage.columns import whole_shape
+from ebla.storage.row_file import ROWS_SCHEMA
+from ebla.storage.scan import Question
+from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
+
+
+def test_typed_and_stored_rows_by_condition_and_partition(tmp_path: Path) -> None:
+    rows = RandomRows(9, Mix(0.6, 5, 80))
+    parts: list[Part] = [(rows.layer(), WHOLE_RING, True), (rows.layer(), WHOLE_RING, False)]
+    chance = Random(9)
+    prefixes = tuple(sorted(stored_prefix([f"p{number}".encode()]) for number in range(3)))
+
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await build_part(rig, parts)
+            for number in range(4):
+                conditions = random_conditions(chance) if number else ()
+                chosen = prefixes if number % 2 else ()
+                question = Question(MIXED, TIMES, 3, conditions=conditions, partitions=chosen)
+                model = expected(parts, question)
+                asked = TypedRowsQuestion(WHOLE_RING, TIMES, 3, conditions, chosen)
+                assert str(_rows(await rig.answer(rig.source(), asked))) == str(model)
+                for by_column in (False, True):
+                    stored = StoredRowsQuestion(WHOLE_RING, conditions, chosen, by_column)
+                    batches = await rig.answer(rig.source(), stored)
+                    wanted = whole_shape(MIXED).arrow_schema if by_column else ROWS_SCHEMA
+                    assert all(batch.schema == wanted for batch in batches)
+                    assert str(_rows(list(merged_rows(question, [batches, batches])))) == str(model)
+
+    asyncio.run(main())
+
+
+def test_wrong_questions_are_told_before_any_row(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            await build_part(rig, [(RandomRows(1).layer(), WHOLE_RING, True)])
+            collection = TypedRowsQuestion(WHOLE_RING, (AskedColumn("m", AskedKind.TTL),), 0)
+            with pytest.raises(InvalidRequest, match="non-frozen collection m"):
+                await rig.answer(rig.source(), collection)
+            wrong = (KeyCondition("x", KeyOperator.EQUAL, (bytes(4),)),)
+            for question in (
+                TypedRowsQuestion(WHOLE_RING, (AskedColumn("x"),), 0, wrong),
+                StoredRowsQuestion(WHOLE_RING, wrong),
+            ):
+                with pytest.raises(InvalidRequest, match="not part of the key"):
+                    await rig.answer(rig.source(), question)
+
+    asyncio.run(main())
+
+
+def _rows(batches: list[pa.RecordBatch]) -> list[dict[str, object]]:
+    return [row for batch in batches for row in batch.to_pylist()]
