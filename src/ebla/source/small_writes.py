@@ -14,7 +14,7 @@ import pyarrow as pa
 from ebla.cql.results import UNSET, BoundValue
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import ListType, is_multi_cell
-from ebla.model.schema import Column, TableSchema
+from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.source.cql_client import Statement
 from ebla.source.encode_rows import Operation, RowForm, operations_of, refuse_null_keys, stored_columns
 from ebla.storage.key_columns import encode_head_keys, token_words
@@ -27,6 +27,10 @@ BY_CQL_BYTES_MAX = 4 << 20
 """Of all tasks together. More is staged: a run costs less for each row."""
 BATCH_STATEMENTS = 100
 BATCH_BYTES = 128 << 10
+
+
+_OF_PARTITION = (ColumnKind.PARTITION_KEY, ColumnKind.STATIC)
+"""What a row without a clustering key writes."""
 
 
 class Batches(Protocol):
@@ -95,14 +99,16 @@ def statements_of(form: RowForm, batch: pa.RecordBatch) -> Iterator[tuple[int, S
 
 def _inserts(form: RowForm, typed: pa.RecordBatch, ttls_s: Sequence[int]) -> Iterator[tuple[int, Statement]]:
     schema, names = form.schema, typed.schema.names
-    keys = {column.name for column in (*schema.partition_key, *schema.clustering)}
+    clustering = [name for name in names if schema.column(name).kind is ColumnKind.CLUSTERING]
+    of_partition = [name for name in names if schema.column(name).kind in _OF_PARTITION]
     absent = None if form.stamp.nulls_delete else UNSET
     into = f"INSERT INTO {_table(schema)} "
     for token, ttl_s, values in zip(_tokens(schema, typed), ttls_s, zip(*_wire_columns(schema, typed, names))):
-        # A key column that is null is one that the row does without: it writes static columns alone.
-        given = {name: value for name, value in zip(names, values) if value is not None or name not in keys}
+        row = dict(zip(names, values))
+        is_row = not schema.clustering or any(row[name] is not None for name in clustering)
+        given = names if is_row else of_partition
         columns, places = ", ".join(map(_quoted, given)), ", ".join("?" * len(given))
-        bound: list[BoundValue] = [absent if value is None else value for value in given.values()]
+        bound: list[BoundValue] = [absent if row[name] is None else row[name] for name in given]
         yield token, Statement(f"{into}({columns}) VALUES ({places}) USING TTL {ttl_s}", bound)
 
 

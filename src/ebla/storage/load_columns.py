@@ -86,6 +86,8 @@ def encode_row_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: Stam
 
 def encode_partition_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp) -> Encoded:
     """The partitions of these keys are deleted. Other columns than those of the partition key say nothing."""
+    if not schema.clustering:
+        return encode_row_deletions(schema, batch, stamp)  # as CQL does it: a partition is one row
     columns = _typed(schema, _only(batch, schema.partition_key))
     value = encode_head(Head(Deletion(stamp.timestamp_us, stamp.at_s)), schema.version)
     return encode_head_keys(schema, columns, len(batch)), binary_of(constant(value, len(batch)))

@@ -1,0 +1,110 @@
+"""Few rows as CQL statements, which must leave behind what a run of the same rows does."""
+
+from itertools import pairwise
+from random import Random
+
+import pyarrow as pa
+import pytest
+from tests.unit.source.test_encode_rows import TYPES, Given, batch_of, encoded, random_row
+from tests.unit.source.write_fakes import FakeContact
+from tests.unit.storage.random_rows import MIXED, column, table
+
+from ebla.cql.bind import Bound
+from ebla.cql.parser import parse
+from ebla.cql.plan_writes import WriteMoment, plan_write
+from ebla.cql.statements import Delete, Insert
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import InvalidRequest
+from ebla.model.rows import Head, Row
+from ebla.model.schema import ColumnKind, TableSchema
+from ebla.source import small_writes
+from ebla.source.cql_client import Statement
+from ebla.source.encode_rows import RowForm, encode_rows
+from ebla.source.small_writes import may_go_by_cql, pack_batches, statements_of, unpack_batches, write_by_cql
+from ebla.storage.load_columns import Stamp
+from ebla.storage.merge import merge_values
+from ebla.storage.row_codec import Flag, decode_head, decode_row
+
+STAMP = Stamp(1_700_000_000_000_000, 1_700_000_000)
+NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))
+
+
+def left_behind(schema: TableSchema, statements: list[Statement], stamp: Stamp) -> dict[bytes, Row | Head]:
+    """By the planner of a node."""
+    held: dict[bytes, bytes] = {}
+    for sequence, statement in enumerate(statements):
+        parsed = parse(statement.text)
+        assert isinstance(parsed.statement, Insert | Delete)
+        plan = plan_write(parsed.statement, schema, parsed.markers)
+        bound = Bound(statement.values, stamp.timestamp_us, bytes)
+        for mutation in plan.mutations(bound, WriteMoment(stamp.timestamp_us, stamp.at_s, sequence)):
+            for key, value in mutation.items:
+                held[key] = merge_values(held[key], value, schema) if key in held else value
+    return {
+        key: decode_head(value) if value[1] & Flag.HEAD else decode_row(value, schema.layouts)
+        for key, value in held.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_statements_leave_behind_what_a_run_does(seed: int) -> None:
+    chance = Random(seed)
+    stamp = Stamp(STAMP.timestamp_us, STAMP.at_s, chance.random() < 0.5, chance.choice([0, 0, 60]))
+    form = RowForm(MIXED, stamp, "ttl", "op")
+    rows = [random_row(chance) for _ in range(chance.choice([1, 3, 30]))]
+    given = batch_of(rows, TYPES.names)
+    found = left_behind(MIXED, [one for _, one in statements_of(form, given)], stamp)
+    assert found == encoded(form, given)
+
+
+def test_a_partition_of_one_row() -> None:
+    form = RowForm(NARROW, STAMP, op_column="op")
+    given = pa.record_batch({"p": pa.array([1, 2], pa.int32()), "op": ["delete_partition", "delete"]})
+    keys, values = encode_rows(form, given)
+    found = left_behind(NARROW, [one for _, one in statements_of(form, given)], STAMP)
+    assert found == {key: decode_row(value, NARROW.layouts) for key, value in zip(keys.to_pylist(), values.to_pylist())}
+
+
+def test_names_are_quoted_and_values_are_bound() -> None:
+    odd = table(column('P "x"', "int", ColumnKind.PARTITION_KEY), column("select", "text"))
+    given = pa.record_batch({'P "x"': pa.array([1], pa.int32()), "select": ["'; DROP"]})
+    (only,) = [one for _, one in statements_of(RowForm(odd, STAMP), given)]
+    assert only.text == 'INSERT INTO "ks"."t" ("P ""x""", "select") VALUES (?, ?) USING TTL 0'
+    assert only.values == [(1).to_bytes(4), b"'; DROP"]
+
+
+def test_batches_are_bounded_and_rows_of_a_partition_stand_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_writes, "BATCH_STATEMENTS", 7)
+    rows: list[Given] = [{"p": str(number % 5), "c": number, "d": "t"} for number in range(50)]
+    contact = FakeContact()
+    written = write_by_cql(contact, RowForm(MIXED, STAMP), [batch_of(rows, ["p", "c", "d"])], ConsistencyLevel.ALL, 5.0)
+    assert written == 50
+    assert max(len(statements) for statements, _, _ in contact.batches) == 7
+    partitions = [one.values[0] for statements, _, _ in contact.batches for one in statements]
+    assert len([one for one, other in pairwise(partitions) if one != other]) == 4
+    assert {(level, at) for _, level, at in contact.batches} == {(ConsistencyLevel.ALL, STAMP.timestamp_us)}
+    monkeypatch.setattr(small_writes, "BATCH_BYTES", 10)
+    contact = FakeContact()
+    write_by_cql(contact, RowForm(MIXED, STAMP), [batch_of(rows, ["p", "c", "d"])], ConsistencyLevel.ALL, 5.0)
+    assert len(contact.batches) == 50
+
+
+def test_messages_bring_batches_back() -> None:
+    batches = [batch_of([random_row(Random(seed)) for _ in range(3)], TYPES.names) for seed in range(3)]
+    assert unpack_batches(pack_batches(batches)) == batches
+    assert unpack_batches(pack_batches([])) == []
+
+
+def test_what_is_much_together_is_not_written_by_cql(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [batch_of([{"p": "a", "c": 1, "d": "t"}] * 10, ["p", "c", "d"])] * 3
+    assert may_go_by_cql(MIXED, batches)
+    monkeypatch.setattr(small_writes, "BY_CQL_ROWS_MAX", 29)
+    assert not may_go_by_cql(MIXED, batches)
+    monkeypatch.setattr(small_writes, "BY_CQL_ROWS_MAX", 30)
+    monkeypatch.setattr(small_writes, "BY_CQL_BYTES_MAX", 50)
+    assert not may_go_by_cql(MIXED, batches)
+
+
+def test_null_keys_are_refused_here_too() -> None:
+    with pytest.raises(InvalidRequest, match="key column 'c'"):
+        list(statements_of(RowForm(MIXED, STAMP), batch_of([{"p": "a", "c": None, "d": "t"}], ["p", "c", "d"])))
