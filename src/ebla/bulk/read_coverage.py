@@ -1,11 +1,13 @@
-"""What a checkpoint of a table can answer for: the ranges of which this node was a natural replica. Pure.
+"""What a checkpoint of a table can answer for: the ranges of which this node had a whole copy. Pure.
 
 That a stack is there says little. One of a pending replica lacks what has not been brought yet; one of a replica that
 left lacks what was written since; a table on vnodes has a stack for the whole ring at every shard, whatever the node
 owns. A question for such a range would be answered with too few rows, or none, and nobody would notice. So a range
-counts only if the topology gives it to this node at the version before the checkpoint was begun and at the one after
-it was taken: before, or a replica that was pending when its files were linked counts by what it became afterwards;
-after, or one whose files were gone by then counts by what it had been.
+counts only if the node is a natural replica of it or serves reads of it: the first takes every write, the second has
+every one that was acknowledged. While a tablet moves these are two different ones for a time, and either will do. And
+that must be so at the version before the checkpoint was begun and at the one after it was taken: before, or a replica
+that was pending when its files were linked counts by what it became afterwards; after, or one whose files were gone by
+then counts by what it had been.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,10 +30,10 @@ class NotOwned(Stale):
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What a host is a natural replica of, at one version."""
+    """What a host has whole copies of, at one version."""
 
     by_shard: Mapping[ShardNumber, Ranges] | None
-    """Of a table on tablets. A tablet that moves between shards of one node is owned by one of them at a time."""
+    """Of a table on tablets: one that moves between two shards of a node is whole at one of them, or the other."""
     of_node: Ranges
     shard_count: int
 
@@ -59,12 +61,12 @@ def owned_by(view: View, table: TableId, host: HostId) -> Owned:
     if on_tablets and table not in view.snapshot.tablets:
         return Owned({}, (), shard_count)  # they are not all known yet
     replicas = view.sets.of(table)
-    ranges = list(replicas.ranges_of(host))
+    ranges = dict.fromkeys((*replicas.ranges_of(host), *replicas.read_ranges_of(host)))
     if not on_tablets:
         return Owned(None, joined(ranges), shard_count)
     by_shard: dict[ShardNumber, list[TokenRange]] = {}
     for tablet in ranges:
-        for replica in replicas.writing(tablet.end).natural:
+        for replica in (*replicas.writing(tablet.end).natural, *replicas.reading(tablet.end)):
             if replica.host == host:
                 by_shard.setdefault(replica.shard, []).append(tablet)
     return Owned({shard: joined(found) for shard, found in by_shard.items()}, joined(ranges), shard_count)

@@ -3,8 +3,8 @@ after. Whoever holds a ticket of the read is answered by it, or by a new one whe
 
 A checkpoint for a read is taken behind a read barrier, begun after the question came. Every write that was acknowledged
 by then was routed by a version that this process has afterwards, and so have the shards before they link their files:
-what this node is a natural replica of at that version holds the write, if the write counted on this node at all. The
-same goes for every one that is taken again: hours later, after any number of moves, it is as good as the first.
+what this node has a whole copy of at that version holds the write, if the write counted on this node at all. The same
+goes for every one that is taken again: hours later, after any number of moves, it is as good as the first.
 
 No session is open for it, nothing on the shards is held, and no barrier waits. In memory alone: a process that starts
 anew keeps none, and takes what it is asked for.

@@ -53,6 +53,10 @@ class TableReplicas(Protocol):
         """What the host is a natural replica of, in ring order."""
         ...
 
+    def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
+        """What the host serves reads of, likewise."""
+        ...
+
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
         """What quorums are counted of."""
         ...
@@ -104,6 +108,12 @@ class TabletReplicas:
         for number in range(self._tablets.tablet_count):
             last = self._tablets.last_token(number)
             if any(replica.host == host for replica in self.writing(last).natural):
+                yield TokenRange(Token(self._tablets.after_token(number)), Token(last))
+
+    def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
+        for number in range(self._tablets.tablet_count):
+            last = self._tablets.last_token(number)
+            if any(replica.host == host for replica in self.reading(last)):
                 yield TokenRange(Token(self._tablets.after_token(number)), Token(last))
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
@@ -230,6 +240,10 @@ class VnodeReplicas:
 
     def ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         replicas = self._next if self._use.writes is Selector.NEXT else self._previous
+        yield from ring_ranges_of(replicas.vnodes, host)
+
+    def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
+        replicas = self._previous if self._use.reads is Selector.PREVIOUS else self._next
         yield from ring_ranges_of(replicas.vnodes, host)
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:

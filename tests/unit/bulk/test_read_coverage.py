@@ -15,15 +15,17 @@ from ebla.model.transaction import Revision
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart
 from ebla.topology.replica_sets import token_replicas
 from ebla.topology.snapshot import Snapshot
-from ebla.topology.states import TabletStage, TransitionKind, TransitionState
+from ebla.topology.states import NodeState, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.topology.tablet_stages import Selector, stage_row
+from ebla.topology.vnode_ring import RING_USES
 from ebla.wire.topology_view import View, view_of
 
 OWN = host(1)
 AT = Revision(HistoryId(uuid.UUID(int=1)), 1)
 HALVES = WHOLE_RING.split(2)
 NOTHING = Coverage((), (), ())
+JOINING = (None, *(transition for state, transition in RING_USES if state is NodeState.BOOTSTRAPPING))
 
 
 def view(snapshot: Snapshot) -> View:
@@ -61,7 +63,7 @@ def test_a_range_must_be_wholly_there() -> None:
     assert not NOTHING.has(WHOLE_RING)
 
 
-def test_of_tablets_those_of_which_a_shard_is_a_natural_replica() -> None:
+def test_of_tablets_those_of_which_a_shard_has_a_replica() -> None:
     tablets = tablet_map(TABLE, [(replica(1), replica(2)), (replica(2),)])
     found = owned(cluster(node(1), node(2), tablets=tablets))
     coverage = coverage_of([part(0, HALVES[0], rows=7)], found, found)
@@ -74,12 +76,13 @@ def test_of_tablets_those_of_which_a_shard_is_a_natural_replica() -> None:
 
 @pytest.mark.parametrize("stage", list(TabletStage))
 def test_a_tablet_that_moves_to_another_node(stage: TabletStage) -> None:
+    """The old one as long as all writes reach it; the new one from when it serves reads."""
     here, there = replica(1), replica(2)
-    after_move = stage_row(TabletTransition(TransitionKind.MIGRATION, stage, (there,))).writes is Selector.NEXT
+    row = stage_row(TabletTransition(TransitionKind.MIGRATION, stage, (there,)))
     leaving = owned(moving(stage, TransitionKind.MIGRATION, here, there))
-    assert bool(coverage_of([part(0)], leaving, leaving).ranges) is not after_move
+    assert bool(coverage_of([part(0)], leaving, leaving).ranges) is (row.writes is not Selector.NEXT)
     coming = owned(moving(stage, TransitionKind.MIGRATION, there, here))
-    assert bool(coverage_of([part(0)], coming, coming).ranges) is after_move
+    assert bool(coverage_of([part(0)], coming, coming).ranges) is (row.reads is Selector.NEXT)
 
 
 def test_it_counts_neither_what_was_pending_before_nor_what_had_left_afterwards() -> None:
@@ -99,6 +102,8 @@ def test_a_tablet_that_moves_between_shards_counts_at_the_shard_that_has_it() ->
     after = owned(cluster(node(1), tablets=one_tablet(new)))
     assert coverage_of([part(1)], before, after) == NOTHING
     assert coverage_of([part(0), part(1)], before, before).parts == (part(0),)
+    both = owned(moving(TabletStage.WRITE_BOTH_READ_NEW, TransitionKind.INTRANODE_MIGRATION, old, new))
+    assert coverage_of([part(0), part(1)], both, both).parts == (part(0), part(1))
     assert coverage_of([part(1)], after, after).ranges == (WHOLE_RING,)
 
 
@@ -139,21 +144,27 @@ def test_a_node_without_a_place_in_the_ring_or_without_tablets_known_owns_nothin
     assert coverage_of([part(0)], unknown, unknown) == NOTHING
 
 
-def test_a_ring_in_transition_is_judged_by_its_natural_replicas() -> None:
-    """Any seed: what is covered is what `writing` says, token by token."""
+def test_a_ring_in_transition_is_judged_by_its_natural_and_reading_replicas() -> None:
+    """Any seed: what is covered is what the replica sets say, token by token. A third node joins."""
     random = Random(5)
-    seen: dict[bool, None] = {}
-    for _ in range(30):
+    seen: dict[tuple[int, bool], None] = {}
+    for _ in range(60):
         tokens = sorted(random.sample(range(-1000, 1000), 9))
         nodes = [node(number + 1, shard_count=1, tokens=tuple(tokens[number::3])) for number in range(3)]
         replication = network(dc1=random.randrange(1, 3))
+        transition = random.choice(JOINING)
+        state = NodeState.NORMAL if transition is None else NodeState.BOOTSTRAPPING
+        joining = node(3, shard_count=1, tokens=nodes[2].tokens, state=state)
         first = cluster(*nodes[:2], replication=replication)
-        second = cluster(*nodes, replication=replication, transition=random.choice((None, *TransitionState)))
-        before, after = owned(first), owned(second)
-        coverage = coverage_of([part(0)], before, after)
-        for start, end in pairwise([-2000, *tokens, 2000]):
-            sets = [token_replicas(one, TABLE, end).natural for one in (first, second)]
-            is_ours = all(any(each.host == OWN for each in natural) for natural in sets)
-            assert coverage.has(TokenRange(Token(start), Token(end))) is is_ours
-            seen[is_ours] = None
-    assert len(seen) == 2
+        second = cluster(*nodes[:2], joining, replication=replication, transition=transition)
+        for number, snapshots in ((1, (first, second)), (3, (second, second))):
+            before, after = [owned_by(view(one), TABLE, host(number)) for one in snapshots]
+            coverage = coverage_of([part(0)], before, after)
+            for start, end in pairwise([-2000, *tokens, 2000]):
+                found = [token_replicas(one, TABLE, end) for one in snapshots]
+                is_theirs = all(
+                    any(each.host == host(number) for each in (*one.natural, *one.reading)) for one in found
+                )
+                assert coverage.has(TokenRange(Token(start), Token(end))) is is_theirs
+                seen[number, is_theirs] = None
+    assert len(seen) == 4

@@ -90,6 +90,15 @@ def test_the_ranges_of_a_node_follow_its_tablets() -> None:
         TokenRange(Token(-1), Token(2**62 - 1)),
     ]
     assert list(replicas.ranges_of(host(9))) == []
+    assert list(replicas.read_ranges_of(host(1))) == list(replicas.ranges_of(host(1)))
+
+
+def test_the_ranges_that_a_node_serves_reads_of_change_over_before_those_that_it_is_counted_for() -> None:
+    whole = [TokenRange(TOKEN_MIN, TOKEN_MAX)]
+    moving = TabletTransition(TransitionKind.MIGRATION, S.WRITE_BOTH_READ_NEW, NEW)
+    replicas = ReplicaSets(cluster(*NODES, tablets=one_tablet(*OLD, transition=moving))).of(TABLE)
+    assert (list(replicas.ranges_of(host(1))), list(replicas.read_ranges_of(host(1)))) == (whole, [])
+    assert (list(replicas.ranges_of(host(4))), list(replicas.read_ranges_of(host(4)))) == ([], whole)
 
 
 def test_a_node_that_left_may_be_named_by_id_and_never_by_address() -> None:
@@ -269,6 +278,9 @@ def test_the_vnode_ranges_of_a_node() -> None:
         TokenRange(Token(30), Token(10)),
         TokenRange(Token(10), Token(15)),
     ]
+    assert list(replicas.read_ranges_of(host(4))) == list(replicas.ranges_of(host(4)))
+    leaving = ReplicaSets(ring_of(changing=NodeState.DECOMMISSIONING, transition=T.WRITE_BOTH_READ_NEW)).of(TABLE)
+    assert (len(list(leaving.ranges_of(host(4)))), list(leaving.read_ranges_of(host(4)))) == (2, [])
     gone = ReplicaSets(ring_of(changing=NodeState.DECOMMISSIONING, transition=T.LEFT_TOKEN_RING)).of(TABLE)
     assert list(gone.ranges_of(host(4))) == []
     assert list(ReplicaSets(cluster()).of(TABLE).ranges_of(host(4))) == []
