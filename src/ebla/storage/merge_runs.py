@@ -1,8 +1,8 @@
 """Runs of staged rows, each a file in key order, become one stream in key order with every key once.
 
-Each run has one record in memory. A window reaches up to the least of their last keys, so that every row up to there
-is known; within it rows are put in order by their tokens, and only keys that are there twice are looked into: they are
-merged by the one rule of all rows. A run that overlaps no other passes as it is.
+Each run has one record in memory. A window reaches at most to the least of the last keys of those that have more, so
+that every row up to there is known. Within it rows are put in order by their tokens, and only keys that are there twice
+are looked into: they are merged by the one rule of all rows. A run that overlaps no other passes as it is.
 
 More runs than can be open at once, or whose records would take too much memory, are merged in rounds: some of them into
 a file of its own first.
@@ -24,21 +24,19 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.ports.disk import Disk, File
-from ebla.storage.columns import KEY, STORED, Shape, chunk_of
 from ebla.storage.key_columns import token_words
 from ebla.storage.layer import KEY_BYTES_MIN
-from ebla.storage.merge_chunks import KeySequence, key_order, resolved
-from ebla.storage.row_file import (
-    RECORD_HEADER_BYTES,
-    ROWS_SCHEMA,
-    read_head,
-    read_record,
-    records_of,
-)
+from ebla.storage.merge_chunks import KeySequence
+from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head, read_record, records_of
+from ebla.storage.sorted_rows import sorted_rows
 
 RUNS_OPEN_MAX = 256
 BUFFERED_BYTES_MAX = 256 << 20
 """Of records in memory at once, one of each run."""
+WINDOW_ROWS = 16 * 1024
+"""Put in order at once, about: what is more does not stay in the processor's caches."""
+WINDOW_ROWS_OF_RUN = 256
+"""Or so many of each run, where there are many: to cut one costs the same whatever it gives."""
 ROUND_RECORD_BYTES = 1 << 20
 """Of a file that a round writes."""
 
@@ -95,12 +93,24 @@ class _Run:
         self._order = RowOrder(token_range)
         self._batch: pa.RecordBatch | None = None
         self._words: Words = np.empty(0, np.uint64)
+        """The tokens of its rows."""
         self.last_key = b""
         self._advance()
 
     @property
     def is_over(self) -> bool:
         return self._batch is None
+
+    @property
+    def has_more(self) -> bool:
+        """Than is in memory."""
+        return self._offset < self._size
+
+    def key_at(self, place: int) -> bytes:
+        """Of a row that is in memory."""
+        assert self._batch is not None
+        key: bytes = self._batch.column(0)[place].as_py()
+        return key
 
     def take_all(self) -> tuple[pa.RecordBatch, Words]:
         taken = self._batch, self._words
@@ -112,14 +122,17 @@ class _Run:
         if self.last_key <= end:
             return self.take_all()
         batch, words = self._batch, self._words
-        count = self._rows_through(end)
+        count = self.rows_through(end)
         if not count:
             return None
+        assert batch is not None
         self._batch, self._words = batch.slice(count), words[count:]
         return batch.slice(0, count), words[:count]
 
-    def _rows_through(self, end: bytes) -> int:
+    def rows_through(self, end: bytes) -> int:
         """By tokens first, which are numbers; keys are looked at only where these are equal."""
+        if self.last_key <= end:
+            return len(self._words)
         assert self._batch is not None
         word = np.uint64(int.from_bytes(end[:8]))
         below, through = (int(np.searchsorted(self._words, word, side)) for side in ("left", "right"))
@@ -154,19 +167,25 @@ def _merged(runs: list[_Run], schema: TableSchema) -> Iterator[pa.RecordBatch]:
         if len(ahead) == 1:
             yield ahead[0].take_all()[0]
             continue
-        end = min(run.last_key for run in ahead)
+        end = _window_end(ahead)
         parts = [part for run in ahead if (part := run.take_through(end)) is not None]
         yield _in_order(parts, schema) if len(parts) > 1 else parts[0][0]
 
 
+def _window_end(runs: Sequence[_Run]) -> bytes:
+    bounds = [run.last_key for run in runs if run.has_more]
+    end = min(bounds) if bounds else max(run.last_key for run in runs)
+    counts = [run.rows_through(end) for run in runs]
+    rows, wanted = sum(counts), max(WINDOW_ROWS, WINDOW_ROWS_OF_RUN * len(runs))
+    if rows <= wanted:
+        return end
+    most = max(counts)
+    return runs[counts.index(most)].key_at(most * wanted // rows)
+
+
 def _in_order(parts: Sequence[tuple[pa.RecordBatch, Words]], schema: TableSchema) -> pa.RecordBatch:
     joined = pa.concat_batches([batch for batch, _ in parts])
-    order, same_key = key_order(joined.column(0), np.concatenate([words for _, words in parts]))
-    if not same_key.any():
-        return joined.take(pa.array(order))
-    shape = Shape(schema)
-    chunk = resolved(shape, chunk_of(shape, *joined.columns))
-    return pa.RecordBatch.from_arrays([chunk.column(KEY), chunk.column(STORED)], schema=ROWS_SCHEMA)
+    return sorted_rows(schema, *joined.columns, np.concatenate([words for _, words in parts]))
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Stored keys and values in any order become rows in key order, each key once: what a run of a load is."""
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ebla.model.schema import TableSchema
@@ -10,9 +11,12 @@ from ebla.storage.merge_chunks import KeyGroups, key_order, same_as_next
 from ebla.storage.row_file import ROWS_SCHEMA
 
 
-def sorted_rows(schema: TableSchema, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
-    """Columns `key` and `value`. A key that is there twice is merged by the one rule of all rows."""
-    order, same_key = key_order(keys)
+def sorted_rows(
+    schema: TableSchema, keys: pa.Array, values: pa.Array, words: npt.NDArray[np.uint64] | None = None
+) -> pa.RecordBatch:
+    """Columns `key` and `value`. A key that is there twice is merged by the one rule of all rows. `words` are the
+    tokens of the keys (`token_words`), where they are known already."""
+    order, same_key = key_order(keys, words)
     places = pa.array(order)
     keys, values = keys.take(places), values.take(places)
     if same_key.any():

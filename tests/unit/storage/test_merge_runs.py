@@ -1,0 +1,232 @@
+"""Runs of staged rows merged into one stream: every key once, by the rule of all rows, however they are cut."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from tests.unit.bulk.staging_rig import machine
+from tests.unit.storage.random_rows import MIXED, Mix, RandomRows
+
+from ebla.model.errors import Corruption, InvalidRequest
+from ebla.model.rows import Head, Row
+from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.ports.disk import File
+from ebla.sim.disk import LifeDisk
+from ebla.storage import build_rows, merge_runs
+from ebla.storage.build_rows import ROUNDS_SUFFIX, BuildJob, run_build
+from ebla.storage.key_codec import decode_token
+from ebla.storage.layer import Item
+from ebla.storage.memory import MemoryEngine
+from ebla.storage.merge import merge_streams
+from ebla.storage.merge_runs import RunRounds, RunRules, grouped, largest_record_bytes, merged_rows
+from ebla.storage.row_codec import Flag, decode_head, decode_row
+from ebla.storage.row_file import encode_rows, items_of, rows_batch
+from ebla.storage.sidecar import open_sidecar
+
+RULES = RunRules(WHOLE_RING, MIXED)
+
+
+def write_run(disk: LifeDisk, path: str, items: Sequence[Item], chance: random.Random) -> str:
+    """In records of all lengths."""
+    file = disk.create(path)
+    start = 0
+    while start < len(items):
+        end = start + chance.randrange(1, 12)
+        file.append(encode_rows(rows_batch(items[start:end])))
+        start = end
+    file.close()
+    return path
+
+
+def runs_of(seed: int, count: int, rows: int = 40) -> list[list[Item]]:
+    drawn = RandomRows(seed, Mix(0.5, 4, rows))
+    return [drawn.layer() for _ in range(count)]
+
+
+def items_in(batches: Sequence[pa.RecordBatch]) -> list[Item]:
+    return [item for batch in batches for item in items_of(batch)]
+
+
+def meaning(items: Sequence[Item]) -> list[tuple[bytes, Row | Head]]:
+    """Cells are stored in the order in which they came together, which differs from round to round."""
+    return [
+        (key, decode_head(value) if value[1] & Flag.HEAD else decode_row(value, MIXED.layouts)) for key, value in items
+    ]
+
+
+def written(disk: LifeDisk, runs: Sequence[Sequence[Item]], seed: int = 1) -> list[str]:
+    disk.make_folder("/data")
+    chance = random.Random(seed)
+    return [write_run(disk, f"/data/run{number}", items, chance) for number, items in enumerate(runs)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("window", [1, 5, 1 << 20])
+def test_runs_are_merged_as_one_row_after_another_would_be(
+    seed: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions of several rows share a token; rows of all shapes are in several runs."""
+    monkeypatch.setattr(merge_runs, "WINDOW_ROWS", window)
+    monkeypatch.setattr(merge_runs, "WINDOW_ROWS_OF_RUN", 1)
+    runs = runs_of(seed, 2 + seed)
+
+    async def main(disk: LifeDisk) -> None:
+        found = items_in(list(merged_rows(disk, written(disk, runs, seed), RULES)))
+        assert found == list(merge_streams(runs, MIXED))
+
+    machine().run(main)
+
+
+def test_runs_one_behind_another_pass_as_they_are() -> None:
+    items = runs_of(3, 1, 60)[0]
+    runs = [items[:20], items[20:], []]
+
+    async def main(disk: LifeDisk) -> None:
+        paths = written(disk, runs)
+        assert items_in(list(merged_rows(disk, paths, RULES))) == items
+        assert items_in(list(merged_rows(disk, paths[:1], RULES))) == runs[0]
+        assert list(merged_rows(disk, paths[2:], RULES)) == []
+
+    machine().run(main)
+
+
+def test_every_run_is_looked_at() -> None:
+    """Order and range within each, although together they could be put right."""
+    items = runs_of(4, 1, 60)[0]
+    tokens = [decode_token(key) for key, _ in items]
+    backwards = encode_rows(rows_batch([items[5], items[2]]))
+
+    async def main(disk: LifeDisk) -> None:
+        paths = written(disk, [items[:10], items[10:]])
+        outside = RunRules(TokenRange(Token(tokens[0] - 1), Token(tokens[-1] - 1)), MIXED)
+        with pytest.raises(InvalidRequest, match="outside"):
+            list(merged_rows(disk, paths, outside))
+        wrapping = RunRules(TokenRange(Token(tokens[20]), Token(tokens[20] - 1)), MIXED)
+        with pytest.raises(InvalidRequest, match=f"token {tokens[20]}, outside"):
+            list(merged_rows(disk, paths, wrapping))
+        disk.create("/data/bad").append(backwards)
+        with pytest.raises(InvalidRequest, match="order"):
+            list(merged_rows(disk, [*paths, "/data/bad"], RULES))
+        disk.create("/data/cut").append(backwards[:-1])
+        with pytest.raises(Corruption, match="ends within a record"):
+            list(merged_rows(disk, [*paths, "/data/cut"], RULES))
+
+    machine().run(main)
+
+
+# -- many
+
+
+def test_groups_hold_to_both_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_runs, "RUNS_OPEN_MAX", 4)
+    monkeypatch.setattr(merge_runs, "BUFFERED_BYTES_MAX", 100)
+    assert grouped([1] * 3) == [range(3)]
+    assert grouped([1] * 9) == [range(4), range(4, 8), range(8, 9)]
+    assert grouped([40, 40, 40, 10]) == [range(2), range(2, 4)]
+    assert grouped([200, 200, 200]) == [range(2), range(2, 3)], "two at least, or it would never end"
+    assert grouped([0]) == [range(1)]
+
+
+class CountedDisk:
+    """How many files are open at once."""
+
+    def __init__(self, disk: LifeDisk) -> None:
+        self._disk = disk
+        self.open_now = self.open_most = 0
+
+    def open(self, path: str) -> File:
+        file = self._disk.open(path)
+        close = file.close
+        self.open_now += 1
+        self.open_most = max(self.open_most, self.open_now)
+
+        def closed() -> None:
+            self.open_now -= 1
+            close()
+
+        file.close = closed  # type: ignore[method-assign] # counted
+        return file
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._disk, name)
+
+
+def test_many_runs_are_merged_in_rounds_with_few_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_runs, "RUNS_OPEN_MAX", 5)
+    runs = runs_of(7, 60, 12)
+
+    async def main(disk: LifeDisk) -> None:
+        paths = written(disk, runs)
+        counted = CountedDisk(disk)
+        rounds = RunRounds(counted, RULES, "/data/rounds")  # type: ignore[arg-type] # a disk but for its type
+        few = await rounds.few(paths)
+        assert len(few) <= 5
+        found = items_in(list(merged_rows(counted, few, RULES)))  # type: ignore[arg-type] # likewise
+        assert meaning(found) == meaning(list(merge_streams(runs, MIXED)))
+        assert (counted.open_now, counted.open_most) == (0, 5)
+        assert [path for path in paths if not disk.exists(path)] == [], "the runs themselves stay"
+        assert sorted(f"/data/rounds/{name}" for name in disk.list_folder("/data/rounds")) == sorted(
+            path for path in few if path not in paths
+        )
+        await rounds.remove()
+        assert not disk.exists("/data/rounds")
+
+    machine().run(main)
+
+
+def test_a_build_of_many_runs_leaves_the_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_runs, "RUNS_OPEN_MAX", 3)
+    monkeypatch.setattr(build_rows, "CHUNK_ROWS", 7)
+    runs = runs_of(8, 20, 12)
+
+    async def main(disk: LifeDisk) -> None:
+        paths = written(disk, runs)
+        engine = MemoryEngine(disk)
+        result = await run_build(engine, disk, BuildJob(tuple(paths), "/data/layer", WHOLE_RING, MIXED))
+        layer = await engine.open("/data/layer", writable=False)
+        expected = list(merge_streams(runs, MIXED))
+        assert meaning(list(layer.scan())) == meaning(expected)
+        assert result.rows == len(expected)
+        assert layer.facts == result.facts
+        assert await open_sidecar(disk, "/data/layer") is not None
+        assert not disk.exists("/data/layer" + ROUNDS_SUFFIX)
+        assert set(disk.list_folder("/data")) == {"layer", *(path.removeprefix("/data/") for path in paths)}
+
+    machine().run(main)
+
+
+def test_a_build_that_is_given_up_or_fails_in_a_round_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_runs, "RUNS_OPEN_MAX", 3)
+    runs = runs_of(9, 9, 30)
+
+    async def main(disk: LifeDisk) -> None:
+        paths = written(disk, runs)
+        before = disk.list_folder("/data")
+        job = BuildJob(tuple(paths), "/data/layer", WHOLE_RING, MIXED)
+        building = asyncio.create_task(run_build(MemoryEngine(disk), disk, job))
+        while not disk.exists("/data/layer" + ROUNDS_SUFFIX):  # noqa: ASYNC110 # of the disk, which tells nobody
+            await asyncio.sleep(0)
+        building.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await building
+        assert disk.list_folder("/data") == before
+        disk.create("/data/bad").append(b"no rows at all")
+        bad = BuildJob((*paths, "/data/bad"), "/data/layer", WHOLE_RING, MIXED)
+        with pytest.raises(Corruption):
+            await run_build(MemoryEngine(disk), disk, bad)
+        assert disk.list_folder("/data") == ["bad", *before]
+
+    machine().run(main)
+
+
+def test_the_largest_record_of_a_run_is_found_by_headers() -> None:
+    records = [encode_rows(rows_batch(runs_of(1, 1, 40)[0][:count])) for count in (2, 9, 4)]
+
+    async def main(disk: LifeDisk) -> None:
+        disk.make_folder("/data")
+        disk.create("/data/run").append(b"".join(records))
+        assert largest_record_bytes(disk, "/data/run") == len(records[1])
+
+    machine().run(main)
