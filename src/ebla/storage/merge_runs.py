@@ -185,7 +185,8 @@ def _window_end(runs: Sequence[_Run]) -> bytes:
 
 def _in_order(parts: Sequence[tuple[pa.RecordBatch, Words]], schema: TableSchema) -> pa.RecordBatch:
     joined = pa.concat_batches([batch for batch, _ in parts])
-    return sorted_rows(schema, *joined.columns, np.concatenate([words for _, words in parts]))
+    keys, values = joined.columns
+    return sorted_rows(schema, keys, values, np.concatenate([words for _, words in parts]))
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------

@@ -2,37 +2,72 @@
 
 import asyncio
 import dataclasses
+import enum
+import uuid
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 from tests.unit.bulk import staging_rig
-from tests.unit.bulk.staging_rig import FILES, FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, order_of
-from tests.unit.bulk.test_staged_rows import ITEMS, RECORDS, ROWS_TOLD
+from tests.unit.bulk.staging_rig import FILES, FIRST, PLACE, SESSION, TRANSFER, StagingRig, order_of
+from tests.unit.bulk.test_seal_of_runs import THREE, records_of
+from tests.unit.bulk.test_seal_of_runs import order_of as order_of_runs
+from tests.unit.bulk.test_staged_rows import ITEMS
 from tests.unit.journal.on_disks import Machine
 from tests.unit.storage.failing_disk import Died, FailingDisk, Failure
 
-from ebla.bulk.seal import SealOrder
 from ebla.bulk.staging_state import Phase
 from ebla.model.errors import DiskFull, Refused
+from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagingKind
 from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.store_rows import SMALL
+from ebla.storage.layer import Item
 from ebla.storage.memory import MemoryEngine
 from ebla.storage.row_file import items_of, read_row_file
 from ebla.storage.staging_format import SealedFile, read_sealed, sealed_path
 
 CALLS_MAX = 200
-ORDERS = {StagingKind.FILES: order_of(FIRST), StagingKind.ROWS: SealOrder(FIRST, ROWS_TOLD, (), SMALL)}
-CASES = [(StagingKind.FILES, 1 << 20), (StagingKind.ROWS, 1 << 20), (StagingKind.ROWS, 0)]
 
 
-async def stage(disk: LifeDisk, kind: StagingKind) -> None:
+class What(enum.Enum):
+    """Is sealed."""
+
+    FILES = "files"
+    ROWS = "rows"
+    RUNS = "runs"
+
+    @property
+    def kind(self) -> StagingKind:
+        return StagingKind.FILES if self is What.FILES else StagingKind.ROWS
+
+    @property
+    def runs(self) -> dict[AttemptId, Sequence[Item]]:
+        return dict(THREE) if self is What.RUNS else {FIRST: ITEMS}
+
+
+OTHER = AttemptId(uuid.UUID(int=20))
+ORDERS = {
+    What.FILES: order_of(FIRST),
+    What.ROWS: order_of_runs(What.ROWS.runs),
+    What.RUNS: order_of_runs(What.RUNS.runs),
+}
+OTHERS = {
+    What.FILES: dataclasses.replace(ORDERS[What.FILES], attempt=OTHER),
+    What.ROWS: order_of_runs({OTHER: ITEMS}),
+    What.RUNS: order_of_runs({OTHER: ITEMS}),
+}
+CASES = [(What.FILES, 1 << 20), (What.ROWS, 1 << 20), (What.ROWS, 0), (What.RUNS, 1 << 20), (What.RUNS, 0)]
+
+
+async def stage(disk: LifeDisk, what: What) -> None:
     """Durably, so that what is lost afterwards was lost by the seal."""
     rig = await StagingRig(disk).begin()
-    staged = await rig.opened(kind)
-    for attempt in (FIRST, SECOND):
-        await rig.put_all(staged, attempt, FILES if kind is StagingKind.FILES else {"rows": RECORDS})
-    folders = dict.fromkeys([PLACE, f"{PLACE}/{FIRST}", f"{PLACE}/{SECOND}"])
+    staged = await rig.opened(what.kind)
+    attempts = (FIRST, OTHER) if what is What.FILES else (*what.runs, OTHER)
+    for attempt in attempts:
+        rows = {"rows": records_of(what.runs.get(attempt, ITEMS))}
+        await rig.put_all(staged, attempt, FILES if what is What.FILES else rows)
+    folders = dict.fromkeys([PLACE, *(f"{PLACE}/{attempt}" for attempt in attempts)])
     for path in rig.below(PLACE):
         file = disk.open(f"{PLACE}/{path}")
         await file.sync()
@@ -42,14 +77,14 @@ async def stage(disk: LifeDisk, kind: StagingKind) -> None:
         await disk.sync_folder(folder)
 
 
-async def failing_seal(disk: LifeDisk, kind: StagingKind, call: int, failure: Failure) -> bool:
+async def failing_seal(disk: LifeDisk, what: What, call: int, failure: Failure) -> bool:
     """Whether the call came."""
     failing = FailingDisk(disk)
     rig = await StagingRig(disk, failing).begin()
     failing.arm(failure, call)
     staged = rig.staging.find(SESSION, TRANSFER)
     try:
-        await rig.sealer.seal(staged, ORDERS[kind])
+        await rig.sealer.seal(staged, ORDERS[what])
     except Died:
         return True
     except DiskFull:
@@ -60,9 +95,9 @@ async def failing_seal(disk: LifeDisk, kind: StagingKind, call: int, failure: Fa
     return False
 
 
-async def check_whole(disk: LifeDisk, sealed: SealedFile, kind: StagingKind) -> None:
+async def check_whole(disk: LifeDisk, sealed: SealedFile, what: What) -> None:
     """INV-XFER-2."""
-    if kind is StagingKind.FILES:
+    if what is What.FILES:
         found = {
             f"{number}/{name}": StagingRig(disk).read(f"{PLACE}/{layer.folder}/{name}")
             for number, layer in enumerate(sealed.layers)
@@ -78,59 +113,59 @@ async def check_whole(disk: LifeDisk, sealed: SealedFile, kind: StagingKind) -> 
         await layer.discard()
 
 
-async def look_and_seal_again(disk: LifeDisk, kind: StagingKind, *, power_lost: bool = False) -> bool:
+async def look_and_seal_again(disk: LifeDisk, what: What, *, power_lost: bool = False) -> bool:
     """Whether it was sealed before. The same seal asked again ends well in either case; unless the power took the old
     name of a file and not the new one along, and then another attempt counts."""
     found = await read_sealed(disk, PLACE)
     if found is not None:
-        assert found.attempt == FIRST
-        await check_whole(disk, found, kind)
+        assert found.attempts == ORDERS[what].attempts
+        await check_whole(disk, found, what)
     rig = await StagingRig(disk).begin()
     staged = rig.staging.find(SESSION, TRANSFER)
     assert (staged.state.phase is Phase.SEALED) == (found is not None)
     try:
-        sealed = await rig.sealer.seal(staged, ORDERS[kind])
+        sealed = await rig.sealer.seal(staged, ORDERS[what])
     except Refused:
         assert power_lost
         assert found is None
         assert staged.state.phase is Phase.OPEN
-        sealed = await rig.sealer.seal(staged, dataclasses.replace(ORDERS[kind], attempt=SECOND))
-    await check_whole(disk, sealed, kind)
+        sealed = await rig.sealer.seal(staged, OTHERS[what])
+    await check_whole(disk, sealed, what)
     return found is not None
 
 
-@pytest.mark.parametrize(("kind", "merged_max"), CASES)
+@pytest.mark.parametrize(("what", "merged_max"), CASES)
 @pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power"])
 def test_a_seal_that_is_cut_off_is_there_whole_or_not_at_all(
-    kind: StagingKind, merged_max: int, power_lost: bool, monkeypatch: pytest.MonkeyPatch
+    what: What, merged_max: int, power_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
     ends: list[bool] = []
     for call in range(CALLS_MAX):
         machine = Machine(call)
-        machine.run(lambda disk: stage(disk, kind))
-        if not machine.run(partial(failing_seal, kind=kind, call=call, failure=Failure.DEATH)):
+        machine.run(lambda disk: stage(disk, what))
+        if not machine.run(partial(failing_seal, what=what, call=call, failure=Failure.DEATH)):
             break
         if power_lost:
             machine.lose_power()
-        ends.append(machine.run(lambda disk: look_and_seal_again(disk, kind, power_lost=power_lost)))
+        ends.append(machine.run(lambda disk: look_and_seal_again(disk, what, power_lost=power_lost)))
     else:
         pytest.fail("it never came to its end")
     assert {True, False} == set(ends)
 
 
-@pytest.mark.parametrize(("kind", "merged_max"), CASES)
+@pytest.mark.parametrize(("what", "merged_max"), CASES)
 def test_a_seal_without_space_seals_nothing_and_can_be_asked_again(
-    kind: StagingKind, merged_max: int, monkeypatch: pytest.MonkeyPatch
+    what: What, merged_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
     for call in range(CALLS_MAX):
         machine = Machine(call)
-        machine.run(lambda disk: stage(disk, kind))
-        if not machine.run(partial(failing_seal, kind=kind, call=call, failure=Failure.NO_SPACE)):
+        machine.run(lambda disk: stage(disk, what))
+        if not machine.run(partial(failing_seal, what=what, call=call, failure=Failure.NO_SPACE)):
             assert call > 3
             break
-        assert machine.run(lambda disk: look_and_seal_again(disk, kind)) is False
+        assert machine.run(lambda disk: look_and_seal_again(disk, what)) is False
     else:
         pytest.fail("it never came to its end")
 
@@ -146,15 +181,15 @@ def test_a_caller_that_gives_up_leaves_it_sealed_or_open() -> None:
             staged = rig.staging.find(SESSION, TRANSFER)
             try:
                 async with asyncio.timeout(seconds):
-                    await rig.sealer.seal(staged, ORDERS[StagingKind.FILES])
+                    await rig.sealer.seal(staged, ORDERS[What.FILES])
             except TimeoutError:
                 pass
             phase = staged.state.phase
             assert (await read_sealed(disk, PLACE) is not None) == (phase is Phase.SEALED)
-            await check_whole(disk, await rig.sealer.seal(staged, ORDERS[StagingKind.FILES]), StagingKind.FILES)
+            await check_whole(disk, await rig.sealer.seal(staged, ORDERS[What.FILES]), What.FILES)
             return phase
 
-        machine.run(lambda disk: stage(disk, StagingKind.FILES))
+        machine.run(lambda disk: stage(disk, What.FILES))
         phases.append(machine.run(story))
     assert set(phases) == {Phase.OPEN, Phase.SEALED}
 
@@ -178,10 +213,10 @@ def test_a_seal_whose_last_sync_was_not_waited_for_is_synced_before_it_is_answer
 
         rig.own.sync_folder = given_up  # type: ignore[method-assign]  # the moment at which it is given up
         with pytest.raises(asyncio.CancelledError):
-            await rig.sealer.seal(staged, ORDERS[StagingKind.FILES])
+            await rig.sealer.seal(staged, ORDERS[What.FILES])
         assert staged.state.phase is Phase.SEALED
-        await rig.sealer.seal(staged, ORDERS[StagingKind.FILES])
+        await rig.sealer.seal(staged, ORDERS[What.FILES])
         assert synced == [PLACE, PLACE]
 
-    machine.run(lambda disk: stage(disk, StagingKind.FILES))
+    machine.run(lambda disk: stage(disk, What.FILES))
     machine.run(story)
