@@ -182,7 +182,10 @@ def nowhere(failures: dict[Address, EblaError], timeout_s: float) -> EblaError:
     """All that were asked failed: in one error, with each of them by its address."""
     if not failures:
         return DeadlineExceeded(f"no node was asked: {timeout_s:g} s were over before")
-    told = "; ".join(f"{address}: {error.message}" for address, error in failures.items())
+    told = "; ".join(
+        error.message if str(address) in error.message else f"{address}: {error.message}"
+        for address, error in failures.items()
+    )
     if all(isinstance(error, Unreachable) for error in failures.values()):
         return Unreachable(
             f"no node answers ({told})",
