@@ -47,7 +47,14 @@ def pack(file: Path) -> list[str]:
         with tarfile.open(fresh, "w:gz", compresslevel=3) as archive:
             for path, name in _files(distributions):
                 archive.add(path, name, recursive=False)
-            _add_script(archive)
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            known = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+            script = SCRIPT.format(version=version, packages=PACKAGES, known=known)
+            _add_text(archive, PYTHON, script, 0o755)
+            # Its version is asked for by name, and no list of installed files is packed.
+            release = importlib.metadata.version(OWN[0])
+            about = f"Metadata-Version: 2.1\nName: {OWN[0]}\nVersion: {release}\n"
+            _add_text(archive, f"{PACKAGES}/{OWN[0]}-{release}.dist-info/METADATA", about, 0o644)
         fresh.replace(file)
     finally:
         fresh.unlink(missing_ok=True)
@@ -113,11 +120,9 @@ def _own_files(package: str) -> Iterator[tuple[Path, str]]:
         yield path, f"{PACKAGES}/{package}/{path.relative_to(root)}"
 
 
-def _add_script(archive: tarfile.TarFile) -> None:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    known = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    text = SCRIPT.format(version=version, packages=PACKAGES, known=known).encode()
-    entry = tarfile.TarInfo(PYTHON)
-    entry.size = len(text)
-    entry.mode = 0o755
-    archive.addfile(entry, io.BytesIO(text))
+def _add_text(archive: tarfile.TarFile, name: str, text: str, mode: int) -> None:
+    data = text.encode()
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    entry.mode = mode
+    archive.addfile(entry, io.BytesIO(data))

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from ebla.cli.local_cluster import LocalNode, find_nodes
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import InvalidRequest, NotFound
 from ebla.options import Authenticator, ClientTls
 from ebla.source.contact import Contact
+from ebla.source.errors import missing_table
 from ebla.source.options import Access, Given, Side, access_of
 from ebla.wire.table_access import DESCRIBE_TABLE, DescribeTableAnswer, DescribeTableRequest
 
@@ -80,7 +81,10 @@ def describe(options: Mapping[str, str], table: str) -> DescribeTableAnswer:
     """Asked before Spark is started: who has mistyped the table's name learns it at once."""
     access = access_to(options, table)
     with Contact(access.contact) as contact:
-        return contact.call(DESCRIBE_TABLE, DescribeTableRequest(access.keyspace, access.table), access.timeout_s)
+        try:
+            return contact.call(DESCRIBE_TABLE, DescribeTableRequest(access.keyspace, access.table), access.timeout_s)
+        except NotFound as error:
+            raise missing_table(contact, access, error) from None
 
 
 def access_to(options: Mapping[str, str], table: str) -> Access:
