@@ -11,6 +11,7 @@ SEEDS_S = 500
 DESK = PytestCheck("tests/unit/bulk/test_transfer_desk.py")
 STAGING = PytestCheck("tests/unit/bulk/test_staging.py")
 ADOPTION = PytestCheck("tests/unit/replica/test_adoption.py")
+RUNS = PytestCheck("tests/unit/bulk/test_seal_of_runs.py")
 JOB_ADOPTION = PytestCheck("tests/unit/replica/test_job_adoption.py")
 SESSIONS = PytestCheck("tests/unit/control/test_bulk_sessions.py")
 QUEUE = PytestCheck("tests/unit/pipeline/test_job_queue.py")
@@ -103,6 +104,14 @@ MUTATIONS = (
         why="a job's layer is put into a replica that a barrier has shown to take nothing older any more",
     ),
     Mutation(
+        name="transfers-fence-does-not-wait-for-manifests",
+        module="ebla.replica.adoption",
+        find="        while any(version < fence for version in self._effects):\n",
+        replace="        while any(version < fence - fence for version in self._effects):\n",
+        check=JOB_ADOPTION,
+        why="a node is said to be fenced, and a layer that was on its way becomes part of a replica",
+    ),
+    Mutation(
         name="transfers-adoption-not-fenced-after-the-effect",
         module="ebla.replica.adoption",
         find="            _pass(self._fences.after_effect(version))\n",
@@ -166,6 +175,63 @@ MUTATIONS = (
         replace="        is_named = not self.winners or bool(winners)\n",
         check=STAGING,
         why="a shard reads of one attempt while another is put in its place",
+    ),
+    # -- several runs
+    Mutation(
+        name="transfers-second-run-forgotten",
+        module="ebla.bulk.seal",
+        find="        return (*((self.attempt, file) for file in self.files), *self.more)\n",
+        replace="        return (*((self.attempt, file) for file in self.files), *self.more[1:])\n",
+        check=RUNS,
+        why="what one of the tasks wrote is missing, and the job is done",
+    ),
+    Mutation(
+        name="transfers-set-of-runs-not-remembered",
+        module="ebla.bulk.seal",
+        find="        sealed = SealedFile(order.attempt, more=in_order(attempt for attempt, _ in order.more))\n",
+        replace="        sealed = SealedFile(order.attempt)\n",
+        check=RUNS,
+        why="after a restart another set is taken for the one that counts, or the same one for another",
+    ),
+    Mutation(
+        name="transfers-only-the-first-attempt-is-compared",
+        module="ebla.bulk.staging_state",
+        find="        is_named = not self.winners or self.winners == winners\n",
+        replace="        is_named = not self.winners or self.winners[0] == winners[0]\n",
+        check=RUNS,
+        why="a commit that lacks a run is told that it is done",
+    ),
+    Mutation(
+        name="transfers-runs-not-checked-for-order",
+        module="ebla.storage.merge_runs",
+        find="        if not ascending or (self._last is not None and first <= self._last):\n",
+        replace="        if not ascending and self._last is not None and first <= self._last:\n",
+        check=RUNS,
+        why="a layer is built out of order, and reads do not find its rows",
+    ),
+    Mutation(
+        name="transfers-keys-of-several-runs-kept-several-times",
+        module="ebla.storage.sorted_rows",
+        find="    if same_key.any():\n",
+        replace="    if same_key.all() and len(same_key) > len(places):\n",
+        check=RUNS,
+        why="a layer has a key twice, and which of its rows is read is chance",
+    ),
+    Mutation(
+        name="transfers-window-beyond-what-is-read",
+        module="ebla.storage.merge_runs",
+        find="    end = min(bounds) if bounds else max(run.last_key for run in runs)\n",
+        replace="    end = max(run.last_key for run in runs)\n",
+        check=PytestCheck("tests/unit/storage/test_merge_runs.py"),
+        why="rows of a run are written behind larger ones of another",
+    ),
+    Mutation(
+        name="transfers-sealed-runs-told-as-one",
+        module="ebla.bulk.staged_rows",
+        find='        return StagedRows(f"{staged.folder}/{sealed.rows_file}", is_merged=True)\n',
+        replace='        return StagedRows(f"{staged.folder}/{sealed.rows_file}")\n',
+        check=RUNS,
+        why="a copy for a further replica brings all rows once for each run",
     ),
     # -- the end of sessions
     Mutation(

@@ -11,13 +11,14 @@ a fold is swapped in that dropped a tombstone; the adoption goes on, as its guar
 
 What a job writes was routed by a version of the topology, and is fenced like every other write (`fences.py`): on
 arrival, before the effect, after it; and the version is held for as long as it runs, so that a barrier waits for it.
+A layer takes effect by a write of the manifest, which is not one step: a fence that comes in the middle of it is not
+installed before it is over (INV-ROWS-1), and from its coming on nothing below it begins.
 """
 
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 
 from ebla.model.errors import (
     Corruption,
@@ -73,6 +74,11 @@ class Adoptions:
         self._parts = parts
         self._staging = staging_folder(parts.data_folder)
         self._fences = Fences(parts.view)
+        self._coming_fence = TopologyVersion(0)
+        """Of a view that is about to be installed."""
+        self._effects: list[TopologyVersion] = []
+        """Of writes of the manifest that are under way."""
+        self._effect_over = asyncio.Event()
         self._running = 0
         self._serial = 0
 
@@ -119,6 +125,14 @@ class Adoptions:
         finally:
             self._running -= 1
 
+    async def before_fence(self, fence: TopologyVersion) -> None:
+        """A view with this fence is about to be installed. On return no layer of an older version is on its way into a
+        stack, and none will be."""
+        self._coming_fence = max(self._coming_fence, fence)
+        while any(version < fence for version in self._effects):
+            self._effect_over.clear()
+            await self._effect_over.wait()
+
     # -- what has to be so -------------------------------------------------------------------------------------------
 
     async def _wait_fence(self, fence: TopologyVersion, deadline_ms: int) -> None:
@@ -155,8 +169,11 @@ class Adoptions:
     def _check_before(self, request: AdoptRequest, stack: Stack) -> None:
         """In the step of the effect."""
         self._check_there(request, stack)
-        if request.version is not None:
-            _pass(self._fences.before_effect(request.version))
+        version = request.version
+        if version is not None:
+            _pass(self._fences.before_effect(version))
+            if version < self._coming_fence:
+                raise Stale(f"version {version} is about to be fenced off by {self._coming_fence}", advice="refresh")
 
     def _check_layers(self, stack: Stack, layers: int) -> None:
         """A job brings layers as fast as disks are, and a read looks into each of them: who brings more waits until
@@ -217,15 +234,25 @@ class Adoptions:
         store = self._parts.store
         if request.version is not None and origin not in stack.entry.adopted:
             self._check_layers(stack, len(adoptions))
+        begun: list[TopologyVersion] = []
+
+        def begin_effect() -> None:
+            self._check_before(request, stack)
+            if request.version is not None:
+                begun.append(request.version)
+                self._effects.append(request.version)
+
         try:
-            return await store.adopt_all(
-                stack, adoptions, self._ended(stack.entry.adopted), partial(self._check_before, request, stack)
-            )
+            return await store.adopt_all(stack, adoptions, self._ended(stack.entry.adopted), begin_effect)
         except LayerDamaged as failure:
             if is_inside(failure.folder, staged.folder):
                 raise _damaged(request.transfer, failure) from failure
             store.note_damage(stack, failure)
             raise
+        finally:
+            for version in begun:
+                self._effects.remove(version)
+                self._effect_over.set()
 
     def _ended(self, origins: Sequence[str]) -> list[str]:
         """Of sessions that are closed: nobody can ask for them again. The view has come to a read barrier, so one that

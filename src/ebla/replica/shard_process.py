@@ -100,13 +100,14 @@ class _Shard:
             self.guards,
             limits,
         )
+        self._adoptions = Adoptions(transfers)
         self.replica = ReplicaServer(
             ReplicaParts(
                 self.writer,
                 self.reader,
                 streams,
                 Checkpoints(transfers),
-                Adoptions(transfers),
+                self._adoptions,
                 self.metrics,
                 process.serves,
             )
@@ -138,6 +139,7 @@ class _Shard:
     async def prepare(self, view: View, before: View | None) -> None:
         assert before is None or before.snapshot is not view.snapshot, "what is the same needs no preparing"
         await self.stacks.prepare(view)
+        await self._adoptions.before_fence(view.fence)
 
     def installed(self, view: View) -> None:
         self.stacks.installed(view)

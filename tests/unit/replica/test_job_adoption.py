@@ -24,6 +24,7 @@ from ebla.sim.workloads.store_rows import SMALL
 from ebla.storage.commit_log import SyncMode
 from ebla.storage.fold_plan import FoldJob, FoldResult
 from ebla.storage.layer import Layer
+from ebla.storage.manifest import Edit
 from ebla.storage.stack import Stack
 from ebla.storage.tombstone_gc import GcTerms
 from ebla.topology.snapshot import Snapshot
@@ -92,9 +93,9 @@ class HeldStore:
             await self.may_go_on.wait()
 
 
-async def refused(shard: ShardRig, failure: type[Stale]) -> Stale:
+async def refused(shard: ShardRig, failure: type[Stale], request: AdoptRequest = BY_TWO) -> Stale:
     with pytest.raises(failure) as caught:
-        await shard.adoptions.adopt(BY_TWO, AT_ONCE_MS)
+        await shard.adoptions.adopt(request, AT_ONCE_MS)
     return caught.value
 
 
@@ -169,6 +170,36 @@ def test_a_fence_that_rises_behind_the_effect_takes_the_answer_away() -> None:
         assert refusing.result().outcome is Outcome.UNKNOWN
         assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
         assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
+
+    adopted_in(work)
+
+
+def test_a_fence_that_comes_while_a_layer_takes_effect_waits_for_it_and_lets_no_other_begin() -> None:
+    """INV-ROWS-1: a manifest is not written in one step."""
+
+    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
+        await with_layer(staging)
+        await with_layer(Staging(rig, shard, job(1)))
+        manifest, begun, may_go_on = shard.store._parts.manifest, asyncio.Event(), asyncio.Event()
+        change = manifest.change
+
+        async def held(edit: Edit, then: Callable[[], None] = lambda: None) -> None:
+            begun.set()
+            await may_go_on.wait()
+            await change(edit, then)
+
+        manifest.change = held  # type: ignore[method-assign] # only when it happens is the test's
+        async with asyncio.TaskGroup() as tasks:
+            adopting = tasks.create_task(shard.adoptions.adopt(BY_TWO, AT_ONCE_MS))
+            await begun.wait()
+            preparing = tasks.create_task(shard.adoptions.before_fence(TopologyVersion(3)))
+            other = tasks.create_task(refused(shard, Stale, job(1)))
+            await asyncio.sleep(0.1)
+            assert not preparing.done()
+            may_go_on.set()
+        assert adopting.result().layers == 1
+        assert "about to be fenced off by 3" in other.result().message
+        await shard.adoptions.before_fence(TopologyVersion(3))
 
     adopted_in(work)
 

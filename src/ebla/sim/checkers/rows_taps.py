@@ -14,11 +14,13 @@ from ebla.model.errors import EblaError
 from ebla.model.identity import Replica, SessionId, TopologyVersion
 from ebla.node.router_front import MakeDoors
 from ebla.ports.chance import Chance
+from ebla.replica.adoption import origin_of
 from ebla.replica.replica_server import ReplicaServer
 from ebla.request.doors import DoorPlaces, ShardDoors
 from ebla.request.parts import LocalReplica
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.storage.key_codec import encode_token
+from ebla.storage.manifest import Edit
 from ebla.topology.tablet_stages import pending_replicas
 from ebla.wire.peers import PeersContext
 from ebla.wire.row_messages import (
@@ -39,10 +41,13 @@ if TYPE_CHECKING:
     from ebla.replica.row_writes import RowWriter
     from ebla.storage.layer import Item, Layer
     from ebla.storage.stack import Stack
+    from ebla.storage.store import Store
 
 ECHO_SHARE = 0.06
 ECHO_MS = 1_500
 ECHO_S_MAX = 6.0
+_WRITE: contextvars.ContextVar[AdoptRequest | None] = contextvars.ContextVar("write", default=None)
+"""An adoption that is a write."""
 _SESSION: contextvars.ContextVar[SessionId | None] = contextvars.ContextVar("session", default=None)
 
 
@@ -177,21 +182,56 @@ class ShardTaps:
 
         def watched_open(stack: "Stack", live: "Layer", items: "Sequence[Item]") -> int:
             if not self._in_write:
+                self._note_adopted(_WRITE.get())
                 self._ledger.streamed(self._own, _SESSION.get(), len(items))
             return write_open(stack, live, items)
 
         adopt = inside.adoptions.adopt
 
         async def watched_adopt(request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
-            token = _SESSION.set(request.session)
+            write = None if request.version is None else request
+            tokens = _SESSION.set(request.session), _WRITE.set(write)
+            self._events += 1
+            number = self._events
+            if request.version is not None:
+                self._writing[number] = request.version
             try:
                 return await adopt(request, deadline_ms)
             finally:
-                _SESSION.reset(token)
+                self._writing.pop(number, None)
+                _SESSION.reset(tokens[0])
+                _WRITE.reset(tokens[1])
 
+        self._watch_layers(store)
         inside.adoptions.adopt = watched_adopt  # type: ignore[method-assign]  # notes, and does the same
         streams.stream = watched_stream  # type: ignore[method-assign]  # notes, and does the same
         store.write_open = watched_open  # type: ignore[method-assign]  # notes, and does the same
+
+    def _watch_layers(self, store: "Store") -> None:
+        manifest = store._parts.manifest  # noqa: SLF001  # where layers take effect
+        change = manifest.change
+
+        async def watched(edit: Edit, then: Callable[[], None] = lambda: None) -> None:
+            write = _WRITE.get()
+
+            def noted() -> None:
+                before = _is_there(store, write)
+                then()
+                if _is_there(store, write) and not before:
+                    self._note_adopted(write)
+
+            await change(edit, noted)
+
+        manifest.change = watched  # type: ignore[method-assign]  # notes, and does the same
+
+    def _note_adopted(self, write: AdoptRequest | None) -> None:
+        if write is not None and write.version is not None:
+            self._ledger.effect(self._own, write.version)
+
+
+def _is_there(store: "Store", write: AdoptRequest | None) -> bool:
+    origin = "" if write is None else origin_of(write.session, write.transfer)
+    return any(origin in stack.entry.adopted for stack in store.stacks.values())
 
 
 class WatchedDoors(ShardDoors):
