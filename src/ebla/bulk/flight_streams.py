@@ -26,6 +26,7 @@ from ebla.model.errors import (
     NotFound,
     Unavailable,
 )
+from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, CheckpointFile
 from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.checksums import crc32
@@ -151,18 +152,25 @@ class FlightStreams:
         if isinstance(get.question, StagedRowsQuestion):
             yield from self._staged(get.ticket, get.question)
             return
-        source = self._calls.call(self._opened(get))
+        # Noted on the loop and let go there. A thread that gives up waiting just as it is opened never sees the answer.
+        opened: list[OpenedSource] = []
         try:
-            yield from self._answered(source, get.question)
+            self._calls.call(self._open(get, opened))
+            yield from self._answered(opened[0], get.question)
         finally:
-            self._calls.tell(self._plane.close_source, source)
+            self._calls.tell(self._close, opened)
 
-    async def _opened(self, get: FlightGet) -> OpenedSource:
+    async def _open(self, get: FlightGet, opened: list[OpenedSource]) -> None:
         if not is_of_read(get.ticket):
-            return self._plane.open_source(get.ticket)
-        if isinstance(get.question, FilesQuestion | StagedRowsQuestion):
+            opened.append(self._plane.open_source(get.ticket))
+        elif isinstance(get.question, FilesQuestion | StagedRowsQuestion):
             raise InvalidRequest("this ticket is for the rows of a table, and opens nothing else")
-        return await self._plane.open_read(get.ticket, get.question.range)
+        else:
+            opened.append(await self._plane.open_read(get.ticket, get.question.range))
+
+    def _close(self, opened: list[OpenedSource]) -> None:
+        for source in opened:
+            self._plane.close_source(source)
 
     def _answered(self, source: OpenedSource, question: Question) -> Iterator[pa.Schema | Piece]:
         match question:
@@ -170,10 +178,10 @@ class FlightStreams:
                 yield BYTES_SCHEMA
                 yield from self._file(source, question)
             case StoredRowsQuestion() | TypedRowsQuestion() | HashesQuestion():
-                yield from self._scan(source, ScanJob(source.schema, _stacks(source), question))
+                yield from self._scan(source, ScanJob(source.schema, _stacks(source, question.range), question))
             case LocateQuestion() if source.session is None:
                 yield BYTES_SCHEMA
-                yield self._located(source)
+                yield self._located(source, question)
             case LocateQuestion() | StagedRowsQuestion():
                 raise InvalidRequest("this ticket is for a checkpoint, and opens nothing else")
 
@@ -208,8 +216,9 @@ class FlightStreams:
         finally:
             stream.close()
 
-    def _located(self, source: OpenedSource) -> Piece:
-        data = encode(Located(source.machine, source.folder, _stacks(source), source.schema))
+    def _located(self, source: OpenedSource, question: LocateQuestion) -> Piece:
+        stacks = _stacks(source, question.range)
+        data = encode(Located(source.machine, source.folder, stacks, source.schema))
         self._calls.call(self._plane.admit_sending(source, len(data)))
         return bytes_batch(data), b""
 
@@ -343,10 +352,17 @@ def check_record(data: memoryview) -> None:
         raise InvalidRequest(f"a record of {head.record_bytes} bytes came with {len(data)}")
 
 
-def _stacks(source: OpenedSource) -> tuple[ScanStack, ...]:
+def _stacks(source: OpenedSource, asked: TokenRange) -> tuple[ScanStack, ...]:
+    """Those with a part of the range: each layer that is named is opened."""
     return tuple(
-        ScanStack(part.range, tuple((f"{source.folder}/{layer.folder}", layer.range) for layer in part.layers))
+        ScanStack(
+            part.range,
+            tuple(
+                (f"{source.folder}/{layer.folder}", layer.range) for layer in part.layers if layer.range.overlaps(asked)
+            ),
+        )
         for part in source.parts
+        if part.range.overlaps(asked)
     )
 
 

@@ -53,7 +53,8 @@ class FlightTwin:
         while True:
             await asyncio.sleep(LOOK_S)
             for stream in [one for one in self._streams if one.ended]:
-                self._streams.remove(stream)
+                if not stream.running:
+                    self._streams.remove(stream)  # else what is being opened for it would never be closed
                 for place in stream.places:
                     self.plane.close_put(place)
                 for source in stream.sources:
@@ -65,6 +66,7 @@ Work = Callable[[FlightTwin], Awaitable[T]]
 
 @dataclass(slots=True)
 class _Asked(Generic[T]):
+    stream: "Stream"
     work: Work[T]
     answer: "asyncio.Future[T]"
 
@@ -78,6 +80,8 @@ class _Asked(Generic[T]):
         else:
             if not self.answer.done():
                 self.answer.set_result(result)
+        finally:
+            self.stream.running -= 1
 
 
 @dataclass(slots=True)
@@ -104,6 +108,8 @@ class Stream:
     places: list[PutPlace] = field(default_factory=list)
     """What the other side has open for it."""
     sources: list[OpenedSource] = field(default_factory=list)
+    running: int = 0
+    """Pieces of work that the other side has not ended."""
     closed: bool = False
 
     @property
@@ -116,7 +122,8 @@ class Stream:
         if not self.life_there.alive:
             raise Unreachable(f"{self.there.name} is not there any more")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.door.ask(_Asked(work, answer))  # type: ignore[arg-type]  # what it answers is its asker's affair
+        self.running += 1
+        self.door.ask(_Asked(self, work, answer))  # type: ignore[arg-type]  # what it answers is its asker's affair
         try:
             async with asyncio.timeout(SILENCE_S):
                 result = await answer

@@ -63,6 +63,7 @@ class RigPlane:
     rows: StagedRows | None = None
     """What is there of every attempt; None: its own file."""
     sent: Callable[[int], None] = lambda _: None
+    read_opened: Callable[[], None] = lambda: None
     appended: Callable[[PutPlace], None] = lambda _: None
 
     def open_source(self, ticket: bytes) -> OpenedSource:
@@ -76,6 +77,7 @@ class RigPlane:
         if not all(self.owned.covers(piece) for piece in asked.unwrapped()):
             raise Stale("this node has no whole copy")
         self.sources += 1
+        self.read_opened()
         folder = str(self.folder / "checkpoint")
         return OpenedSource(None, CHECKPOINT, self.schema.id, folder, self.parts, self.schema, "here.1")
 

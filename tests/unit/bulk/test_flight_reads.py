@@ -1,6 +1,8 @@
 """Tables over Flight, by the ticket of a read: rows, hashes, and where the files are."""
 
 import asyncio
+import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -9,8 +11,9 @@ import pytest
 from tests.unit.bulk.flight_rig import CHECKPOINT, FlightRig, build_part, flight_rig
 from tests.unit.bulk.test_flight_rows import LOWER, PLAIN, UPPER, asked, merged, plain_items, stacks, stored
 
+from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.tickets import Grant, GrantKind
-from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
+from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound, Refused, Stale
 from ebla.model.identity import AttemptId
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import Source
@@ -68,6 +71,36 @@ def test_where_the_files_are(tmp_path: Path) -> None:
             (part,) = rig.plane.parts
             expected = ScanStack(WHOLE_RING, ((f"{folder}/{part.layers[0].folder}", LOWER),))
             assert located == Located("here.1", folder, (expected,), PLAIN)
+            (batch,) = await rig.answer(source(rig), LocateQuestion(UPPER))
+            (data,) = bytes_in(batch)
+            assert msgspec.msgpack.decode(data, type=Located).stacks == (ScanStack(WHOLE_RING, ()),)
+            await rig.wait_for(lambda: rig.plane.sources == 0)
+
+    asyncio.run(main())
+
+
+def test_only_what_has_a_part_of_the_range_is_opened(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path) as rig:
+            parts = stacks(6)
+            for part, part_range in zip(parts, (LOWER, UPPER), strict=True):
+                await build_part(rig, part, part_range=part_range)
+            shutil.rmtree(tmp_path / "checkpoint" / "stack1")
+            found = await rig.answer(source(rig), StoredRowsQuestion(LOWER))
+            assert stored(found) == merged(parts, LOWER)
+            with pytest.raises(EblaError):
+                await rig.answer(source(rig), StoredRowsQuestion(WHOLE_RING))
+
+    asyncio.run(main())
+
+
+def test_what_is_opened_after_its_thread_gave_up_is_let_go(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with flight_rig(tmp_path, limits=FlightLimits(loop_wait_s=0.2), life_s=25) as rig:
+            await build_part(rig, [(plain_items(2), WHOLE_RING, False)], PLAIN)
+            rig.plane.read_opened = lambda: time.sleep(0.5)  # the loop stands still
+            with pytest.raises(DeadlineExceeded):
+                await rig.answer(source(rig), StoredRowsQuestion(WHOLE_RING))
             await rig.wait_for(lambda: rig.plane.sources == 0)
 
     asyncio.run(main())
