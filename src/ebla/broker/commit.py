@@ -12,6 +12,7 @@ Whatever ends it in between, the same request goes on from there: each of these 
 """
 
 import asyncio
+import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +39,17 @@ from ebla.broker.together import together
 from ebla.broker.wave import Pace, Questions, wave
 from ebla.broker.write_book import Run, adopting, committing, ended, is_done
 from ebla.broker.write_store import WriteStore
-from ebla.model.errors import EblaError, Outcome, Overloaded, Stale, Unavailable, WriteFailed, WriteTimeout
+from ebla.model.errors import (
+    Corruption,
+    EblaError,
+    Outcome,
+    Overloaded,
+    Refused,
+    Stale,
+    Unavailable,
+    WriteFailed,
+    WriteTimeout,
+)
 from ebla.model.identity import HostId, TopologyVersion
 from ebla.model.token import TokenRange
 from ebla.model.transfers import Target
@@ -55,6 +66,14 @@ PAUSE_S = 0.3
 """Before a tablet whose replicas did not all answer is tried again."""
 
 
+class Seen(enum.Enum):
+    """Whether rows of the job may be seen: some call of some run has asked for an adoption."""
+
+    UNKNOWN = "whether rows of the job are seen is not known"
+    NONE = "no row of the job is seen"
+    SOME = "rows of the job may be seen already"
+
+
 @dataclass(slots=True)
 class Progress:
     """How far one call has come."""
@@ -68,8 +87,7 @@ class Progress:
     """How often a place refused as stale though there was nothing newer."""
     met: dict[TokenRange, Route] = field(default_factory=dict)
     """What is acknowledged at the level, as it was routed then. It stays so, as any write does."""
-    is_sent: bool = False
-    """An adoption was asked for, by this call or one before."""
+    seen: Seen = Seen.UNKNOWN
 
     def note(self, found: Adopted) -> None:
         for place, answer in found.found.items():
@@ -110,16 +128,15 @@ class Commits:
         check_job_name(request.job)
         parts = self._parts
         run = Run(request.table, request.job, request.session, request.batch, parts.broker.clock.wall_us() // 1000)
-        record = await parts.store.change(request.table, request.job, lambda found: committing(found, run), deadline)
-        assert record is not None
-        if is_done(record, request.batch):
-            return CommitWriteAnswer()
         one = _Commit(parts, request, run, deadline)
-        one.progress.is_sent = record.has_adopted
         try:
+            record = await parts.store.change(request.table, request.job, one.note_record, deadline)
+            assert record is not None, "a job that is not known is refused"
+            if is_done(record, request.batch):
+                return CommitWriteAnswer()
             answer = await one.run_through()
         except EblaError as error:
-            raise told(error, request.job, is_sent=one.progress.is_sent) from error
+            raise told(error, request.job, one.progress.seen) from error
         if not answer.lacking:
             await self._close(request, deadline)
         return answer
@@ -150,6 +167,11 @@ class _Commit:
         self._layouts: tuple[View, Layout] | None = None
         self.progress = Progress()
 
+    def note_record(self, found: WriteRecord | None) -> WriteRecord:
+        if found is not None:
+            self.progress.seen = Seen.SOME if found.has_adopted else Seen.NONE
+        return committing(found, self._run)
+
     async def run_through(self) -> CommitWriteAnswer:
         view = await self._look()
         while True:
@@ -158,7 +180,8 @@ class _Commit:
             lacking = await self._open_lacking(view, routes)
             if lacking:
                 return CommitWriteAnswer(lacking=lacking)
-            await self._seal(layout, routes)
+            if not await self._seal(layout, routes):
+                continue
             await self._adopt_all(routes)
             if all(self.progress.is_met(route) for route in routes):
                 break
@@ -217,15 +240,20 @@ class _Commit:
 
     # ---- sealing
 
-    async def _seal(self, layout: Layout, routes: Sequence[Route]) -> None:
-        """Raises what those said without whom the level cannot be reached."""
+    async def _seal(self, layout: Layout, routes: Sequence[Route]) -> bool:
+        """False: what was staged somewhere is not what was brought there, as after a crash of the machine, and is to be
+        brought again. Raises what those said without whom the level cannot be reached."""
         places = [place for place in self._places_to_adopt(routes) if place not in self.progress.sealed]
         await self._seal_at(
             places,
             lambda found: unmet(layout, routes, lambda place: place in found or self._is_ready(place)) is None,
             self._deadline,
         )
-        self._require(layout, routes, self._is_ready)
+        broken = [place for place in places if is_broken(self.progress.failures.get(place))]
+        self.progress.strikes.update((place, self._limits.stale_max) for place in broken)
+        if not broken:
+            self._require(layout, routes, self._is_ready)
+        return not broken
 
     async def _seal_at(
         self, places: Sequence[Place], enough: Callable[[Mapping[Place, SealAnswer]], bool], deadline: Deadline
@@ -287,9 +315,9 @@ class _Commit:
 
     async def _mark_adopting(self) -> None:
         """From here on rows may be seen, whatever becomes of this call; the record says so to the next."""
-        if not self.progress.is_sent:
+        if self.progress.seen is not Seen.SOME:
             await self._change(adopting)
-            self.progress.is_sent = True
+            self.progress.seen = Seen.SOME
 
     async def _newer(self, before: View, layout: Layout, routes: Sequence[Route]) -> View:
         """After an attempt that did not do: by the newest topology, and not at once where that is the same."""
@@ -372,15 +400,17 @@ def _touches(route: Route, places: Sequence[Place]) -> bool:
     return any(place in places for copy in route.copies for place in copy.places)
 
 
-def told(error: EblaError, job: str, *, is_sent: bool) -> EblaError:
+def is_broken(error: EblaError | None) -> bool:
+    """Of a seal: what counts is not there, or not as it was brought. Elsewhere it may be."""
+    return isinstance(error, Corruption | Refused) and not isinstance(error, Stale)
+
+
+def told(error: EblaError, job: str, seen: Seen) -> EblaError:
     """With what became of the rows. An error whose class says otherwise becomes one that does not."""
     again = f"run it again with the job id {job!r}: that is safe"
     advice = f"{error.advice}; {again}" if error.advice else again
-    if is_sent:
-        text = f"{error.message}; rows of the job may be seen already"
+    text = f"{error.message}; {seen.value}"
+    if seen is not Seen.NONE:
         kind = WriteTimeout if error.outcome is Outcome.UNKNOWN else WriteFailed
         return kind(text, advice=advice)
-    text = f"{error.message}; no row of the job is seen"
-    if error.outcome is Outcome.UNKNOWN:
-        return Unavailable(text, advice=advice)
-    return type(error)(text, advice=advice)
+    return Unavailable(text, advice=advice) if error.outcome is Outcome.UNKNOWN else type(error)(text, advice=advice)

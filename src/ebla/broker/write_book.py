@@ -48,7 +48,7 @@ def opened(record: WriteRecord | None, run: Run, timestamp_us: int) -> WriteReco
     if run.session in record.past:
         raise Stale(
             f"another run of job {run.job!r} has begun since",
-            advice="only one at a time; let that one end, or run again",
+            advice="only one at a time: let that one end",
         )
     if record.session == run.session and record.batch == run.batch:
         return record

@@ -99,22 +99,22 @@ async def _judge(world: World, cluster: TransfersCluster, load: RowsLoad, asked:
     ended = {state.value: sum(job.state is state for job in cluster.jobs().values()) for state in ENDED}
     cluster.engine.mischief = NO_MISCHIEF
     for schema in load.tables.values():
-        await _require(world, await _healed(world, cluster, asked, schema.id), f"{schema.full_name} cannot be healed")
+        await require(world, await _healed(world, cluster, asked, schema.id), f"{schema.full_name} cannot be healed")
     async with asyncio.TaskGroup() as tasks:
         client = RowsClient(world.outside("judge"), load, tasks)
-        problem = await _found(cluster, load, client)
+        problem = await found_after(cluster, load, client)
         client.close()
-    await _require(world, problem is None, str(problem))
+    await require(world, problem is None, str(problem))
     for _ in range(int(SWEPT_S * 2)):
         if _left(cluster, asked) is None:
             break
         await asyncio.sleep(0.5)
-    await _require(world, _left(cluster, asked) is None, str(_left(cluster, asked)))
+    await require(world, _left(cluster, asked) is None, str(_left(cluster, asked)))
     cluster.ledger.check_files()
     engine, ledger = cluster.engine, cluster.ledger
     short_cuts = sum(executor.short_cuts for executor in engine.executors)
     acknowledged = load.ledger.acknowledged
-    await _require(world, acknowledged > world.seconds, f"only {acknowledged} writes were acknowledged")
+    await require(world, acknowledged > world.seconds, f"only {acknowledged} writes were acknowledged")
     world.tell(
         "scenario",
         f"{len(cluster.jobs())} jobs: {ended}, {asked.cancelled} asked to cancel; {engine.attempts} attempts, "
@@ -124,7 +124,7 @@ async def _judge(world: World, cluster: TransfersCluster, load: RowsLoad, asked:
     )
 
 
-async def _require(world: World, condition: bool, problem: str) -> None:
+async def require(world: World, condition: bool, problem: str) -> None:
     """Not raised, since others run beside this."""
     if not condition:
         world.fail(problem)
@@ -139,7 +139,7 @@ async def _until_ended(world: World, cluster: TransfersCluster) -> None:
         if not open_jobs():
             return
         await asyncio.sleep(0.5)
-    await _require(world, False, f"jobs do not end: {open_jobs()}")
+    await require(world, False, f"jobs do not end: {open_jobs()}")
 
 
 async def _healed(world: World, cluster: TransfersCluster, asked: Asked, table: TableId) -> bool:
@@ -155,7 +155,7 @@ async def _healed(world: World, cluster: TransfersCluster, asked: Asked, table: 
     return False
 
 
-async def _found(cluster: TransfersCluster, load: RowsLoad, client: RowsClient) -> str | None:
+async def found_after(cluster: TransfersCluster, load: RowsLoad, client: RowsClient) -> str | None:
     """What is wrong with the replicas after the healing, and before anybody has read at ALL, which would heal too."""
     shards = cluster.shards()
     process = shards[0].process

@@ -129,6 +129,10 @@ class RowsCluster:
     def watch_shard(self, seat: Shard, replica: ReplicaServer, around: Surroundings) -> None:
         """For scenarios that look at more than rows: a life of a shard is about to serve."""
 
+    def more_fronts(self, _seat: Shard, _context: FrontContext, _router: RouterFront) -> tuple[Front, ...]:
+        """For scenarios whose shards serve more than rows."""
+        return ()
+
     def introduction(self, host: HostId, process: str) -> Introduction:
         return Introduction(host, self.id, "sim", process)
 
@@ -261,7 +265,7 @@ async def _shard(around: Surroundings, cluster: RowsCluster, number: int, shard:
         taps.watch(context.replica)
         cluster.watch_shard(seat, context.replica, around)
         seat.front, seat.taps = RouterFront(context, router), taps
-        return seat.front, _Watching(taps)
+        return seat.front, _Watching(taps), *cluster.more_fronts(seat, context, seat.front)
 
     engine = MemoryEngine(around.disk, MemoryLimits(unflushed_bytes_max=6_000))
     seat.process = ShardProcess(around, setup, ShardParts(engine, Metrics(), fronts))

@@ -109,6 +109,7 @@ class TransfersCluster(RowsCluster):
     seats: dict[HostId, BulkSeat] = field(default_factory=dict)
     pipelines: dict[HostId, Unit] = field(default_factory=dict)
     is_stormy: bool = False
+    limits: TransferLimits = LIMITS
 
     def watch_shard(self, seat: Shard, replica: ReplicaServer, around: Surroundings) -> None:
         assert isinstance(around.disk, LifeDisk)
@@ -207,7 +208,7 @@ async def bulk(around: Surroundings, cluster: RowsCluster, number: int) -> None:
             SimIsolation(around.disk),
             _Builds(around),
             (front,),
-            LIMITS,
+            cluster.limits,
         ),
     )
     node.bulk_process = BulkProcess(around, setup, Folds(around))

@@ -1,0 +1,107 @@
+"""Four whole nodes: jobs write and read whole tables through brokers, beside clients that write and read rows, while
+tablets move, versions pass, and everything fails that can."""
+
+import asyncio
+import functools
+
+from ebla.model.consistency import ConsistencyLevel as Level
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.faults.fault import heal
+from ebla.sim.faults.harsh import harsh
+from ebla.sim.scenario import Scenario
+from ebla.sim.scenarios.rows import add_driver, at_rest, tell_deaths, until, until_all_normal
+from ebla.sim.scenarios.transfers import FAULTS, found_after, require
+from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
+from ebla.sim.workloads.rows_driver import ON_TABLETS, ON_VNODES
+from ebla.sim.workloads.table_jobs_client import JobsLoad, TableJobsClient
+from ebla.sim.workloads.table_jobs_node import build_cluster
+from ebla.sim.world import Unit, World
+
+CLIENTS, WORKERS = 2, 2
+JOB_CLIENTS, JOB_WORKERS = 3, 3
+DRIVEN_FROM = 2
+PAUSE_S = 3.0
+READ_TRIES = 20
+
+
+async def run(world: World) -> None:
+    cluster = build_cluster(world)
+    load = RowsLoad(cluster)
+    jobs = JobsLoad(load, cluster)
+    for shard in cluster.shards():
+        tell_deaths(world, load, shard)
+    for unit in cluster.units():
+        unit.start()
+    await until_all_normal(world, cluster)
+    driver = add_driver(world, load, cluster.nodes[DRIVEN_FROM])
+    driver.start()
+    await until(lambda: len(load.tables) == 2, world, "the tables are not there")
+    for number in range(CLIENTS):
+        world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
+    clients = [_add_jobs(world, jobs, number) for number in range(JOB_CLIENTS)]
+    struck = [*cluster.units(), driver, *clients]
+    await harsh(world, struck, world.seconds, faults=FAULTS, pause_s=PAUSE_S)
+    heal(world, struck)
+    await _judge(world, jobs)
+
+
+def _add_jobs(world: World, jobs: JobsLoad, number: int) -> Unit:
+    seat: list[Unit] = []
+
+    async def main(around: Surroundings) -> None:
+        jobs.running = 0 if jobs.rows.stopping else jobs.running
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(JOB_WORKERS):
+                tasks.create_task(TableJobsClient(around, jobs, seat[0]).run())
+
+    unit = world.unit(f"j{number + 1}", main)
+    seat.append(unit)
+    unit.start()
+    return unit
+
+
+async def _client(around: Surroundings, load: RowsLoad) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(WORKERS):
+            tasks.create_task(RowsClient(around, load, tasks).run())
+
+
+# ---- at the end
+
+
+async def _judge(world: World, jobs: JobsLoad) -> None:
+    load, cluster, book = jobs.rows, jobs.cluster, jobs.cluster.book
+    load.stopping = True
+    await until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
+    await until(lambda: at_rest(cluster), world, "the topology does not come to rest")
+    reader = TableJobsClient(world.outside("judge"), jobs, cluster.nodes[0].control)
+    for table in (ON_TABLETS, ON_VNODES):
+        await require(world, await _read(reader, table), f"{table} cannot be read as a whole at ALL")
+    async with asyncio.TaskGroup() as tasks:
+        client = RowsClient(world.outside("judge"), load, tasks)
+        for table in sorted(load.tables):
+            await client.scan(table, Level.ALL, 40)
+        problem = await found_after(cluster, load, client)
+        client.close()
+    await require(world, problem is None, str(problem))
+    cluster.ledger.check_files()
+    await require(world, book.done * 10 > world.seconds, f"only {book.done} jobs were done")
+    await require(world, jobs.reads > 0, "no table was read")
+    world.tell(
+        "scenario",
+        f"{len(jobs.jobs)} jobs in {sum(job.runs for job in jobs.jobs)} runs: {book.done} done, {book.given_up} runs "
+        f"given up, {book.lacking} copies brought later; {cluster.ledger.adoptions} layers adopted, "
+        f"{cluster.ledger.merged_rows} rows merged; {jobs.reads} reads of tables, {jobs.failed_reads} failed; "
+        f"{load.ledger.acknowledged} writes acknowledged",
+    )
+
+
+async def _read(reader: TableJobsClient, table: str) -> bool:
+    for _ in range(READ_TRIES):
+        if await reader.read(table, Level.ALL):
+            return True
+        await asyncio.sleep(0.5)
+    return False
+
+
+SCENARIO = Scenario("table_jobs", "jobs write and read whole tables while tablets move and everything fails", 30.0, run)
