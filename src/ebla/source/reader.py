@@ -24,6 +24,7 @@ from ebla.source.share_rows import ShareRows
 from ebla.source.shipped import Reduced, ship
 from ebla.source.type_mapping import OF_ASKED, refuse_reading
 from ebla.source.typed_columns import columns_to_spark
+from ebla.storage.asked_columns import answer_columns
 from ebla.wire.table_access import DESCRIBE_TABLE, OPEN_READ, DescribeTableRequest, OpenReadRequest, ReadId
 
 # ---- in the driver
@@ -39,15 +40,12 @@ def describe(contact: Contact, access: Access) -> TableSchema:
 
 
 def asked_columns(schema: TableSchema, options: ReadOptions) -> tuple[AskedColumn, ...]:
-    """What is read where the user gives no schema: columns of the option or all, then what was asked for besides."""
+    """What is read where the user gives no schema: columns of the option or all, then what was asked for besides.
+    Raises `InvalidRequest` where there is no such thing, as the write time of a key."""
     names = options.columns or tuple(column.name for column in schema.columns)
     found = [AskedColumn(_known(schema, name)) for name in names]
     found += _besides(schema, options)
-    labels = [one.label for one in found]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise InvalidRequest(
-            f"two columns of the read are named {twice!r}", advice="leave one out by the option columns, or name it"
-        )
+    answer_columns(schema, found)
     return tuple(found)
 
 
@@ -69,6 +67,7 @@ def asked_by_schema(schema: TableSchema, options: ReadOptions, shown: StructType
             wrong.append(f"{field.name}: {reason}")
     if wrong:
         raise InvalidRequest(f"the schema given for {schema.full_name} does not fit ({'; '.join(wrong)})")
+    answer_columns(schema, found)
     return tuple(found)
 
 
