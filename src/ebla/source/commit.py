@@ -22,7 +22,7 @@ from ebla.model.errors import (
     Unavailable,
     Unreachable,
 )
-from ebla.model.identity import AttemptId, HostId, SessionId, TableId, TransferId
+from ebla.model.identity import AttemptId, HostId, SessionId, ShardNumber, TableId, TransferId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import StagedFile, Target
 from ebla.source.encode_rows import RowForm, encode_rows
@@ -163,8 +163,8 @@ def _commit(ways: Ways, job: WriteJob, plan: WritePlan, brought: _Brought) -> Co
         answer = _asked(ways, request, plan.deadline_ms)
         if not answer.lacking:
             return answer
-        for lacking in answer.lacking:
-            _bring(ways, plan, brought, lacking)
+        for late in late_places(answer.lacking):
+            _bring(ways, plan, brought, late)
     raise Unavailable(
         f"replicas of the table changed {LACKING_ROUNDS_MAX} times while the job was committed",
         advice="run the job again, with the same name, when nodes are not added or removed",
@@ -189,20 +189,35 @@ def _asked(ways: Ways, request: CommitWriteRequest, deadline_ms: int) -> CommitW
 # ---- replicas that lack rows
 
 
-def sources_of(
-    plan: WritePlan, present: Mapping[TransferId, Target], lacking: LackingCopy
-) -> dict[TransferId, list[int]]:
-    """For each route that has a part of the range, whom to copy from: transfers, and the routes that each is for. The
+@dataclass(frozen=True, slots=True)
+class LatePlace:
+    """A place that was opened for rows of these ranges; of a table on vnodes there may be many."""
+
+    target: Target
+    ranges: tuple[TokenRange, ...]
+
+
+def late_places(lacking: Sequence[LackingCopy]) -> list[LatePlace]:
+    """All ranges of a place together: it counts as a copy of each of them, or of none."""
+    ranges: dict[TransferId, list[TokenRange]] = {}
+    for copy in lacking:
+        ranges.setdefault(copy.target.transfer, []).append(copy.range)
+    targets = {copy.target.transfer: copy.target for copy in lacking}
+    return [LatePlace(targets[transfer], tuple(found)) for transfer, found in ranges.items()]
+
+
+def sources_of(plan: WritePlan, present: Mapping[TransferId, Target], late: LatePlace) -> dict[TransferId, list[int]]:
+    """For each route that has a part of the ranges, whom to copy from: transfers, and the routes that each is for. The
     fewest that will do, as a rule, since a transfer that serves one route serves its neighbours."""
     chosen: dict[TransferId, list[int]] = {}
     for place, route in enumerate(plan.routes):
-        if not route.range.overlaps(lacking.range):
+        if not any(route.range.overlaps(one) for one in late.ranges):
             continue
         offered = [plan.targets[target].transfer for target in route.targets]
-        can = [one for one in offered if one in present and one != lacking.target.transfer]
+        can = [one for one in offered if one in present and one != late.target.transfer]
         if not can:
             raise Unavailable(
-                f"no replica that has the job's rows of {lacking.range.start} to {lacking.range.end} can be asked",
+                f"no replica that has the job's rows of {route.range.start} to {route.range.end} can be asked",
                 advice="run the job again, with the same name",
             )
         transfer = next((one for one in can if one in chosen), can[0])
@@ -210,19 +225,20 @@ def sources_of(
     return chosen
 
 
-def _bring(ways: Ways, plan: WritePlan, brought: _Brought, lacking: LackingCopy) -> None:
-    """All rows of the range to the place that was opened for them. A node that cannot be reached is done without, as
+def _bring(ways: Ways, plan: WritePlan, brought: _Brought, late: LatePlace) -> None:
+    """All rows of the ranges to the place that was opened for them. A node that cannot be reached is done without, as
     long as another has the same."""
-    present = {one: brought.targets[one] for one in brought.targets}
+    # Not from the place that it stands for: what was staged there may be gone, or broken.
+    present = {one: target for one, target in brought.targets.items() if _stack_of(target) != _stack_of(late.target)}
     carrier = ways.connect()
     try:
         while True:
-            chosen = sources_of(plan, present, lacking)
+            chosen = sources_of(plan, present, late)
             try:
                 runs = [
                     run
                     for transfer, routes in chosen.items()
-                    for run in _copied(carrier, plan, (brought, routes), present[transfer], lacking)
+                    for run in _copied(carrier, plan, (brought, routes), present[transfer], late)
                 ]
             except _SourceGone as gone:
                 present = {one: target for one, target in present.items() if target.host != gone.host}
@@ -234,8 +250,12 @@ def _bring(ways: Ways, plan: WritePlan, brought: _Brought, lacking: LackingCopy)
         return
     finally:
         carrier.close()
-    brought.targets[lacking.target.transfer] = lacking.target
-    brought.runs = [run for run in brought.runs if run.transfer != lacking.target.transfer] + runs
+    brought.targets[late.target.transfer] = late.target
+    brought.runs = [run for run in brought.runs if run.transfer != late.target.transfer] + runs
+
+
+def _stack_of(target: Target) -> tuple[HostId, ShardNumber, TokenRange]:
+    return target.host, target.shard, target.range
 
 
 class _SourceGone(Exception):
@@ -245,7 +265,7 @@ class _SourceGone(Exception):
 
 
 def _copied(
-    carrier: Carrier, plan: WritePlan, what: tuple[_Brought, list[int]], source: Target, lacking: LackingCopy
+    carrier: Carrier, plan: WritePlan, what: tuple[_Brought, list[int]], source: Target, late: LatePlace
 ) -> Iterator[StagedRun]:
     brought, routes = what
     ranges = [plan.routes[place].range for place in routes]
@@ -253,10 +273,10 @@ def _copied(
         with _as_source(source):
             found = carrier.get_staged(source, run.attempt, run.file)
         try:
-            for part in _parts(source, found, (lacking.range, ranges)):
+            for part in _parts(source, found, (late.ranges, ranges)):
                 attempt = new_attempt()
-                file = carrier.put_records(lacking.target, attempt, list(records_of(part, RECORD_BYTES)))
-                yield StagedRun(lacking.target.host, lacking.target.transfer, attempt, file, sum(map(len, part)))
+                file = carrier.put_records(late.target, attempt, list(records_of(part, RECORD_BYTES)))
+                yield StagedRun(late.target.host, late.target.transfer, attempt, file, sum(map(len, part)))
         finally:
             found.cancel()
         if found.is_merged:
@@ -264,9 +284,9 @@ def _copied(
 
 
 def _parts(
-    source: Target, found: StagedRows, within: tuple[TokenRange, Sequence[TokenRange]]
+    source: Target, found: StagedRows, within: tuple[Sequence[TokenRange], Sequence[TokenRange]]
 ) -> Iterator[list[pa.RecordBatch]]:
-    """What is in the range and in one of the routes, in runs that fit in memory."""
+    """What is in one of the ranges and in one of the routes, in runs that fit in memory."""
     lacking, routes = within
     part: list[pa.RecordBatch] = []
     size_bytes = 0
@@ -276,7 +296,7 @@ def _parts(
             batch = next(batches, None)
         if batch is None:
             break
-        kept = rows_within(rows_within(batch, [lacking]), routes)
+        kept = rows_within(rows_within(batch, lacking), routes)
         if len(kept):
             part.append(kept)
             size_bytes += kept.nbytes

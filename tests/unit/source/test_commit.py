@@ -22,7 +22,7 @@ from ebla.model.errors import InvalidRequest, Overloaded, TooFewReplicas, Unavai
 from ebla.model.schema import ColumnKind
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.source import commit
-from ebla.source.commit import Ways, WriteJob, commit_rows, sources_of, told
+from ebla.source.commit import LatePlace, Ways, WriteJob, commit_rows, sources_of, told
 from ebla.source.encode_rows import RowForm, encode_rows
 from ebla.source.task_write import TaskOrder, TaskRows, write_rows
 from ebla.storage.key_codec import decode_token
@@ -211,6 +211,20 @@ def test_a_range_over_several_routes_is_brought_from_each() -> None:
     assert rig.keys_at(4, rig.last) == keys_of(*rig.written)
 
 
+def test_several_ranges_of_one_place_are_brought_together() -> None:
+    """It counts as a copy of each of them: one that was forgotten would be missing, and nobody would know."""
+    rig = Rig()
+    rig.task(0, 600)
+    whole = TokenRange(TABLETS[0].start, TABLETS[3].end)
+    place = target(4, whole)
+    rig.answers.answers = [CommitWriteAnswer((LackingCopy(place, TABLETS[0]), LackingCopy(place, TABLETS[2])))]
+    rig.commit()
+    wanted = {
+        key for key in keys_of(*rig.written) if decode_token(key) in TABLETS[0] or decode_token(key) in TABLETS[2]
+    }
+    assert rig.keys_at(4, rig.last) == wanted
+
+
 def test_half_of_a_tablet_that_was_cut_gets_its_half() -> None:
     rig = Rig()
     rig.task(0, 600)
@@ -261,11 +275,11 @@ def test_places_that_never_end_do() -> None:
 
 def test_without_anybody_who_has_the_rows_the_commit_fails() -> None:
     plan = plan_of(NARROW, TABLETS, (0,))
-    copy = LackingCopy(target(3, TABLETS[0]), TABLETS[0])
+    late = LatePlace(target(3, TABLETS[0]), (TABLETS[0],))
     with pytest.raises(Unavailable, match="no replica that has the job's rows"):
-        sources_of(plan, {}, copy)
+        sources_of(plan, {}, late)
     present = {one.transfer: one for one in plan.targets}
-    assert list(sources_of(plan, present, copy)) == [target(0, TABLETS[0]).transfer]
+    assert list(sources_of(plan, present, late)) == [target(0, TABLETS[0]).transfer]
 
 
 def test_an_error_says_what_to_do() -> None:
