@@ -89,8 +89,7 @@ class _Walk:
         block = gather(self._run.data, self.places, block_bytes)
         starts = [sum(widths[:place]) + _LENGTH_BYTES * (place + 1) for place in range(len(columns))]
         for start, width in zip(starts, widths):
-            sizes = np.ascontiguousarray(block[:, start - _LENGTH_BYTES : start])
-            if not (sizes.view(">i4") == width).all():
+            if not (block[:, start - _LENGTH_BYTES : start].view(">i4") == width).all():
                 return False
         for column, start, width in zip(columns, starts, widths):
             if column.number in self._wanted:
@@ -183,7 +182,7 @@ def plain_headers(run: Run) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64
             f"a stored row has format {other[0, 0]}, this release reads {FORMAT}",
             advice="start the node with the release that wrote it, or a newer one",
         )
-    return headers[:, 1].copy(), as_numbers(np.ascontiguousarray(headers[:, 2:4]), ">u2")
+    return headers[:, 1].copy(), as_numbers(headers[:, 2:4], ">u2")
 
 
 def _fixed(column: Column, matrix: Bytes, valid: Mask | None) -> pa.Array:

@@ -39,7 +39,7 @@ from ebla.storage.columns import (
 from ebla.storage.key_codec import KeyKind, after_prefix, head_key, row_key
 from ebla.storage.key_columns import kinds_of, partition_prefixes
 from ebla.storage.key_conditions import KeyFilter, clustering_slice
-from ebla.storage.layer import SCAN_ROWS_MAX, Layer, LayerEngine
+from ebla.storage.layer import Layer, LayerEngine
 from ebla.storage.merge import KeySpan, clip_span, key_spans
 from ebla.storage.merge_chunks import KeyGroups, merge_chunks, same_as_next
 from ebla.storage.partition_heads import HeadPass, HeadSpan
@@ -49,6 +49,8 @@ from ebla.storage.wire_columns import from_wire
 
 CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 32 << 20
+LIST_ROWS = 256
+"""Of rows that are Python objects for a moment: so few that the memory of the last ones is still near."""
 PARTITIONS_BY_COLUMN_MAX = 16
 EVERYTHING: tuple[KeySpan, ...] = key_spans(WHOLE_RING)
 
@@ -132,7 +134,7 @@ def layer_chunks(shape: Shape, layer: Layer, spans: Sequence[KeySpan]) -> Iterat
 def _list_rows(layer: Layer) -> int:
     """How many rows to ask for at once: few where they are large."""
     row_bytes = layer.size_bytes() // max(layer.facts.rows, 1) + 1
-    return max(1, min(CHUNK_ROWS, SCAN_ROWS_MAX, CHUNK_BYTES // row_bytes))
+    return max(1, min(CHUNK_ROWS, LIST_ROWS, CHUNK_BYTES // row_bytes))
 
 
 def scan_stored(

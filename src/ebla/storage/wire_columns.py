@@ -107,8 +107,8 @@ def fixed_from_wire(scalar: Scalar, matrix: Bytes, valid: Mask | None = None) ->
     if scalar is Scalar.DATE:
         matrix = matrix.copy()
         matrix[:, 0] ^= _TOP_BIT
-    native = np.dtype(form).newbyteorder("=")
-    numbers = np.ascontiguousarray(matrix).view(form).reshape(count).astype(native)
+    # As a rule the matrix is cut out of a wider one: read where it stands, since a copy costs ten times the conversion.
+    numbers = matrix.view(form).reshape(count).astype(np.dtype(form).newbyteorder("="))
     return pa.array(numbers, plain, mask=absent).cast(arrow_type(ScalarType(scalar)))
 
 
