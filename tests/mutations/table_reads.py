@@ -85,6 +85,14 @@ MUTATIONS = (
         why="a shard that knew of a change is judged by a topology without it",
     ),
     Mutation(
+        name="table-reads-read-by-the-schema-from-before",
+        module="ebla.bulk.table_reads",
+        find="            schema = self._schema(after, table)\n",
+        replace="            self._schema(after, table)\n            schema = self._schema(before, table)\n",
+        check=READS,
+        why="rows that were written just after a column was added cannot be read",
+    ),
+    Mutation(
         name="table-reads-shard-does-not-wait-for-the-version",
         module="ebla.replica.checkpointing",
         find="        await wait_version(parts, request.version, deadline_ms)\n        if request.session is None:\n",

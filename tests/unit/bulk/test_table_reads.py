@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.bulk.test_bulk_process import OURS
 from tests.unit.bulk.transfer_rig import (
@@ -24,11 +25,12 @@ from ebla.bulk.data_plane import OpenedSource
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.errors import Corruption, InvalidRequest, NotFound, Overloaded, Refused, Stale, Unavailable
 from ebla.model.identity import Replica, ShardNumber, TableId, TopologyVersion
+from ebla.model.schema import encode_schema
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.system_clock import SystemClock
-from ebla.sim.workloads.store_rows import TABLE
+from ebla.sim.workloads.store_rows import SMALL, TABLE
 from ebla.topology.keys import Row, chunk_key, chunk_row, keyspace_key, map_key, map_row, node_key, table_key
-from ebla.topology.snapshot import Keyspace
+from ebla.topology.snapshot import Keyspace, Table
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.calls import Caller
 from ebla.wire.calls import Target as CallTarget
@@ -344,6 +346,27 @@ def test_a_shard_may_be_ahead_or_lose_a_replica_meanwhile(tmp_path: Path) -> Non
             rig.shard.stale = 3
             with pytest.raises(Stale, match="left"):
                 await opened(caller, ReadId(uuid.UUID(int=3)))
+
+    with_transfers(tmp_path, story, LIMITS)
+
+
+def test_rows_are_read_by_the_schema_that_the_shards_had(tmp_path: Path) -> None:
+    """A column is added while the files are linked: rows with it may be in them."""
+
+    async def story(rig: TransferRig) -> None:
+        reads = ReadRig(rig)
+        async with rig.life() as caller:
+            rig.shard.gate.clear()
+            async with asyncio.TaskGroup() as tasks:
+                opening = tasks.create_task(opened(caller))
+                await rig.until(lambda: reads.taken == 1)
+                changed = encode_schema(msgspec.structs.replace(SMALL, name="changed"))
+                rig.control.change({table_key(TABLE): Table(TABLE, "ks", "changed", definition=changed)})
+                rig.shard.version = NEXT
+                rig.shard.gate.set()
+            source = await reads.enter(opening.result().source.ticket)
+            assert source.schema.name == "changed"
+            rig.plane.close_source(source)
 
     with_transfers(tmp_path, story, LIMITS)
 
