@@ -89,7 +89,7 @@ def layout_of(view: View, wanted: Wanted) -> Layout:
 def _copies(
     snapshot: Snapshot, table: TableId, writing: WriteReplicas, stack: TokenRange, token: int
 ) -> Iterator[Copy]:
-    for replica in (*writing.natural, *writing.pending):
+    for replica in (*sorted(writing.natural), *sorted(writing.pending)):
         # A router sends to one shard of a host, which passes on what a move inside the node needs in two. What is
         # adopted is not passed on: both are asked.
         shards = sharder_for(snapshot, table, replica.host).shards_for_writes(token)

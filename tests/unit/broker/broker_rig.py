@@ -1,0 +1,279 @@
+"""A broker with a small cluster around it: group 0 in a dict, and bulk processes and shards that do as told."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from tests.unit.pipeline.jobs_rig import HISTORY, LoopClock, a_snapshot, in_simulated_time, with_fields
+from tests.unit.topology.small_cluster import TABLE, host
+
+from ebla.broker.broker import TableBroker
+from ebla.broker.broker_parts import BrokerLimits, BrokerParts
+from ebla.group0.commands import ConditionFailed, Done
+from ebla.model.consistency import ConsistencyLevel as Level
+from ebla.model.errors import EblaError
+from ebla.model.identity import Address, AttemptId, HostId, Replica, SessionId, TopologyVersion
+from ebla.model.stored import decode_stored
+from ebla.model.token import TokenRange
+from ebla.model.transaction import Delete, Missing, Put, Revision, Transaction
+from ebla.model.transfers import StagedFile, Target
+from ebla.sim.chance import SimChance
+from ebla.topology.snapshot import Session, Snapshot
+from ebla.topology.states import SessionKind
+from ebla.wire.failures import error_of
+from ebla.wire.feed_messages import ReadBarrierAnswer
+from ebla.wire.frames import encode
+from ebla.wire.group0_messages import ExecuteAnswer, FoundKey, ReadAnswer
+from ebla.wire.report import unreported
+from ebla.wire.table_access import (
+    CallAnswer,
+    CallRequest,
+    CommitWriteRequest,
+    OpenTableReadAnswer,
+    OpenWriteRequest,
+    ReadSource,
+    StackSize,
+    StagedRun,
+    TableCall,
+    WritePlan,
+)
+from ebla.wire.topology_view import TopologyView, view_of
+from ebla.wire.transfer_messages import (
+    AdoptAnswer,
+    AdoptRequest,
+    CloseSessionAnswer,
+    OpenSessionAnswer,
+    OpenStagingAnswer,
+    OpenStagingRequest,
+    SealAnswer,
+    SealRequest,
+)
+from ebla.wire.verbs import Done as DoneAnswer
+from ebla.wire.verbs import Verb
+from ebla.wire.write_records import WriteRecord, write_key
+
+T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+DEADLINE_MS = 600_000
+Hook = Callable[[HostId, Any], Awaitable[Any] | None]
+"""What happens instead at a node; None: what always does."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """`pipeline.doors.Doors`, and all that is behind them."""
+
+    view: TopologyView
+    values: dict[str, tuple[bytes, Revision]] = field(default_factory=dict)
+    index: int = 1
+    asked: list[tuple[str, HostId | None, Any]] = field(default_factory=list)
+    hooks: dict[str, Hook] = field(default_factory=dict)
+    on_execute: Callable[[Transaction], None] | None = None
+    held: list[TopologyVersion] = field(default_factory=list)
+    """Oldest version in use whenever a shard adopted."""
+    adopted: dict[tuple[Replica, TokenRange], list[TopologyVersion]] = field(default_factory=dict)
+    stacks: tuple[StackSize, ...] = ()
+
+    def of(self, kind: type[T]) -> list[tuple[HostId | None, T]]:
+        return [(where, request) for _, where, request in self.asked if isinstance(request, kind)]
+
+    def names(self) -> list[str]:
+        return [name for name, _, _ in self.asked]
+
+    # ---- the topology
+
+    def install(self, snapshot: Snapshot) -> None:
+        self.index += 1
+        self.view.install(view_of(snapshot, Revision(HISTORY, self.index), self.view.current))
+
+    def change(self, **changes: Any) -> None:
+        """The next version, with something else in it."""
+        snapshot = with_fields(self.view.current.snapshot, **changes)
+        state = msgspec.structs.replace(snapshot.state, version=TopologyVersion(snapshot.version + 1))
+        self.install(with_fields(snapshot, state=state))
+
+    @property
+    def sessions(self) -> list[SessionId]:
+        return list(self.view.current.snapshot.sessions)
+
+    # ---- doors
+
+    async def control(self, verb: Verb[Any, Any], request: Any, _deadline_ms: int) -> Any:
+        self.asked.append((verb.name, None, request))
+        await asyncio.sleep(0.001)
+        instead = self.hooks[verb.name](host(0), request) if verb.name in self.hooks else None
+        if instead is not None:
+            return await instead
+        snapshot = self.view.current.snapshot
+        match verb.name:
+            case "read_barrier":
+                return ReadBarrierAnswer(Revision(HISTORY, self.index))
+            case "group0_read":
+                wanted = [
+                    key
+                    for key in sorted(self.values)
+                    if key in request.keys or any(key.startswith(one) for one in request.prefixes)
+                ]
+                found = tuple(FoundKey(key, *self.values[key]) for key in wanted)
+                return ReadAnswer(Revision(HISTORY, self.index), found)
+            case "group0_execute":
+                if self.on_execute is not None:
+                    self.on_execute(request.transaction)
+                return ExecuteAnswer(self._execute(request.transaction))
+            case "open_session":
+                opened = Session(request.session, SessionKind.BULK_JOB, request.table, None, request.job, 99)
+                self.change(sessions=snapshot.sessions.put(request.session, opened))
+                return OpenSessionAnswer(99, snapshot.version)
+            case "close_session":
+                if request.session in snapshot.sessions:
+                    self.change(sessions=snapshot.sessions.without(request.session))
+                return CloseSessionAnswer()
+        raise AssertionError(verb.name)
+
+    def _execute(self, transaction: Transaction) -> Done | ConditionFailed:
+        for condition in transaction.conditions:
+            found = self.values.get(condition.key)
+            held = (
+                found is None
+                if isinstance(condition, Missing)
+                else found is not None and found[1] == condition.revision
+            )
+            if not held:
+                return ConditionFailed(condition.key, None if found is None else found[1])
+        self.index += 1
+        revision = Revision(HISTORY, self.index)
+        for change in transaction.changes:
+            if isinstance(change, Put):
+                self.values[change.key] = (change.value, revision)
+            else:
+                assert isinstance(change, Delete)
+                self.values.pop(change.key, None)
+        self.install(self.view.current.snapshot)
+        return Done(revision)
+
+    async def bulk(self, where: HostId, verb: Verb[Any, Any], request: Any, _deadline_ms: int) -> Any:
+        self.asked.append((verb.name, where, request))
+        await asyncio.sleep(0.001)
+        instead = self.hooks[verb.name](where, request) if verb.name in self.hooks else None
+        if instead is not None:
+            return await instead
+        match request:
+            case OpenStagingRequest():
+                return OpenStagingAnswer(target_of(where, request))
+            case SealRequest():
+                return SealAnswer(request.files[0].size_bytes)
+        match verb.name:
+            case "open_table_read":
+                source = ReadSource(where, Address("127.0.0.9", 7001), b"right of " + where.bytes)
+                return OpenTableReadAnswer(source, self.stacks)
+            case "close_table_read":
+                return DoneAnswer()
+        raise AssertionError(verb.name)
+
+    async def shard(self, replica: Replica, verb: Verb[Any, Any], request: Any, _deadline_ms: int) -> Any:
+        assert isinstance(request, AdoptRequest)
+        assert request.version is not None
+        self.asked.append((verb.name, replica.host, request))
+        self.held.append(self.view.versions.oldest(TopologyVersion(1 << 40)))
+        await asyncio.sleep(0.001)
+        instead = self.hooks[verb.name](replica.host, request) if verb.name in self.hooks else None
+        if instead is not None:
+            return await instead
+        again = self.adopted.setdefault((replica, request.range), [])
+        again.append(request.version)
+        return AdoptAnswer(1 if len(again) == 1 else 0, 0)
+
+
+def target_of(where: HostId, request: OpenStagingRequest) -> Target:
+    return Target(
+        where, request.shard, request.session, request.transfer, request.kind, request.range, b"right",
+        Address("127.0.0.9", 7001),
+    )  # fmt: skip
+
+
+async def raises(error: EblaError) -> Any:
+    raise error
+
+
+@dataclass(slots=True)
+class Rig:
+    cluster: Cluster
+    broker: TableBroker
+    drawn: int = 0
+
+    async def call(self, which: TableCall[Q, A], request: Q, deadline_ms: int = DEADLINE_MS) -> A:
+        data = await self.broker.call(which.name, encode(CallRequest(deadline_ms, encode(request))))
+        answer = msgspec.msgpack.decode(data, type=CallAnswer)
+        if answer.failure is not None:
+            raise error_of(answer.failure)
+        found: Any = msgspec.msgpack.decode(answer.answer, type=which.answer)
+        return found  # type: ignore[no-any-return]
+
+    def opening(self, job: str = "job", level: Level = Level.QUORUM, batch: int | None = None) -> OpenWriteRequest:
+        self.drawn += 1
+        return OpenWriteRequest(SessionId(uuid.UUID(int=1000 + self.drawn, version=4)), TABLE, level, job, batch)
+
+    def record(self, job: str = "job") -> WriteRecord:
+        return decode_stored(WriteRecord, self.cluster.values[write_key(TABLE, job)][0]).value
+
+
+def staged(plan: WritePlan, *, but: tuple[int, ...] = ()) -> list[StagedRun]:
+    """A run for every target but these."""
+    return [
+        StagedRun(
+            one.host, one.transfer, AttemptId(uuid.UUID(int=number + 1)), StagedFile("rows", 10 + number, 7), rows=3
+        )
+        for number, one in enumerate(plan.targets)
+        if number not in but
+    ]
+
+
+def committing(asked: OpenWriteRequest, plan: WritePlan, runs: list[StagedRun] | None = None) -> CommitWriteRequest:
+    return CommitWriteRequest(
+        asked.session,
+        asked.table,
+        asked.job,
+        asked.level,
+        tuple(staged(plan) if runs is None else runs),
+        plan.targets,
+        asked.batch,
+    )
+
+
+def with_rig(
+    story: Callable[[Rig], Coroutine[Any, Any, None]],
+    snapshot: Snapshot | None = None,
+    limits: BrokerLimits | None = None,
+) -> None:
+    """Four tablets with three copies each on four nodes, if nothing else is said."""
+
+    async def run() -> None:
+        view = TopologyView()
+        view.install(view_of(snapshot or a_snapshot(4, 3, 4), Revision(HISTORY, 1)))
+        cluster = Cluster(view)
+        async with asyncio.TaskGroup() as tasks:
+            clock = LoopClock()
+            parts = BrokerParts(
+                view=view,
+                doors=cluster,
+                host=host(1),
+                datacenter="dc1",
+                authority=lambda: b"PEM",
+                next_timestamp_us=clock.wall_us,
+                tasks=tasks,
+                clock=clock,
+                chance=SimChance("broker"),
+                report=unreported,
+                limits=limits or BrokerLimits(),
+            )
+            await story(Rig(cluster, TableBroker(parts)))
+        assert not cluster.view.versions.oldest(TopologyVersion(1 << 40)) < TopologyVersion(1 << 40), (
+            "a version is held"
+        )
+
+    in_simulated_time(run())
