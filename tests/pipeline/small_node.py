@@ -1,0 +1,84 @@
+"""One node for tests of what users do with Spark, and Python programs beside it that have a Spark of their own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.conftest import LocalNodes
+
+from ebla.cli.table_access import with_tables
+from ebla.client.tables import TableClient
+from ebla.cql.results import Rows
+from ebla.pipeline.class_archive import archive_path, default_folder
+from ebla.pipeline.java import find_java, make_java_home
+from ebla.pipeline.spark_session import SPARK_HOME
+
+PROGRAM_S = 300.0
+"""For a start of Spark and some jobs on a machine that is busy with others."""
+
+
+class SmallNode:
+    def __init__(self, local: LocalNodes, folder: Path) -> None:
+        self.data = local.data
+        options = local.nodes[0].options
+        self.address = options.address
+        self.contact = f"{options.address}:{options.ports.cql}"
+        self._environment = spark_environment(folder)
+
+    def run(self, *command: str, **around: str) -> subprocess.CompletedProcess[str]:
+        """A Python program."""
+        environment = {**self._environment, **around}
+        return subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=PROGRAM_S, check=False, env=environment
+        )
+
+    def ebla(self, *arguments: str, **around: str) -> subprocess.CompletedProcess[str]:
+        """As somebody at a shell."""
+        return self.run("-m", "ebla", *arguments, "--data", str(self.data), **around)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """The same, not waited for."""
+        command = [sys.executable, "-m", "ebla", *arguments, "--data", str(self.data)]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment
+        )
+
+    def cql(self, *statements: str) -> list[tuple[bytes | None, ...]]:
+        """The rows of the last one."""
+
+        async def work(client: TableClient) -> list[tuple[bytes | None, ...]]:
+            for statement in statements:
+                found = (await client.run(statement)).result
+            return [tuple(row) for row in found.rows] if isinstance(found, Rows) else []
+
+        return with_tables(self.data, None, work)
+
+
+def spark_environment(folder: Path) -> Mapping[str, str]:
+    """A quick start: Java's classes come from an archive, and no time is spent on compiling them well."""
+    java = find_java("", os.environ)
+    archives = default_folder(os.environ)
+    assert archives is not None
+    flags = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={archive_path(archives, java, SPARK_HOME)}"
+    settings = {"spark.driver.extraJavaOptions": flags, "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+    told = " ".join(f'--conf "{name}={value}"' for name, value in settings.items())
+    return {
+        **os.environ,
+        "JAVA_HOME": str(make_java_home(java, folder)),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": f"{told} pyspark-shell",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+@contextmanager
+def running_node(folder: Path) -> Iterator[SmallNode]:
+    local = LocalNodes(folder / "nodes", 1, ("limits.feed_silence_ms=20000", "limits.child_silence_ms=40000"), shards=2)
+    try:
+        local.start_all()
+        yield SmallNode(local, folder)
+    finally:
+        local.end_all()

@@ -1,0 +1,44 @@
+"""What docs/spark.md and the examples tell people to do does what they say."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.pipeline.small_node import SmallNode, running_node
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CLAIM = re.compile(r"^(\S.*?)  # → (.*)$", re.MULTILINE)
+BLOCKS = 10
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallNode]:
+    with running_node(tmp_path_factory.mktemp("doc")) as running:
+        yield running
+
+
+def program_of(document: str, contact: str) -> str:
+    """Its blocks one after the other; what stands behind an arrow is what the line must give."""
+    blocks = BLOCK.findall(document)
+    assert len(blocks) == BLOCKS
+    host, _, port = contact.partition(":")
+    whole = "\n".join(f'print("step {number}", flush=True)\n{block}' for number, block in enumerate(blocks, 1))
+    placed = whole.replace("127.0.0.1:9042", contact).replace('["127.0.0.1"], port=9042', f'["{host}"], port={port}')
+    return CLAIM.sub(lambda found: f"_seen = str({found[1]}); assert _seen == {found[2]!r}, _seen", placed)
+
+
+def test_the_ten_first_things(node: SmallNode, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(program_of((ROOT / "docs" / "spark.md").read_text(), node.contact))
+    ended = node.run(str(program))
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[-4000:]}"
+
+
+def test_from_csv_to_served_rows(node: SmallNode) -> None:
+    ended = node.run(str(ROOT / "examples" / "csv_to_served_rows.py"), node.contact)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[-4000:]}"
+    assert "20000 trips with keys of their own" in ended.stdout
+    assert len(re.findall(r"^bike 7: ", ended.stdout, re.MULTILINE)) == 3
+    assert re.search(r"^station 12: \d+ departures, [\d.]+ minutes on average$", ended.stdout, re.MULTILINE)
