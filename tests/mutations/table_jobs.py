@@ -1,0 +1,172 @@
+"""Bugs of jobs over whole tables: records, places, levels, versions.
+
+Where a directed test shows the bug it is the check; seeds are, where it takes whole nodes.
+"""
+
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
+
+SEEDS = SimSeeds("table_jobs", "1-12")
+SEEDS_S = 500
+JOBS = PytestCheck("tests/unit/broker/test_write_jobs.py")
+BOOK = PytestCheck("tests/unit/broker/test_write_book.py")
+PLANS = PytestCheck("tests/unit/broker/test_plan_writes.py")
+READS = PytestCheck("tests/unit/broker/test_plan_reads.py")
+CALLS = PytestCheck("tests/unit/broker/test_broker.py")
+
+MUTATIONS = (
+    # -- records
+    Mutation(
+        name="table-jobs-a-run-again-draws-a-timestamp",
+        module="ebla.broker.write_book",
+        find="        session=run.session,\n        opened_ms=run.now_ms,\n",
+        replace="        session=run.session,\n        timestamp_us=record.timestamp_us + 1,\n"
+        "        opened_ms=run.now_ms,\n",
+        check=BOOK,
+        why="rows of a run that failed lose against nothing, and a job that is run again is two",
+    ),
+    Mutation(
+        name="table-jobs-done-is-opened-again",
+        module="ebla.broker.write_book",
+        find="    if is_done(record, run.batch):\n        return None\n",
+        replace="",
+        check=JOBS,
+        why="a batch that Spark commits twice is written twice, over what was written since",
+    ),
+    Mutation(
+        name="table-jobs-the-run-before-is-not-closed",
+        module="ebla.broker.opening",
+        find="        for session in record.closing:\n"
+        "            await self._sessions.close(session, deadline.left_ms)\n",
+        replace="",
+        check=JOBS,
+        why="a driver that was frozen goes on with its commit after another has ended the job",
+    ),
+    Mutation(
+        name="table-jobs-only-the-last-run-is-closed",
+        module="ebla.broker.write_book",
+        find="    closing = (*record.closing, record.session)\n",
+        replace="    closing = (record.session,)\n",
+        check=BOOK,
+        why="the run before the last, whose successor died before it closed it, still commits",
+    ),
+    Mutation(
+        name="table-jobs-any-run-commits",
+        module="ebla.broker.write_book",
+        find="    if not is_done(record, run.batch) and (record.session, record.batch) != (run.session, run.batch):\n",
+        replace="    if not is_done(record, run.batch) and record.batch != run.batch:\n",
+        check=BOOK,
+        why="a run that was overtaken before its session was opened ends the job with its own rows",
+    ),
+    Mutation(
+        name="table-jobs-adoption-is-not-noted",
+        module="ebla.broker.commit",
+        find="            await self._change(adopting)\n            self.progress.seen = Seen.SOME\n",
+        replace="            self.progress.seen = Seen.SOME\n",
+        check=JOBS,
+        why="a second call says that no row is seen, and the first has shown some",
+    ),
+    # -- levels and versions
+    Mutation(
+        name="table-jobs-pending-replicas-are-not-counted",
+        module="ebla.broker.plan_writes",
+        find="wanted.datacenter, pending)\n",
+        replace="wanted.datacenter)\n",
+        check=PLANS,
+        why="after a move a quorum is read that has none of the job's rows",
+    ),
+    Mutation(
+        name="table-jobs-half-of-a-copy-counts",
+        module="ebla.broker.plan_writes",
+        find="        if all(has(place) for place in copy.places):\n            acks.acknowledge(position)\n",
+        replace="        if any(has(place) for place in copy.places):\n            acks.acknowledge(position)\n",
+        check=PLANS,
+        why="a tablet that moves inside a node arrives there without the job's rows",
+    ),
+    Mutation(
+        name="table-jobs-acknowledgements-of-two-versions-add-up",
+        module="ebla.broker.commit",
+        find="lambda place: place in found.found or self._brings_nothing(place)) is None:\n",
+        replace="lambda place: place in self.progress.adopted or self._brings_nothing(place)) is None:\n",
+        check=JOBS,
+        why="one replica has it by the old map and one by the new, and neither map has a quorum of it",
+    ),
+    Mutation(
+        name="table-jobs-the-version-is-not-held",
+        module="ebla.broker.adopting",
+        find="            found = await parts.doors.shard(place.replica, ADOPT, request, parts.limits.adopt_ms)\n",
+        replace="            parts.view.release(request.version)\n"
+        "            try:\n"
+        "                found = await parts.doors.shard(place.replica, ADOPT, request, parts.limits.adopt_ms)\n"
+        "            finally:\n"
+        "                parts.view.hold(request.version)\n",
+        check=JOBS,
+        why="a barrier passes while a commit routed by the version before it is still on its way",
+    ),
+    Mutation(
+        name="table-jobs-adoption-dies-with-its-client",
+        module="ebla.broker.adopting",
+        find="                adopted.found[place] = await asyncio.shield(answer)\n",
+        replace="                adopted.found[place] = await answer\n",
+        check=JOBS,
+        why="an answer that comes to a commit whose client is gone breaks the shard",
+    ),
+    # -- places
+    Mutation(
+        name="table-jobs-a-place-without-rows-is-a-copy",
+        module="ebla.broker.plan_writes",
+        find="    return bool(staged.runs_at(place)) or not any(siblings)\n",
+        replace="    return True\n",
+        check=JOBS,
+        why="a replica that no task reached is acknowledged as one that has the rows",
+    ),
+    Mutation(
+        name="table-jobs-late-replicas-are-passed-over",
+        module="ebla.broker.commit",
+        find="            if lacking:\n                return CommitWriteAnswer(lacking=lacking)\n",
+        replace="            assert lacking is not None\n",
+        check=JOBS,
+        why="a replica that came while the job ran never gets its rows, and nobody is told",
+    ),
+    Mutation(
+        name="table-jobs-one-run-of-several-is-sealed",
+        module="ebla.broker.commit",
+        find="            more=tuple((run.attempt, run.file) for run in runs[1:]),\n",
+        replace="",
+        check=JOBS,
+        why="of what a place was brought by several tasks only the first one's rows are there",
+    ),
+    Mutation(
+        name="table-jobs-without-admission",
+        module="ebla.broker.opening",
+        find="            if count >= most:\n",
+        replace="            if count >= most << 20:\n",
+        check=JOBS,
+        why="a few hundred jobs at once leave nothing of the disks to those that serve",
+    ),
+    # -- reads
+    Mutation(
+        name="table-reads-planned-by-what-the-shard-happens-to-know",
+        module="ebla.broker.reads",
+        find="            view = await fresh_view(self._parts, deadline)\n",
+        replace="            view = self._parts.view.current\n",
+        check=CALLS,
+        why="a node that lags sends readers to replicas that have not had writes for long",
+    ),
+    Mutation(
+        name="table-reads-one-copy-too-few",
+        module="ebla.broker.plan_reads",
+        find="            groups.append((loads.order(members), max(1, each.count)))\n",
+        replace="            groups.append((loads.order(members), max(1, each.count - 1)))\n",
+        check=READS,
+        why="a read at QUORUM misses what a quorum has acknowledged",
+    ),
+    Mutation(
+        name="table-jobs-done-before-all-tablets-are",
+        module="ebla.broker.commit",
+        find="            if all(self.progress.is_met(route) for route in routes):\n",
+        replace="            if any(self.progress.is_met(route) for route in routes):\n",
+        check=SEEDS,
+        why="a job says that it is done, and a tablet whose replicas moved has nothing of it",
+        limit_s=SEEDS_S,
+    ),
+)
