@@ -98,8 +98,8 @@ MUTATIONS = (
     Mutation(
         name="transfers-adoption-not-fenced-before-the-effect",
         module="ebla.replica.adoption",
-        find="            _pass(self._fences.before_effect(request.version))\n",
-        replace="            self._fences.before_effect(request.version)\n",
+        find="            _pass(self._fences.before_effect(version))\n",
+        replace="            self._fences.before_effect(version)\n",
         check=JOB_ADOPTION,
         why="a job's layer is put into a replica that a barrier has shown to take nothing older any more",
     ),
@@ -184,6 +184,15 @@ MUTATIONS = (
         replace="        return (*((self.attempt, file) for file in self.files), *self.more[1:])\n",
         check=RUNS,
         why="what one of the tasks wrote is missing, and the job is done",
+    ),
+    Mutation(
+        name="transfers-second-run-forgotten-in-simulation",
+        module="ebla.bulk.seal",
+        find="        return (*((self.attempt, file) for file in self.files), *self.more)\n",
+        replace="        return (*((self.attempt, file) for file in self.files), *self.more[1:])\n",
+        check=SEEDS,
+        why="what one of the tasks wrote is missing, and the scenario would not notice",
+        timeout_s=SEEDS_S,
     ),
     Mutation(
         name="transfers-set-of-runs-not-remembered",

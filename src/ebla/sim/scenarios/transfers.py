@@ -1,5 +1,6 @@
 """Four whole nodes, two of them on one machine: rows are written and tablets move, and meanwhile jobs copy, stream,
-compare and heal replicas, on an engine that doubles attempts and lets the dead go on; and everything fails that can."""
+compare and heal replicas, on an engine that doubles attempts and lets the dead go on, and others write runs of rows as
+layers; and everything fails that can."""
 
 import asyncio
 import dataclasses
@@ -21,6 +22,7 @@ from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
 from ebla.sim.workloads.rows_node import RowsNode
 from ebla.sim.workloads.transfers_asker import Asked, TransfersAsker
 from ebla.sim.workloads.transfers_node import TransfersCluster, build_cluster, supervise_pipelines
+from ebla.sim.workloads.transfers_writer import TransfersWriter, Written
 from ebla.sim.world import Unit, World
 from ebla.wire.jobs import ENDED, Compare, Job, JobState
 
@@ -28,6 +30,7 @@ CLIENTS = 3
 WORKERS = 3
 DRIVEN_FROM = 2
 ASKED_FROM = (1, 3)
+WRITTEN_FROM = 0
 PAUSE_S = 3.0
 JOBS_END_S = 240.0
 """A job is begun again after each thing that broke it, with a growing pause."""
@@ -40,7 +43,7 @@ QUIET_S = 6.0
 
 async def run(world: World) -> None:
     cluster = build_cluster(world)
-    load, asked = RowsLoad(cluster), Asked()
+    load, asked, written = RowsLoad(cluster), Asked(), Written()
     for shard in cluster.shards():
         tell_deaths(world, load, shard)
     for unit in (*cluster.units(), *cluster.executor_units()):
@@ -52,16 +55,18 @@ async def run(world: World) -> None:
         driver.start()
         await until(lambda: len(load.tables) == 2, world, "the tables are not there")
         askers = [_add_asker(world, load, asked, cluster.nodes[number]) for number in ASKED_FROM]
-        for unit in askers:
+        writer = _add_writer(world, load, written, cluster.nodes[WRITTEN_FROM])
+        for unit in (*askers, writer):
             unit.start()
         for number in range(CLIENTS):
             world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
-        struck = [*cluster.units(), *cluster.executor_units(), driver, *askers]
+        struck = [*cluster.units(), *cluster.executor_units(), driver, *askers, writer]
         cluster.is_stormy = True
         await harsh(world, struck, world.seconds, faults=FAULTS, pause_s=PAUSE_S)
         cluster.is_stormy = False
         heal(world, struck)
         await _judge(world, cluster, load, asked)
+        world.tell("scenario", f"runs of rows: {written}")
         for task in watching:
             task.cancel()
 
@@ -69,6 +74,16 @@ async def run(world: World) -> None:
 def _add_asker(world: World, load: RowsLoad, asked: Asked, home: RowsNode) -> Unit:
     main = functools.partial(_asker, load=load, home=home, asked=asked)
     return world.unit(f"{home.control.name}-asker", main, machine=home.control.name, host_id=home.host)
+
+
+def _add_writer(world: World, load: RowsLoad, written: Written, home: RowsNode) -> Unit:
+    seat: list[Unit] = []
+
+    async def main(around: Surroundings) -> None:
+        await TransfersWriter(around, load, home, written, lambda: seat[0]).run()
+
+    seat.append(world.unit(f"{home.control.name}-writer", main, machine=home.control.name, host_id=home.host))
+    return seat[0]
 
 
 async def _asker(around: Surroundings, load: RowsLoad, home: RowsNode, asked: Asked) -> None:

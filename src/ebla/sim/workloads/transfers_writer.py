@@ -1,0 +1,293 @@
+"""Jobs that write rows into tablets without a broker between: runs of several attempts are staged, sealed as one, and
+adopted as a write by whatever version there is. Some runs are not whole; some come when all is sealed; some seals name
+others than those that count; some adoptions are asked for by a version that is long over."""
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ebla.bulk.data_plane import PutPlace
+from ebla.model.errors import Corruption, EblaError, Refused, Stale
+from ebla.model.identity import AttemptId, JobId, Replica, SessionId, TopologyVersion, TransferId
+from ebla.model.schema import TableSchema
+from ebla.model.token import Token, TokenRange
+from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, Target
+from ebla.pipeline.doors import DoorPlaces, WireDoors
+from ebla.ports.surroundings import Surroundings
+from ebla.sim.chance import SimChance
+from ebla.sim.checkers.rows import Tried
+from ebla.sim.clock import EPOCH_US
+from ebla.sim.flight_twin import FlightTwin, Stream, connect
+from ebla.sim.workloads.rows_client import RowsLoad
+from ebla.sim.workloads.rows_driver import ON_TABLETS
+from ebla.sim.workloads.rows_node import BULK_SOCKET, CONTROL_SOCKET, SHARD_PORT, WIRE, RowsNode, socket_of
+from ebla.sim.workloads.rows_table import KINDS_OF_DELETION, PARTITIONS, ROWS, item_of
+from ebla.sim.workloads.transfers_node import VERBS_PORT, TransfersCluster
+from ebla.sim.world import Unit
+from ebla.storage.key_codec import decode_token
+from ebla.storage.layer import Item
+from ebla.storage.merge import merge_streams
+from ebla.storage.row_file import encode_rows, rows_batch
+from ebla.wire.peers import PeersContext
+from ebla.wire.transfer_messages import (
+    AdoptRequest,
+    CloseSessionRequest,
+    FlightPut,
+    OpenSessionRequest,
+    OpenStagingRequest,
+    SealRequest,
+)
+from ebla.wire.verbs import ADOPT, CLOSE_SESSION, OPEN_SESSION, OPEN_STAGING, SEAL
+
+CALL_MS, SEAL_MS, ADOPT_MS, CLOSE_MS = 2_500, 10_000, 4_000, 6_000
+LIFE_MS = 15_000
+THINK_S = 0.8
+AT_ONCE = 3
+RUNS_MAX = 4
+ROWS_OF_A_RECORD = 3
+TRIES_MAX = 4
+AGAIN_S = 0.5
+
+
+@dataclass(slots=True)
+class Written:
+    """What writers have seen, outside every life."""
+
+    sealed: int = 0
+    adopted: int = 0
+    stale: int = 0
+    """Adoptions whose version was over."""
+    other_sets: int = 0
+    """Seals of others than those that counted, refused."""
+    not_whole: int = 0
+    """Seals of a run that was not, refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    attempt: AttemptId
+    items: tuple[Item, ...]
+    records: tuple[bytes, ...]
+
+    @property
+    def file(self) -> StagedFile:
+        data = b"".join(self.records)
+        return StagedFile(ROWS_NAME, len(data), zlib.crc32(data))
+
+
+class TransfersWriter:
+    """One life, on the machine of a node."""
+
+    def __init__(
+        self, around: Surroundings, load: RowsLoad, home: RowsNode, written: Written, here: Callable[[], Unit]
+    ) -> None:
+        assert isinstance(load.cluster, TransfersCluster)
+        self._around = around
+        self._chance = SimChance(f"writer {around.chance.uuid()}")
+        self._load = load
+        self._cluster = load.cluster
+        self._home = home
+        self._written = written
+        self._loop = asyncio.get_running_loop()
+        self._here = here
+
+    async def run(self) -> None:
+        name = f"writer-{self._home.control.name}"
+        introduction = self._cluster.introduction(self._home.host, name)
+        report = self._cluster.report(name)
+        context = PeersContext(self._around.transport, self._around.chance, introduction, WIRE, report)
+        places = DoorPlaces(self._home.host, CONTROL_SOCKET, BULK_SOCKET, socket_of, VERBS_PORT, SHARD_PORT)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(self._keep_writing(WireDoors(tasks, context, places)))
+
+    async def _keep_writing(self, doors: WireDoors) -> None:
+        while True:
+            await asyncio.sleep(self._chance.random() * THINK_S)
+            if self._load.stopping or ON_TABLETS not in self._load.tables:
+                continue
+            try:
+                await self._write(doors)
+            except (EblaError, OSError):
+                pass  # it is given up, as jobs are
+
+    async def _write(self, doors: WireDoors) -> None:
+        snapshot = self._home.snapshot
+        schema = self._load.tables[ON_TABLETS]
+        tablets = None if snapshot is None else snapshot.tablets.get(schema.id)
+        if snapshot is None or tablets is None:
+            return
+        doors.follow(snapshot)
+        number = self._chance.randrange(0, tablets.tablet_count)
+        part = TokenRange(Token(tablets.after_token(number)), Token(tablets.last_token(number)))
+        version = snapshot.version
+        session = SessionId(self._chance.uuid())
+        asked = OpenSessionRequest(session, schema.id, JobId(self._chance.uuid()), LIFE_MS)
+        await doors.control(OPEN_SESSION, asked, CALL_MS)
+        runs = self._runs(schema, part)
+        for replica in tablets.all_replicas(number) if runs else ():
+            opening = OpenStagingRequest(
+                session, TransferId(self._chance.uuid()), schema.id, replica.shard, part, version, StagingKind.ROWS
+            )
+            try:
+                await self._bring(doors, replica, opening, runs)
+            except (EblaError, OSError):
+                continue  # that one is left to repair
+        if self._chance.happens(0.7):
+            answer = await doors.control(CLOSE_SESSION, CloseSessionRequest(session), CLOSE_MS)
+            self._cluster.close_answered(session, answer.down)
+
+    def _runs(self, schema: TableSchema, part: TokenRange) -> list[Run]:
+        """Some keys in several of them, each with a time of its own."""
+        found = []
+        for _ in range(self._chance.randrange(1, RUNS_MAX + 1)):
+            items: dict[bytes, Item] = {}
+            for _ in range(self._chance.randrange(1, 14)):
+                cell = (ON_TABLETS, self._chance.randrange(0, PARTITIONS), self._chance.randrange(0, ROWS))
+                tried = Tried(self._load.ledger.unused_us(EPOCH_US + int(self._loop.time() * 1e6)), deletes=False)
+                item = item_of(schema, cell, tried, KINDS_OF_DELETION)
+                if decode_token(item[0]) in part and item[0] not in items:
+                    self._load.ledger.tries(cell, tried)
+                    items[item[0]] = item
+            if items:
+                found.append(_run(AttemptId(self._chance.uuid()), sorted(items.values())))
+        return found
+
+    def _anew(self, run: Run) -> Run:
+        """The same rows, by another attempt."""
+        return replace(run, attempt=AttemptId(self._chance.uuid()))
+
+    # -- one replica -------------------------------------------------------------------------------------------------
+
+    async def _bring(self, doors: WireDoors, to: Replica, opening: OpenStagingRequest, runs: Sequence[Run]) -> None:
+        target = (await doors.bulk(to.host, OPEN_STAGING, opening, CALL_MS)).target
+        # Attempts are drawn for each place: what one of them does here says nothing of another.
+        own = [self._anew(run) for run in runs]
+        broken = self._chance.choice(own) if self._chance.happens(0.25) else None
+        for run in own:
+            await self._put(target, run, cut=run is broken)
+        if self._chance.happens(0.3):
+            await self._put(target, self._anew(own[0]))  # speculated, and not named
+        if broken is not None:
+            await self._seal_broken(doors, target, own)
+            again = self._anew(broken)
+            await self._put(target, again)
+            own = [again if run is broken else run for run in own]
+        schema = self._load.tables[ON_TABLETS]
+        self._cluster.ledger.sends_rows(target.transfer, list(merge_streams([run.items for run in own], schema)))
+        await self._seal(doors, target, own)
+        await self._adopt(doors, to, opening, target)
+
+    async def _put(self, target: Target, run: Run, *, cut: bool = False) -> None:
+        stream = connect(self._cluster.world, self._chance, self._here(), self._cluster.seats[target.host])
+        try:
+            put = FlightPut(target.ticket, run.attempt, ROWS_NAME, 0)
+            place = await stream.ask(partial(_open_put, stream=stream, put=put))
+            for record in run.records[:-1] if cut else run.records:
+                await stream.ask(partial(_append, place=place, data=record))
+            await stream.ask(partial(_finish_put, place=place))
+        finally:
+            stream.closed = True
+
+    async def _seal_broken(self, doors: WireDoors, target: Target, runs: Sequence[Run]) -> None:
+        """INV-XFER-2: with one that is not whole nothing is sealed."""
+        try:
+            await doors.bulk(target.host, SEAL, self._order(target, runs), SEAL_MS)
+        except Corruption:
+            self._written.not_whole += 1
+            return
+        self._cluster.world.fail(f"INV-XFER-2: transfer {target.transfer} was sealed with a run that is not whole")
+
+    async def _seal(self, doors: WireDoors, target: Target, runs: Sequence[Run]) -> None:
+        orders = [self._order(target, runs) for _ in range(self._chance.choice((1, 1, 2)))]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(_told(doors, target, order)) for order in orders]
+        if all(one.result() is not None for one in asked):
+            await _sealed(doors, target, orders[0])
+        self._written.sealed += 1
+        if self._chance.happens(0.3):
+            await self._seal_other(doors, target, runs)
+        if self._chance.happens(0.3):
+            await self._put_late(target, runs[0])
+
+    async def _seal_other(self, doors: WireDoors, target: Target, runs: Sequence[Run]) -> None:
+        """INV-XFER-2: from now on no other set counts."""
+        other = self._anew(runs[0])
+        named = self._chance.choice(([*runs, other], [other, *runs[1:]], runs[:-1] or [other]))
+        try:
+            await doors.bulk(target.host, SEAL, self._order(target, named), SEAL_MS)
+        except Refused:
+            self._written.other_sets += 1
+            return
+        self._cluster.world.fail(f"INV-XFER-2: transfer {target.transfer} was sealed with one set, and then another")
+
+    async def _put_late(self, target: Target, run: Run) -> None:
+        try:
+            await self._put(target, run)
+        except Refused:
+            return
+        self._cluster.world.fail(f"transfer {target.transfer} takes rows though it is sealed")
+
+    def _order(self, target: Target, runs: Sequence[Run]) -> SealRequest:
+        named = list(runs)
+        self._chance.shuffle(named)
+        more = tuple((run.attempt, run.file) for run in named[1:])
+        return SealRequest(target.session, target.transfer, named[0].attempt, (named[0].file,), (), more)
+
+    async def _adopt(self, doors: WireDoors, to: Replica, opening: OpenStagingRequest, target: Target) -> None:
+        """By the version that is there; now and then by the one it began with, which may be fenced off by now."""
+        for _ in range(TRIES_MAX):
+            snapshot = self._home.snapshot
+            version = opening.version if snapshot is None or self._chance.happens(0.3) else snapshot.version
+            request = AdoptRequest(
+                target.session, target.transfer, opening.table, target.range, TopologyVersion(0), version
+            )
+            try:
+                await doors.shard(to, ADOPT, request, ADOPT_MS)
+            except Stale:
+                self._written.stale += 1
+                await asyncio.sleep(self._chance.random() * AGAIN_S)
+            else:
+                self._written.adopted += 1
+                return
+
+
+def _run(attempt: AttemptId, items: Sequence[Item]) -> Run:
+    records = [
+        encode_rows(rows_batch(items[start : start + ROWS_OF_A_RECORD]))
+        for start in range(0, len(items), ROWS_OF_A_RECORD)
+    ]
+    return Run(attempt, tuple(items), tuple(records))
+
+
+async def _told(doors: WireDoors, target: Target, order: SealRequest) -> EblaError | None:
+    try:
+        await doors.bulk(target.host, SEAL, order, SEAL_MS)
+    except EblaError as error:
+        return error
+    return None
+
+
+async def _sealed(doors: WireDoors, target: Target, order: SealRequest) -> None:
+    """Once more, where every answer was lost."""
+    await doors.bulk(target.host, SEAL, order, SEAL_MS)
+
+
+# ---- in the bulk process's life
+
+
+async def _open_put(door: FlightTwin, stream: Stream, put: FlightPut) -> PutPlace:
+    place = await door.plane.open_put(put)
+    stream.places.append(place)
+    return place
+
+
+async def _append(door: FlightTwin, place: PutPlace, data: bytes) -> None:
+    await door.plane.append(place, data)
+
+
+async def _finish_put(door: FlightTwin, place: PutPlace) -> None:
+    await door.plane.finish_put(place)
+    door.plane.close_put(place)
