@@ -320,6 +320,33 @@ def test_where_the_version_moved_a_tablet_goes_again_whole() -> None:
     with_rig(story)
 
 
+def test_one_replica_by_each_of_two_versions_is_no_quorum() -> None:
+    """INV-BULKW-1."""
+
+    async def story(rig: Rig) -> None:
+        asked = rig.opening()
+        plan = await rig.call(OPEN_WRITE, asked)
+        versions: list[TopologyVersion] = []
+
+        def one_each(where: HostId, request: AdoptRequest) -> Any:
+            assert request.version is not None
+            if request.version not in versions:
+                versions.append(request.version)
+                if len(versions) < 3:
+                    asyncio.get_running_loop().call_later(0.1, rig.cluster.change)
+            place = [one.host for one in plan.targets if one.range == request.range].index(where)
+            number = versions.index(request.version)
+            return None if place == number else raises(Stale("it moves") if number < 2 else Unreachable("gone"))
+
+        rig.cluster.hooks["adopt"] = one_each
+        with pytest.raises(WriteFailed):
+            await rig.call(COMMIT_WRITE, committing(asked, plan))
+        assert len(versions) == 3
+        assert rig.record().state is WriteState.OPEN
+
+    with_rig(story, limits=QUICK)
+
+
 def test_a_replica_that_came_meanwhile_gets_a_place_before_anything_else() -> None:
     async def story(rig: Rig) -> None:
         asked = rig.opening()
