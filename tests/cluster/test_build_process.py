@@ -10,10 +10,11 @@ from tests.unit.storage.store_rig import plain
 
 from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.token import WHOLE_RING
+from ebla.runtime import layer_building
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.layer_building import BuildFailed, BuildProcesses
 from ebla.sim.workloads.store_rows import SMALL
-from ebla.storage.build_rows import BuildJob
+from ebla.storage.build_rows import BuildJob, BuildResult
 from ebla.storage.layer import Item
 from ebla.storage.rocks import RocksEngine
 from ebla.storage.row_file import encode_rows, rows_batch
@@ -43,7 +44,9 @@ def on_files(story: Callable[[FileDisk], Awaitable[None]]) -> None:
 def test_rows_become_a_layer_with_its_facts_and_sidecar(tmp_path: Path) -> None:
     async def story(disk: FileDisk) -> None:
         job = job_of(tmp_path, ITEMS)
-        result = await BuildProcesses().build(job, 60)
+        builds = BuildProcesses()
+        result = await builds.build(job, 60)
+        await builds.close()
         layer = await RocksEngine(disk).open(job.output_folder, writable=False)
         assert list(layer.scan()) == ITEMS
         assert (layer.facts.rows, layer.facts.least_us, layer.facts.greatest_us) == (3_000, 10, 16)
@@ -67,8 +70,10 @@ def test_what_is_wrong_is_told_as_it_is_and_leaves_nothing(
     tmp_path: Path, items: list[Item], cut: int, failure: type[Exception], words: str
 ) -> None:
     async def story(_disk: FileDisk) -> None:
+        builds = BuildProcesses()
         with pytest.raises(failure, match=words):
-            await BuildProcesses().build(job_of(tmp_path, items, cut), 60)
+            await builds.build(job_of(tmp_path, items, cut), 60)
+        await builds.close()
 
     on_files(story)
     assert [path.name for path in tmp_path.iterdir()] == ["rows"]
@@ -79,5 +84,52 @@ def test_a_build_that_is_late_is_killed(tmp_path: Path) -> None:
         with pytest.raises(BuildFailed, match="took longer than"):
             await BuildProcesses().build(job_of(tmp_path, ITEMS), 0.01)
         assert psutil.Process().children() == []
+
+    on_files(story)
+
+
+def test_builds_take_turns_in_processes_that_stay(tmp_path: Path) -> None:
+    """Also after one that failed by its rows; one that was killed is replaced."""
+
+    async def story(_disk: FileDisk) -> None:
+        builds = BuildProcesses(at_once=2)
+        folders = [tmp_path / str(number) for number in range(6)]
+        for folder in folders:
+            folder.mkdir()
+        jobs = [job_of(folder, ITEMS, cut=3 if place == 2 else 0) for place, folder in enumerate(folders)]
+        found = await asyncio.gather(*(builds.build(job, 60) for job in jobs), return_exceptions=True)
+        assert [isinstance(one, BaseException) for one in found] == [False, False, True, False, False, False]
+        kept = psutil.Process().children()
+        assert len(kept) == 2, "six builds, two processes"
+        for child in kept:
+            child.kill()
+        psutil.wait_procs(kept)
+        again = job_of(folders[2], ITEMS)
+        result = await _until_one_is_started_anew(builds, again)
+        assert result.rows == len(ITEMS)
+        await builds.close()
+        assert psutil.Process().children() == []
+
+    on_files(story)
+
+
+async def _until_one_is_started_anew(builds: BuildProcesses, job: BuildJob) -> BuildResult:
+    """The loop may not have heard yet that those it keeps are gone: each such costs a try."""
+    for _ in range(2):
+        try:
+            return await builds.build(job, 60)
+        except BuildFailed:
+            continue
+    return await builds.build(job, 60)
+
+
+def test_processes_without_work_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_building, "IDLE_S", 0.01)
+
+    async def story(_disk: FileDisk) -> None:
+        await BuildProcesses().build(job_of(tmp_path, ITEMS), 60)
+        children = psutil.Process().children()
+        _, left = await asyncio.to_thread(psutil.wait_procs, children, 60)
+        assert left == []
 
     on_files(story)

@@ -1,13 +1,19 @@
 """Layers of staged rows, made in processes of their own; the child's half is `python -m ebla.runtime.build_process`.
 Nothing counts until the transfer is sealed."""
 
+import os
+
 import msgspec
 
 from ebla.model.errors import EblaError, Outcome
-from ebla.runtime.job_process import JobFailed, run_in_process
+from ebla.runtime.job_process import JobFailed, KeptProcesses
 from ebla.storage.build_rows import BuildJob, BuildResult
 from ebla.wire.failures import error_of
 from ebla.wire.frames import Failure
+
+BUILDS_AT_ONCE = max(1, min(4, os.cpu_count() or 1))
+IDLE_S = 20.0
+"""So long a process waits for another build before it ends."""
 
 
 class BuildFailed(EblaError):
@@ -24,12 +30,19 @@ class BuildOutcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BuildProcesses:
-    """`bulk.staging.LayerBuilding`."""
+    """`bulk.staging.LayerBuilding`. A job of Spark brings rows for every tablet at once: few of them are worked on at a
+    time, by processes that stay for the next."""
+
+    def __init__(self, at_once: int = BUILDS_AT_ONCE) -> None:
+        self._processes = KeptProcesses("ebla.runtime.build_process", at_once, IDLE_S)
+
+    async def close(self) -> None:
+        await self._processes.close()
 
     async def build(self, job: BuildJob, deadline_s: float) -> BuildResult:
         """Raises `BuildFailed`, and what went wrong in the child as it is: a full disk, rows that are none."""
         try:
-            answer = await run_in_process("ebla.runtime.build_process", msgspec.msgpack.encode(job), deadline_s)
+            answer = await self._processes.run(msgspec.msgpack.encode(job), deadline_s)
         except JobFailed as failure:
             raise BuildFailed(f"the layer of {job.rows_files[0]}: {failure.message}", advice="seal again") from failure
         outcome = msgspec.msgpack.decode(answer, type=BuildOutcome)
