@@ -166,27 +166,44 @@ FILTERS = [
 
 
 def test_filters_find_the_same_whoever_applies_them(spark: SparkSession, tables: Tables) -> None:
+    """Spark itself; and the nodes, where the user says that each frame is used once."""
     whole = [Row(k=k, c=c, s=s, v=v) for k, c, s, v in EXPECTED]
     reference = spark.createDataFrame(whole, "k int, c string, s int, v bigint")
-    found = {}
     for pushed in ("false", "true"):
         spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
         try:
-            read = frame(spark, tables, "ks.t", token="tok")
             for condition in FILTERS:
-                found[condition] = rows_of(read.where(condition))
-                assert found[condition] == rows_of(reference.where(condition)), (pushed, condition)
-            by_token = read.where("tok > 0 AND tok <= 4611686018427387904")
-            assert 0 < by_token.count() == read.filter("tok + 0 > 0 AND tok - 0 <= 4611686018427387904").count()
-            assert "PushedFilters: [" in _plan(by_token) if pushed == "true" else True
+                found = rows_of(frame(spark, tables, "ks.t", pushdown=pushed).where(condition))
+                assert found == rows_of(reference.where(condition)), (pushed, condition)
+            read = frame(spark, tables, "ks.t", token="tok", pushdown=pushed)
+            tokens = [row.tok for row in read.where("tok > 0 AND tok <= 4611686018427387904").collect()]
+            assert 0 < len(tokens) < len(EXPECTED)
+            assert all(0 < token <= 4611686018427387904 for token in tokens)
         finally:
             spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-    assert found["k = 3"]
 
 
-def _plan(found: DataFrame) -> str:
-    plan = found._jdf.queryExecution().toString()
-    return str(plan)
+def test_a_frame_that_is_filtered_twice_is_right_whatever_the_setting_is(spark: SparkSession, tables: Tables) -> None:
+    """Spark 4.3 runs all scans of a frame by the filters that were pushed last, so none are unless asked for."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        read = frame(spark, tables, "ks.t")
+        both = read.where("k = 3").select("c").join(read.where("k = 4").select("c"), "c")
+        assert both.count() == ROWS
+        assert read.count() == len(EXPECTED)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+WHERES = ["k = 3", "k IN (1, 2, 99) AND c >= 'c2'", "c > 'c1' AND c <= 'c3'", "k > 5 AND k < 9", "k = 1000"]
+
+
+@pytest.mark.parametrize("condition", WHERES)
+def test_conditions_of_a_load(spark: SparkSession, tables: Tables, condition: str) -> None:
+    reference = spark.createDataFrame([tuple(row) for row in EXPECTED], "k int, c string, s int, v bigint")
+    read = frame(spark, tables, "vn.t", where=condition)
+    assert rows_of(read) == rows_of(reference.where(condition))
+    assert rows_of(read.where("v % 2 = 0")) == rows_of(reference.where(condition).where("v % 2 = 0"))
 
 
 def test_columns_schemas_write_times_and_ttls(spark: SparkSession, tables: Tables) -> None:

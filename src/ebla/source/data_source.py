@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from ebla.source import stream_writer, writer
 from ebla.source.contact import Contact
-from ebla.source.options import Pushdown, ReadOptions, read_options
+from ebla.source.options import read_options
 from ebla.source.reader import PushingReader, TableReader, asked_columns, describe
 from ebla.source.type_mapping import spark_schema
 
@@ -24,7 +24,7 @@ def table_schema(options: Mapping[str, str]) -> StructType:
 
 def make_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     asked = read_options(options)
-    return (PushingReader if _is_asked_for_filters(asked) else TableReader)(asked, schema)
+    return (PushingReader if asked.takes_filters and _is_asked_for_filters() else TableReader)(asked, schema)
 
 
 def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -35,15 +35,9 @@ def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite
     return stream_writer.make_stream_writer(options, schema, overwrite)
 
 
-def _is_asked_for_filters(options: ReadOptions) -> bool:
+def _is_asked_for_filters() -> bool:
     """With `spark.sql.python.filterPushdown.enabled` Spark plans a query that has filters in a Python process of
     another kind, and only there it asks a reader for them. Elsewhere a reader that takes filters is an error while the
     setting is off, and of no use while it is on."""
-    match options.pushdown:
-        case Pushdown.ON:
-            return True
-        case Pushdown.OFF:
-            return False
-        case Pushdown.AUTO:
-            started_as = getattr(sys.modules["__main__"], "__spec__", None)
-            return FILTERS_WORKER in sys.modules or (started_as is not None and started_as.name == FILTERS_WORKER)
+    started_as = getattr(sys.modules["__main__"], "__spec__", None)
+    return FILTERS_WORKER in sys.modules or (started_as is not None and started_as.name == FILTERS_WORKER)

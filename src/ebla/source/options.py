@@ -48,7 +48,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("token", "name of a further column that has the token of each row's partition", side=Side.READ),
     Option("writetime", "columns whose write times, in microseconds, come as <column>_writetime", side=Side.READ),
     Option("ttl", "columns whose seconds left to live come as <column>_ttl", side=Side.READ),
-    Option("pushdown", "auto, true or false: whether conditions on keys are left to the nodes", "auto", Side.READ),
+    Option("where", "conditions on key columns and token() in CQL; nodes leave out other rows", side=Side.READ),
+    Option("pushdown", "true: filters on keys go to nodes, of frames used once in one query alone", "false", Side.READ),
     Option("split_bytes", "about how much a task reads", "128m", Side.READ),
     Option("life", "how long a DataFrame may be used again: the right to read ends then", "24h", Side.READ),
     Option(
@@ -174,13 +175,6 @@ def access_of(given: Given) -> Access:
     return Access(contact, keyspace, table, given.level(), given.seconds("timeout"), given.flag("shortcut"))
 
 
-class Pushdown(enum.StrEnum):
-    AUTO = "auto"
-    """Where Spark asks for it."""
-    ON = "true"
-    OFF = "false"
-
-
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     access: Access
@@ -189,23 +183,22 @@ class ReadOptions:
     token: str
     writetimes: tuple[str, ...]
     ttls: tuple[str, ...]
-    pushdown: Pushdown
+    where: str
+    takes_filters: bool
     split_bytes: int
     life_ms: int
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     given = Given(options, Side.READ)
-    pushdown = given.text("pushdown").lower()
-    if pushdown not in tuple(Pushdown):
-        raise given.wrong("pushdown", "auto, true or false")
     return ReadOptions(
         access_of(given),
         given.names("columns"),
         given.text("token"),
         given.names("writetime"),
         given.names("ttl"),
-        Pushdown(pushdown),
+        given.text("where"),
+        given.flag("pushdown"),
         given.size("split_bytes"),
         int(given.seconds("life") * 1000),
     )

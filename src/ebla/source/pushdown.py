@@ -52,6 +52,15 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """What holds before any filter does."""
+
+    conditions: tuple[KeyCondition, ...] = ()
+    ranges: tuple[TokenRange, ...] | None = None
+    """None: the whole ring."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pushed:
     conditions: tuple[KeyCondition, ...] = ()
     ranges: tuple[TokenRange, ...] | None = None
@@ -69,12 +78,15 @@ class _Sorting:
     """Places of filters that are applied wholly."""
 
 
-def push(schema: TableSchema, asked: Sequence[AskedColumn], filters: Sequence[Filter]) -> Pushed:
+def push(
+    schema: TableSchema, asked: Sequence[AskedColumn], filters: Sequence[Filter], start: Start | None = None
+) -> Pushed:
     shown = {one.label: one for one in asked}
-    sorting = _Sorting()
+    begun = start or Start()
+    sorting = _Sorting(ranges=None if begun.ranges is None else list(begun.ranges))
     for place, one in enumerate(filters):
         _sort(schema, shown, place, one, sorting)
-    conditions = list(sorting.conditions.values())
+    conditions = [*begun.conditions, *sorting.conditions.values()]
     _keep_not_null(schema, shown, filters, conditions, sorting)
     partitions = _partitions(schema, conditions)
     if partitions is not None:
@@ -101,7 +113,7 @@ def _sort(schema: TableSchema, shown: Mapping[str, AskedColumn], place: int, one
     if not values:
         return
     if asked.kind is AskedKind.TOKEN:
-        found = _token_ranges(operator, values)
+        found = token_ranges(operator, values)
         if found is not None:
             known = sorting.ranges if sorting.ranges is not None else [WHOLE_RING]
             sorting.ranges = [part for other in found for part in clipped(other, known)]
@@ -225,7 +237,8 @@ _RULES: Mapping[Scalar, _Rule] = {
 # ---- tokens and partitions
 
 
-def _token_ranges(operator: KeyOperator, values: Sequence[Any]) -> list[TokenRange] | None:
+def token_ranges(operator: KeyOperator, values: Sequence[Any]) -> list[TokenRange] | None:
+    """None where the values are no tokens."""
     numbers = [_integer(value) for value in values]
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):

@@ -17,9 +17,10 @@ from ebla.pipeline.attempts import prepare_worker
 from ebla.source.contact import Contact
 from ebla.source.errors import missing_column, missing_table
 from ebla.source.follow_piece import follow_piece
+from ebla.source.given_where import parse_where
 from ebla.source.options import Access, ReadOptions
 from ebla.source.plan_read import Wanted, decode_share, encode_share, plan_shares
-from ebla.source.pushdown import Pushed, push
+from ebla.source.pushdown import push
 from ebla.source.share_rows import ShareRows
 from ebla.source.shipped import Reduced, ship
 from ebla.source.type_mapping import OF_ASKED, refuse_reading
@@ -105,7 +106,8 @@ class TableReader(DataSourceReader):
         with Contact(options.access.contact) as contact:
             self._schema = describe(contact, options.access)
         self._asked = asked_by_schema(self._schema, options, shown)
-        self._pushed = Pushed()
+        self._start = parse_where(self._schema, options.where)
+        self._pushed = push(self._schema, self._asked, (), self._start)
 
     def partitions(self) -> Sequence[InputPartition]:
         access, pushed = self._options.access, self._pushed
@@ -134,10 +136,14 @@ class TableReader(DataSourceReader):
 
 
 class PushingReader(TableReader):
-    """Where Spark asks for it: a reader with this method is refused by a Spark whose setting is off."""
+    """Where the user asks for it, and Spark too: a reader with this method is refused by one whose setting is off.
+
+    Spark 4.3 keeps one plan for each `load()`, the last that was made, and runs all scans of it by that: a frame that
+    is filtered twice in a query, or used again in another one, gets rows by the wrong filter. Nothing here can tell.
+    So filters are taken only by the user's word; `where` has no such trap, since it belongs to the `load()`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        self._pushed = push(self._schema, self._asked, filters)
+        self._pushed = push(self._schema, self._asked, filters, self._start)
         return self._pushed.left
 
 

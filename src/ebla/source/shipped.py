@@ -32,8 +32,13 @@ Reduced = tuple[Callable[..., object], tuple[object, ...]]
 
 def ship(module: str, name: str, *arguments: object) -> Reduced:
     """What `__reduce__` returns, for an object that is made anew as `module.name(*arguments)` wherever it arrives."""
-    release = importlib.metadata.version("ebla")
-    return _carrier(), (release, _content_hash(), _archive(), module, name, arguments)
+    return _carrier(), (_code(), module, name, arguments)
+
+
+@cache
+def _code() -> tuple[str, str, bytes]:
+    """One object for all that is pickled together, so that it goes along once."""
+    return importlib.metadata.version("ebla"), _content_hash(), _archive()
 
 
 def _carrier() -> Callable[..., object]:
@@ -41,9 +46,7 @@ def _carrier() -> Callable[..., object]:
     It must use nothing of this package."""
     needed, folder_of = NEEDED, _unpacker()
 
-    def unpack_and_make(
-        release: str, content: str, archive: bytes, module: str, name: str, arguments: tuple[Any, ...]
-    ) -> object:
+    def unpack_and_make(code: tuple[str, str, bytes], module: str, name: str, arguments: tuple[Any, ...]) -> object:
         missing = [package for package in needed if importlib.util.find_spec(package) is None]
         if missing:
             raise ImportError(
@@ -51,7 +54,7 @@ def _carrier() -> Callable[..., object]:
                 f"needs it: `pip install {' '.join(missing)}` there, or give Spark an environment packed by "
                 "`ebla spark-env`"
             )
-        folder = folder_of(release, content, archive)
+        folder = folder_of(*code)
         if folder is not None and folder not in sys.path:
             for known in [one for one in sys.modules if one.partition(".")[0] in ("ebla", "pyspark_ebla")]:
                 del sys.modules[known]

@@ -8,7 +8,7 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address
 from ebla.source.contact import parse_contacts
-from ebla.source.options import OPTIONS, Given, Pushdown, Side, access_of, read_options
+from ebla.source.options import OPTIONS, Given, Side, access_of, read_options
 
 MINIMUM = {"keyspace": "shop", "table": "orders"}
 
@@ -22,7 +22,7 @@ def test_what_holds_unless_said_otherwise() -> None:
     assert found.access.timeout_s == 60.0
     assert not found.access.contact.security.is_tls
     assert (found.columns, found.token, found.writetimes, found.ttls) == ((), "", (), ())
-    assert found.pushdown is Pushdown.AUTO
+    assert (found.where, found.takes_filters) == ("", False)
     assert found.split_bytes == 128 << 20
     assert found.life_ms == 86_400_000
 
@@ -40,7 +40,8 @@ def test_all_of_them_given() -> None:
             "token": "t",
             "writeTime": "a",
             "ttl": "b,c",
-            "pushdown": "FALSE",
+            "where": "k = 1",
+            "pushdown": "TRUE",
             "split_bytes": "1.5 GB",
             "life": "90m",
             "timeout": "500ms",
@@ -51,7 +52,7 @@ def test_all_of_them_given() -> None:
     assert (found.access.contact.security.username, found.access.contact.security.password) == ("me", "secret")
     assert found.access.level is ConsistencyLevel.QUORUM
     assert (found.columns, found.token, found.writetimes, found.ttls) == (("a", "b", "c"), "t", ("a",), ("b", "c"))
-    assert found.pushdown is Pushdown.OFF
+    assert (found.where, found.takes_filters) == ("k = 1", True)
     assert found.split_bytes == 3 << 29
     assert found.life_ms == 5_400_000
     assert found.access.timeout_s == 0.5

@@ -4,6 +4,7 @@ import sys
 import types
 import uuid
 
+import msgspec
 import pytest
 from pyspark.sql.datasource import DataSourceReader, EqualTo
 from pyspark.sql.types import (
@@ -33,7 +34,15 @@ from ebla.source.reader import PushingReader, TableReader, asked_by_schema, aske
 from ebla.source.type_mapping import spark_schema
 from ebla.wire.failures import failure_of
 from ebla.wire.frames import encode
-from ebla.wire.table_access import CallAnswer, DescribeTableAnswer, ReadPiece, ReadPlan, ReadSource
+from ebla.wire.table_access import (
+    CallAnswer,
+    CallRequest,
+    DescribeTableAnswer,
+    OpenReadRequest,
+    ReadPiece,
+    ReadPlan,
+    ReadSource,
+)
 
 SCHEMA = new_schema(
     (TableId(uuid.UUID(int=1)), "ks", "t"),
@@ -158,13 +167,14 @@ def test_a_reader_that_takes_filters_is_made_only_where_spark_asks_for_them(monk
         def kind(**others: str) -> type[DataSourceReader]:
             return type(data_source.make_reader({**given, **others}, schema))
 
-        assert [kind(), kind(pushdown="true"), kind(pushdown="false")] == [TableReader, PushingReader, TableReader]
+        assert [kind(), kind(pushdown="true")] == [TableReader, TableReader]
         monkeypatch.setitem(sys.modules, data_source.FILTERS_WORKER, types.ModuleType("worker"))
-        assert [kind(), kind(pushdown="true"), kind(pushdown="false")] == [PushingReader, PushingReader, TableReader]
+        assert [kind(), kind(pushdown="true")] == [TableReader, PushingReader]
     assert TableReader.pushFilters is DataSourceReader.pushFilters, "else Spark refuses it where the setting is off"
 
 
-def test_filters_that_are_taken_are_what_is_asked_for() -> None:
+def test_filters_that_are_taken_are_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, data_source.FILTERS_WORKER, types.ModuleType("worker"))
     with StandIn(ready(node)) as server:
         given = {"table": "ks.t", "contact": str(server.address), "pushdown": "true"}
         reader = data_source.make_reader(given, struct(k=IntegerType(), c=StringType(), v=LongType()))
@@ -179,6 +189,20 @@ def test_filters_that_are_taken_are_what_is_asked_for() -> None:
     share = decode_share(partition.value)
     assert [condition.column for condition in share.conditions] == ["c"]
     assert len(share.partitions) == 1
+
+
+def test_conditions_of_the_load_go_to_the_nodes() -> None:
+    with StandIn(ready(node)) as server:
+        given = {"table": "ks.t", "contact": str(server.address), "where": "k IN (1, 2) AND c > 'x'"}
+        (partition,) = data_source.make_reader(given, struct(v=LongType())).partitions()
+        body = server.requests[-1][1]
+    share = decode_share(partition.value)
+    assert [condition.column for condition in share.conditions] == ["c"]
+    assert len(share.partitions) == 2
+    (call,) = requests.read_query(BodyReader(body)).parameters.values
+    assert isinstance(call, bytes)
+    opened = msgspec.msgpack.decode(msgspec.msgpack.decode(call, type=CallRequest).request, type=OpenReadRequest)
+    assert len(opened.ranges) == 2, "only the nodes that have them are asked"
 
 
 def test_a_table_that_is_not_there_is_told_with_those_that_are() -> None:
