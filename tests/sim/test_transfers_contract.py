@@ -56,7 +56,7 @@ class Plane:
         self._check(source.session)
         return source
 
-    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
+    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
         return self.sources[ticket]
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:

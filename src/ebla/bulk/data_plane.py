@@ -73,10 +73,10 @@ class DataPlane(Protocol):
 
     def open_source(self, ticket: bytes) -> OpenedSource: ...
 
-    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
-        """By a ticket to read a table: the checkpoint that is kept for the read, or one that is taken now; it is kept
-        until `close_source`. Raises `Stale` where it does not hold all of the range that is asked for, `NotFound`
-        where the table was dropped."""
+    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
+        """By a ticket to read a table: the checkpoint that is kept for this run of the read, or one that is taken now;
+        it is kept until `close_source`. Raises `Stale` where it does not hold all of the range that is asked for,
+        `NotFound` where the table was dropped."""
         ...
 
     def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:

@@ -166,7 +166,7 @@ class FlightStreams:
         elif isinstance(get.question, FilesQuestion | StagedRowsQuestion):
             raise InvalidRequest("this ticket is for the rows of a table, and opens nothing else")
         else:
-            opened.append(await self._plane.open_read(get.ticket, get.question.range))
+            opened.append(await self._plane.open_read(get.ticket, get.question.range, get.run))
 
     def _close(self, opened: list[OpenedSource]) -> None:
         for source in opened:

@@ -49,6 +49,12 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
         return self.session
 
 
+def of_run(grant: Grant, run: str) -> Grant:
+    """The same right, of a run of the job: it has a read, and so a point, of its own. Whoever plans once and runs again
+    (Spark keeps one plan for a DataFrame) would else see the table as it was when that was planned."""
+    return msgspec.structs.replace(grant, subject=uuid.uuid5(grant.subject, run)) if run else grant
+
+
 def is_of_read(ticket: bytes) -> bool:
     """What the ticket says of itself, whoever signed it: only for choosing where it is looked at."""
     try:

@@ -9,7 +9,7 @@ from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
 from ebla.bulk.puts import Puts
 from ebla.bulk.staging import Staging
 from ebla.bulk.table_reads import Point, TableReads
-from ebla.bulk.tickets import Grant, GrantKind, Tickets
+from ebla.bulk.tickets import Grant, GrantKind, Tickets, of_run
 from ebla.bulk.transfer_counts import TransferCounts
 from ebla.bulk.transfer_limits import Rate, StreamCount, TransferLimits
 from ebla.model.errors import EblaError, NotFound, Refused
@@ -68,10 +68,10 @@ class TransferPlane:
         self._note_streams()
         return source
 
-    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
+    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
         parts = self._parts
         with self._counted():
-            grant = self._granted(ticket, GrantKind.READ)
+            grant = of_run(self._granted(ticket, GrantKind.READ), run)
             self._read_streams.enter()
             try:
                 point = await parts.reads.enter(grant, asked, parts.limits.shard_ms)

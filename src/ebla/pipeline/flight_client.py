@@ -123,10 +123,13 @@ class FlightClient:
             reader.cancel()
 
     def _ask(self, source: Source, question: Question, timeout_s: float) -> Any:
-        ticket = flight.Ticket(encode(FlightGet(source.ticket, question)))
+        ticket = flight.Ticket(encode(self._told(source, question)))
         with raising(str(source.flight)):
             connection = self._connection(source.host, source.flight)
             return connection.do_get(ticket, flight.FlightCallOptions(timeout=timeout_s))
+
+    def _told(self, source: Source, question: Question) -> FlightGet:
+        return FlightGet(source.ticket, question)
 
     # -- into staging ------------------------------------------------------------------------------------------------
 

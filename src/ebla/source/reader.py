@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -163,7 +164,7 @@ class ShareReader:
         kinds = [share.schema.column(one.name).type if one.kind is AskedKind.VALUE else None for one in share.columns]
         names = tuple(f"node {source.host} at {source.flight}" for source in share.sources)
         pause = threading.Event()
-        with ShareRows(share) as rows:
+        with ShareRows(share, _run()) as rows:
             for piece in share.pieces:
                 for batch in follow_piece(piece, rows.of, names, pause.wait):
                     shown = pa.RecordBatch.from_arrays(batch.columns[:-1], batch.schema.names[:-1])
@@ -171,3 +172,13 @@ class ShareReader:
 
     def __reduce__(self) -> Reduced:
         return ship(__name__, type(self).__name__, self._shown_json)
+
+
+def _run() -> str:
+    """Of the query that this task is of. Spark plans a frame once and runs it as often as it is used; each run reads
+    the table as it is then, in all its tasks as of one point on each node."""
+    context = TaskContext.get()
+    if context is None:
+        return ""
+    execution = context.getLocalProperty("spark.sql.execution.id")
+    return f"query {execution}" if execution else f"stage {context.stageId()}"

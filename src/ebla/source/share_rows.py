@@ -32,10 +32,10 @@ _Asked = StoredRowsQuestion | TypedRowsQuestion
 class ShareRows:
     """Open while the share is read."""
 
-    def __init__(self, share: ReadShare) -> None:
+    def __init__(self, share: ReadShare, run: str = "") -> None:
         self._share = share
         self._columns = (*share.columns, AskedColumn("", AskedKind.TOKEN, TOKEN_LABEL))
-        self._flight = TableFlight(share.authority)
+        self._flight = TableFlight(share.authority, run)
         self._open = ExitStack()
         self._scans: dict[tuple[int, object], Any] = {}
         self._remote: set[int] = set()

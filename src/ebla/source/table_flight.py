@@ -13,14 +13,18 @@ from ebla.model.transfers import Source
 from ebla.pipeline.flight_client import FlightClient
 from ebla.wire.flight_forms import bytes_in
 from ebla.wire.table_access import Located, ReadSource
-from ebla.wire.transfer_messages import LocateQuestion, StoredRowsQuestion, TypedRowsQuestion
+from ebla.wire.transfer_messages import FlightGet, LocateQuestion, Question, StoredRowsQuestion, TypedRowsQuestion
 
 _located = msgspec.msgpack.Decoder(Located)
 _NONE = uuid.UUID(int=0)
 
 
 class TableFlight(FlightClient):
-    """For one thread."""
+    """For one run of a job, and one thread of it."""
+
+    def __init__(self, authority_pem: bytes, run: str) -> None:
+        super().__init__(authority_pem)
+        self._run = run
 
     def get_table_rows(
         self, source: ReadSource, question: StoredRowsQuestion | TypedRowsQuestion
@@ -32,6 +36,9 @@ class TableFlight(FlightClient):
         if len(found) != 1 or len(found[0]) != 1:
             raise InternalError(f"{source.flight} did not say where its files are")
         return _located.decode(bytes_in(found[0])[0])
+
+    def _told(self, source: Source, question: Question) -> FlightGet:
+        return FlightGet(source.ticket, question, self._run)
 
 
 def _with_ticket(source: ReadSource) -> Source:

@@ -288,6 +288,9 @@ class FlightGet(msgspec.Struct, frozen=True, array_like=True):
 
     ticket: bytes
     question: Question
+    run: str = ""
+    """Of a read of a table: which run of the job asks. What was planned once may be run again, hours later, and each
+    run reads the table as it is then."""
 
 
 class FlightPut(msgspec.Struct, frozen=True, array_like=True):

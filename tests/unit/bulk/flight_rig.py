@@ -72,7 +72,7 @@ class RigPlane:
         folder = str(self.folder / "checkpoint")
         return OpenedSource(SESSION, CHECKPOINT, self.schema.id, folder, self.parts, self.schema)
 
-    async def open_read(self, ticket: bytes, asked: TokenRange) -> OpenedSource:
+    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
         self.tickets.read(ticket, GrantKind.READ, self.now_ms)
         if not all(self.owned.covers(piece) for piece in asked.unwrapped()):
             raise Stale("this node has no whole copy")

@@ -102,8 +102,8 @@ class ReadRig:
     def taken(self) -> int:
         return len(self.rig.shard.asked)
 
-    async def enter(self, ticket: bytes, number: int | None = None) -> OpenedSource:
-        return await self.rig.plane.open_read(ticket, WHOLE_RING if number is None else HALVES[number])
+    async def enter(self, ticket: bytes, number: int | None = None, run: str = "") -> OpenedSource:
+        return await self.rig.plane.open_read(ticket, WHOLE_RING if number is None else HALVES[number], run)
 
     async def told(self, name: str) -> dict[tuple[str, ...], float]:
         control, _ = await connect(self.rig.context, PEERS, CallTarget(Lane.CONTROL, OURS.host))
@@ -151,6 +151,25 @@ def test_a_read_is_told_where_and_how_much_and_reads_one_point(tmp_path: Path) -
             for one in (source, same, other, other):
                 rig.plane.close_source(one)
             assert rig.plane.streams == 0
+
+    with_transfers(tmp_path, story, LIMITS)
+
+
+def test_each_run_of_a_job_reads_a_point_of_its_own(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        reads = ReadRig(rig)
+        async with rig.life() as caller:
+            ticket = (await opened(caller)).source.ticket
+            barriers = rig.control.barriers
+            first, second = await reads.enter(ticket, run="query 1"), await reads.enter(ticket, run="query 2")
+            same = await reads.enter(ticket, 0, run="query 1")
+            assert (first.checkpoint != second.checkpoint, same.checkpoint) == (True, first.checkpoint)
+            assert reads.taken == 3, "one that was opened, and one for each run, taken when it came"
+            assert rig.control.barriers == barriers + 2
+            for one in (first, second, same):
+                rig.plane.close_source(one)
+            await reads.idle()
+            assert (await rig.status(caller)).reads == 0
 
     with_transfers(tmp_path, story, LIMITS)
 
