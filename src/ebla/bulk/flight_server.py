@@ -9,6 +9,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -68,10 +69,25 @@ class _Room:
             self.calls -= 1
 
 
-class FlightServer:
-    """`listen` opens the door; from then on threads of gRPC serve it. On the loop."""
+def _as_it_is() -> None:
+    """For threads that are like all others."""
 
-    def __init__(self, plane: DataPlane, scans: Scans, limits: FlightLimits, report: Report) -> None:
+
+class FlightServer:
+    """`listen` opens the door; from then on threads of gRPC serve it. On the loop.
+
+    `begin_thread` is called first by the thread that opens the door, from which those of gRPC inherit their priority.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        scans: Scans,
+        limits: FlightLimits,
+        report: Report,
+        begin_thread: Callable[[], None] = _as_it_is,
+    ) -> None:
+        self._begin_thread = begin_thread
         self._limits = limits
         self._report = report
         self._room = _Room(limits.streams_max)
@@ -94,7 +110,8 @@ class FlightServer:
         _check_free(address)
         keep_freed_buffers()
         self._served = self._streams()
-        self._door = self._opened(address, identity)
+        with ThreadPoolExecutor(1, "flight-open", self._begin_thread) as opening:
+            self._door = opening.submit(self._opened, address, identity).result()
         self._address = Address(address.host, self._door.port)
         return self._address
 
@@ -126,6 +143,7 @@ class FlightServer:
     def _replace(self, identity: FlightIdentity) -> None:
         """As soon as the port is free. Without a door nobody could come any more, so it does not give up."""
         assert self._address is not None
+        self._begin_thread()
         while not self._is_closing.is_set():
             try:
                 _check_free(self._address)

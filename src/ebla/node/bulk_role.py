@@ -5,6 +5,7 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 from typing import NoReturn
 
 from ebla.bulk.bulk_process import BulkProcess, BulkSetup
@@ -29,11 +30,12 @@ from ebla.options import NodeOptions
 from ebla.ports.surroundings import Surroundings
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, Identity
-from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.file_disk import DiskWays, FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.folding import FoldProcesses
 from ebla.runtime.layer_building import BuildProcesses
 from ebla.runtime.machine import machine_id
+from ebla.runtime.priorities import session_stands_back, thread_stands_back
 from ebla.runtime.scan_workers import ScanWorkers
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
@@ -45,7 +47,11 @@ from ebla.wire.report import Report
 
 NAME = "bulk"
 NICENESS = 5
-"""Serving comes first. Its folds go lower still, or they would keep it from telling control that it lives."""
+"""Serving comes first. Its folds and streams go lower still, or they would keep it from telling control that it
+lives."""
+STREAMS_NICENESS = 10
+"""Beyond that."""
+BULK_DISK = DiskWays(sync_threads=4, work_threads=4, work_niceness=STREAMS_NICENESS, step_bytes=4 << 20)
 
 
 def main() -> NoReturn:
@@ -73,7 +79,7 @@ async def _run(options: NodeOptions, identity: Identity, report: Report) -> None
     front = FlightFront(options.flight_address, TlsFolder(folder.tls), report)
     async with TcpTransport(tls, TransportLimits(), report) as transport:
         bulk = BulkProcess(
-            Surroundings(SystemClock(), SystemChance(), FileDisk(), transport),
+            Surroundings(SystemClock(), SystemChance(), FileDisk(BULK_DISK), transport),
             BulkSetup(
                 introduction=Introduction(identity.host, identity.cluster, identity.cluster_name, NAME),
                 address=Address(str(folder.bulk_socket)),
@@ -124,8 +130,11 @@ class FlightFront:
         scans = ScanWorkers()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(scans.run())
-            server = self._server = FlightServer(plane, scans, FlightLimits(), self._report)
+            server = self._server = FlightServer(
+                plane, scans, FlightLimits(), self._report, partial(thread_stands_back, STREAMS_NICENESS)
+            )
             server.listen(self._address, self._identity())
+            await asyncio.to_thread(session_stands_back, NICENESS)
             try:
                 await asyncio.Event().wait()
             finally:

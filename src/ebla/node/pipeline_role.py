@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from ebla.model.identity import Address
@@ -28,6 +29,7 @@ from ebla.ports.surroundings import Surroundings
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, Identity
 from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.priorities import session_stands_back
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
@@ -71,7 +73,10 @@ async def _run(options: NodeOptions, identity: Identity, report: Report) -> None
     folder = DataFolder(options.folder)
     on_signal(signal.SIGHUP, lambda: reload_tls((tls,), report))
     tls = NodeTls(TlsFolder(folder.tls))
-    engine = SparkEngine(_spark_options(options, folder), TlsFolder(folder.tls).trusted_pem())
+    # Not before Spark is ready: it needs some ten seconds of a processor to start, which a busy machine would draw out
+    # beyond its bound.
+    stand_back = partial(session_stands_back, NICENESS)
+    engine = SparkEngine(_spark_options(options, folder), TlsFolder(folder.tls).trusted_pem(), stand_back)
     async with TcpTransport(tls, TransportLimits(), report) as transport:
         pipeline = PipelineProcess(
             Surroundings(SystemClock(), SystemChance(), FileDisk(), transport),

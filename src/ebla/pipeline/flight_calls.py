@@ -40,6 +40,8 @@ class ClientLimits:
     room_pause_s: float = 2.0
     ahead_pieces: int = 4
     """Read while the ones before are being written."""
+    straight_bytes: int = 1 << 20
+    """What is no larger is not read ahead."""
     unconfirmed_records: int = 8
     """Of rows, kept for the case that the stream breaks."""
     record_bytes: int = 2 << 20

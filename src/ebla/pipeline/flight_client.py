@@ -29,7 +29,7 @@ from ebla.model.identity import Address, AttemptId, HostId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import Source, StagedFile, Target
 from ebla.pipeline.flight_calls import ClientLimits, FileBytes, PutStream, StagedRecords, raising
-from ebla.pipeline.flight_puts import LocalFile, Pieces, ReadAhead, RowsPut
+from ebla.pipeline.flight_puts import LocalFile, Pieces, ReadAhead, RowsPut, Straight
 from ebla.storage.kept_memory import keep_freed_buffers
 from ebla.storage.row_file import records_of
 from ebla.wire.flight_forms import BYTES_SCHEMA, flight_uri, host_name
@@ -139,7 +139,10 @@ class FlightClient:
         expected: list[int] = []
 
         def read(offset: int) -> Pieces:
-            return ReadAhead(self.get_file(source, place, offset), self._limits.ahead_pieces, expected)
+            content = self.get_file(source, place, offset)
+            if size - offset <= self._limits.straight_bytes:
+                return Straight(content, expected)
+            return ReadAhead(content, self._limits.ahead_pieces, expected)
 
         answer = self._put_bytes(target, FlightPut(target.ticket, attempt, name, size), read)
         if answer.checksum != expected[-1]:

@@ -24,6 +24,7 @@ STOP_TIMEOUT_S = 10.0
 WORKERS_STOP_TIMEOUT_S = 3.0
 LOG_TOLD_BYTES = 2_000
 LOG_BYTES_MAX = 8 << 20
+NICENESS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class ProcessStart:
     """Where it runs."""
     log: Path
     """What it says; what the one before it has said is kept beside that."""
+    niceness: int = 0
+    """Beyond our own, also of whatever it starts."""
 
     @property
     def log_before(self) -> Path:
@@ -55,6 +58,10 @@ class PipedProcess:
                 start.command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=start.folder, env=start.environment,
                 process_group=0,
             )  # fmt: skip
+        if start.niceness:
+            with suppress(ProcessLookupError):  # it has ended already
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, min(NICENESS_MAX, own + start.niceness))
         self._stopping = threading.Event()
 
     @property

@@ -61,8 +61,10 @@ class _Running:
 class SparkEngine:
     """Of use while `serve` runs."""
 
-    def __init__(self, options: SparkOptions, authority: bytes) -> None:
-        """`authority` is the certificate by which the nodes' Flight doors are known, as PEM."""
+    def __init__(self, options: SparkOptions, authority: bytes, on_ready: Callable[[], None] | None = None) -> None:
+        """`authority` is the certificate by which the nodes' Flight doors are known, as PEM. `on_ready` is called in a
+        thread whenever Spark has started."""
+        self._on_ready = on_ready
         self._options = options
         self._authority = authority
         self._live: _Live | None = None
@@ -157,6 +159,8 @@ class SparkEngine:
                 EngineState.READY, "", self._options.master, session.spark.version, live.adapter.user_interface()
             )
             self._live = live
+            if self._on_ready is not None:
+                await self._on(self._life_thread, self._on_ready)
             live.lost = await self._watch(live)
             return live.lost
         finally:

@@ -35,6 +35,8 @@ from ebla.ports.transfers import PipelineUnavailable
 
 SPARK_HOME = Path(pyspark.__file__).parent
 MASTER_ANSWERS_S = 5.0
+JAVA_NICENESS = 9
+"""Beyond our own: tasks move bytes, and this process has to be heard by its control while they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class SessionStart:
             command += ["--conf", f"{name}={value}"]
         environment = spark_environment(self._options, places, os.environ)
         log = self._options.folder / "spark.log"
-        start = ProcessStart([*command, "pyspark-shell"], environment, places.work, log)
+        start = ProcessStart([*command, "pyspark-shell"], environment, places.work, log, JAVA_NICENESS)
         with self._lock:
             if self._aborted:
                 raise PipelineUnavailable("Spark is being stopped")

@@ -9,11 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from ebla.model.errors import DiskFull
 from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, Syncing
+from ebla.runtime.priorities import thread_stands_back
+from ebla.runtime.write_behind import WriteBehind
 
 T = TypeVar("T")
 
@@ -44,8 +47,9 @@ class FileOnDisk:
     would send that thread's bytes into another file. So uses are counted, and the last one out closes.
     """
 
-    def __init__(self, path: str, descriptor: int, syncing: Syncing) -> None:
+    def __init__(self, path: str, descriptor: int, syncing: Syncing, behind: WriteBehind | None = None) -> None:
         self._path = path
+        self._behind = behind
         self._descriptor = descriptor
         self._syncing = syncing
         self._unsynced_bytes = 0
@@ -82,6 +86,8 @@ class FileOnDisk:
             written = os.pwrite(descriptor, data, offset)
             if written < len(data):
                 _write_rest(descriptor, offset, data, written)
+            if self._behind is not None:
+                self._behind.wrote(descriptor, offset, len(data))
         except OSError as failure:
             # Once per commit: the context manager that the others use would cost as much as the write itself.
             with _full_disk_told(self._path):
@@ -172,19 +178,40 @@ class FileOnDisk:
             os.close(self._descriptor)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskWays:
+    """How a process uses its disk."""
+
+    sync_threads: int = 2
+    work_threads: int = 2
+    work_niceness: int = 0
+    """Of the threads for blocking work, beyond that of the process."""
+    step_bytes: int = 0
+    """So many bytes written in a row begin their way to the device at once; 0: when they are synced."""
+
+
 class FileDisk:
     """Syncs and other blocking work have threads each, so that a long copy does not delay a commit."""
 
-    def __init__(self, *, sync_threads: int = 2, work_threads: int = 2) -> None:
-        self._syncing = Syncing(sync_threads)
-        self._work_pool = ThreadPoolExecutor(work_threads, thread_name_prefix="disk-work")
+    def __init__(self, ways: DiskWays | None = None) -> None:
+        self._ways = ways = ways or DiskWays()
+        self._syncing = Syncing(ways.sync_threads)
+        self._work_pool = ThreadPoolExecutor(
+            ways.work_threads,
+            thread_name_prefix="disk-work",
+            initializer=partial(thread_stands_back, ways.work_niceness),
+        )
 
     def open(self, path: str) -> FileOnDisk:
-        return FileOnDisk(path, os.open(path, os.O_RDWR), self._syncing)
+        return self._opened(path, os.O_RDWR)
 
     def create(self, path: str) -> FileOnDisk:
         with _full_disk_told(path):
-            return FileOnDisk(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE), self._syncing)
+            return self._opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def _opened(self, path: str, flags: int) -> FileOnDisk:
+        behind = WriteBehind(self._ways.step_bytes) if self._ways.step_bytes else None
+        return FileOnDisk(path, os.open(path, flags, _FILE_MODE), self._syncing, behind)
 
     def rename(self, old: str, new: str) -> None:
         with _full_disk_told(new):

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ebla.model.errors import DeadlineExceeded, EblaError, InternalError, Outcome, Overloaded, Unavailable
+from ebla.runtime.priorities import child_stands_back
 from ebla.wire.flight_forms import decode_failure
 from ebla.wire.frames import encode
 from ebla.wire.scan_messages import FRAME_HEADER, FrameKind, ScanJob, frame_header, read_frame_header
 
-NICENESS = 5
+NICENESS = 10
 """Below the process that serves the streams."""
 SOCKET_BYTES = 1 << 20
 
@@ -239,7 +240,7 @@ class ScanWorkers:
                 raise
         worker = _Worker(process, ours)
         self._all.append(worker)
-        os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+        child_stands_back(process.pid, NICENESS)
         return worker
 
     def _let_go(self, worker: _Worker, ended_well: bool) -> None:

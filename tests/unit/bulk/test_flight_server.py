@@ -2,8 +2,12 @@
 
 import asyncio
 import os
+import sys
+import threading
 import uuid
 import zlib
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,10 +15,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from tests.unit.bulk.cut_proxy import cut_proxy
-from tests.unit.bulk.flight_rig import ATTEMPT, QUICK, FlightRig, add_file, flight_rig, identity_of
-from tests.unit.runtime.tls_rig import Cluster, host
+from tests.unit.bulk.flight_rig import ATTEMPT, QUICK, FlightRig, RigPlane, add_file, flight_rig, identity_of
+from tests.unit.runtime.tls_rig import Cluster, free_address, host
 
 from ebla.bulk.data_plane import PutPlace
+from ebla.bulk.flight_server import FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.model.errors import (
     ConnectionLost,
@@ -33,6 +38,8 @@ from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagedFile
 from ebla.pipeline.flight_calls import ClientLimits
 from ebla.pipeline.flight_client import FilePlace, FlightClient
+from ebla.runtime.priorities import thread_stands_back
+from ebla.runtime.scan_workers import ScanWorkers
 from ebla.wire.flight_forms import BYTES_SCHEMA, bytes_batch, host_name
 from ebla.wire.frames import encode
 from ebla.wire.transfer_messages import FilesQuestion, FlightGet, FlightPut
@@ -42,8 +49,8 @@ SMALL = FlightLimits(piece_bytes=1 << 16)
 CONTENT = os.urandom(3 * (1 << 16) + 77)
 
 
-def moved(rig: FlightRig, *, name: str = "0/000007.sst") -> StagedFile:
-    with FlightClient(rig.authority_pem, QUICK) as client:
+def moved(rig: FlightRig, *, name: str = "0/000007.sst", straight_bytes: int = 0) -> StagedFile:
+    with FlightClient(rig.authority_pem, replace(QUICK, straight_bytes=straight_bytes)) as client:
         return client.move_file(rig.source(), FILE, rig.target(), ATTEMPT, name)
 
 
@@ -82,16 +89,17 @@ def test_a_file_goes_on_where_its_reader_stopped_and_its_checksum_is_of_all_of_i
     asyncio.run(main())
 
 
-def test_a_file_moves_from_checkpoint_to_staging(tmp_path: Path) -> None:
+@pytest.mark.parametrize("straight_bytes", [0, 1 << 20])
+def test_a_file_moves_from_checkpoint_to_staging(tmp_path: Path, straight_bytes: int) -> None:
     async def main() -> None:
         async with flight_rig(tmp_path, limits=SMALL) as rig:
             add_file(rig, FILE.file, CONTENT)
-            staged = await asyncio.to_thread(moved, rig)
+            staged = await asyncio.to_thread(moved, rig, straight_bytes=straight_bytes)
             assert staged == StagedFile("0/000007.sst", len(CONTENT), zlib.crc32(CONTENT))
             assert rig.plane.staged("0/000007.sst") == CONTENT
             # Again, after it was whole: nothing is sent, and the answer is the same.
             sent = rig.plane.sent_bytes
-            assert await asyncio.to_thread(moved, rig) == staged
+            assert await asyncio.to_thread(moved, rig, straight_bytes=straight_bytes) == staged
             assert rig.plane.sent_bytes == sent
             await rig.wait_for(lambda: rig.plane.places == rig.plane.sources == 0)
 
@@ -282,7 +290,8 @@ def test_a_defect_shows_no_inside(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("straight_bytes", [0, 1 << 20])
+def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path, straight_bytes: int) -> None:
     """The connection ends under the third piece; the next try sends the rest and no more."""
 
     async def main() -> None:
@@ -296,7 +305,7 @@ def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path) -> None:
                     raise ConnectionLost("as if the cable were cut")
 
             rig.plane.appended = break_once
-            staged = await asyncio.to_thread(moved, rig)
+            staged = await asyncio.to_thread(moved, rig, straight_bytes=straight_bytes)
             assert broken == [1 << 17]
             assert staged.checksum == zlib.crc32(CONTENT)
             assert rig.plane.staged("0/000007.sst") == CONTENT
@@ -457,6 +466,30 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
             (tmp_path / "more").mkdir()
             with pytest.raises(InvalidRequest, match="cannot listen"):
                 rig.server.listen(rig.address, identity_of(Cluster(tmp_path / "more").folder(1)))
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux alone")
+def test_the_threads_that_serve_have_the_niceness_of_the_one_that_opened(tmp_path: Path) -> None:
+    def serving() -> dict[int, int]:
+        found = {}
+        for task in Path("/proc/self/task").iterdir():
+            if (task / "comm").read_text().startswith("grpcpp"):
+                found[int(task.name)] = os.getpriority(os.PRIO_PROCESS, int(task.name))
+        return found
+
+    async def main() -> None:
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        before = serving()
+        back = partial(thread_stands_back, 2)
+        server = FlightServer(RigPlane(tmp_path), ScanWorkers(), FlightLimits(), lambda *_: None, back)
+        server.listen(free_address(), identity_of(Cluster(tmp_path).folder(1)))
+        added = {thread: nice for thread, nice in serving().items() if thread not in before}
+        assert added
+        assert set(added.values()) == {min(19, own + 2)}
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
+        await server.close()
 
     asyncio.run(main())
 

@@ -37,6 +37,16 @@ def test_whoever_ends_our_session_finds_it_though_it_is_frozen(tmp_path: Path) -
     assert process.exit_code == -signal.SIGKILL
 
 
+def test_it_and_what_it_starts_stand_behind_us(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    told = f"import os, subprocess, sys; {WAITING}; subprocess.run(['nice'])"
+    process = PipedProcess(ProcessStart([sys.executable, "-c", told], dict(os.environ), tmp_path, log, niceness=3))
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, own + 3)
+    process.stop()
+    assert log.read_text() == f"{min(19, own + 3)}\n"
+
+
 def test_a_log_that_is_held_open_is_copied_and_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java_process, "LOG_BYTES_MAX", 10)
     log = tmp_path / "log"

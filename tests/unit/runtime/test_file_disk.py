@@ -13,7 +13,7 @@ from ebla.ports.clock import Clock
 from ebla.ports.disk import Disk, File
 from ebla.runtime import file_disk
 from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, SHORT_SYNC_S, SyncPace
-from ebla.runtime.file_disk import FileDisk, FileOnDisk
+from ebla.runtime.file_disk import DiskWays, FileDisk, FileOnDisk
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 
@@ -50,6 +50,21 @@ def test_bytes_written_are_read(disk: FileDisk, tmp_path: Path) -> None:
     again = disk.open(f"{tmp_path}/file")
     assert again.read(0, 100) == b"Jell"
     again.close()
+
+
+def test_what_begins_its_way_early_is_all_there(tmp_path: Path) -> None:
+    disk = FileDisk(DiskWays(step_bytes=4096, work_niceness=1))
+    file = disk.create(f"{tmp_path}/file")
+
+    async def write() -> None:
+        for place in range(32):
+            await disk.run(lambda at=place: file.write(at * 1000, bytes([at]) * 1000))  # type: ignore[misc]
+        await file.sync()
+
+    asyncio.run(write())
+    assert file.read(0, 1 << 20) == b"".join(bytes([place]) * 1000 for place in range(32))
+    file.close()
+    disk.close()
 
 
 def test_names(disk: FileDisk, tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""Who goes first where processors are short: serving, then whatever keeps a process heard, then the moving of bytes.
+
+Niceness is a thread's own on Linux, and what a thread starts inherits it: so the threads that move bytes, and whatever
+they start, stand behind the loop of their process, which must go on telling control that it lives.
+
+Many kernels weigh sessions first (`autogroup`), and niceness only within one. Each child of a node has a session of its
+own, so without a word to the kernel about the session its niceness would mean nothing to the shards.
+"""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+NICENESS_MAX = 19
+GROUP_TRIES = 20
+GROUP_PAUSE_S = 0.1
+"""The kernel takes a word about a session every tenth of a second, from all of the machine, unless from its root."""
+
+_GROUP = Path("/proc/self/autogroup")
+
+
+def session_stands_back(niceness: int, group: Path = _GROUP) -> None:
+    """All of the session that this process leads, where the kernel weighs sessions. For good: few may take it back.
+    Only once the process has begun: a machine without a free processor would keep it from ever being heard. Blocks for
+    two seconds at most."""
+    if os.getsid(0) != os.getpid():
+        return  # somebody else's, who may have other things in it
+    for _ in range(GROUP_TRIES):
+        try:
+            group.write_text(str(niceness))
+        except BlockingIOError:
+            time.sleep(GROUP_PAUSE_S)
+        except OSError:
+            return  # a kernel that does not weigh sessions, or does not let us: niceness is all there is
+        else:
+            return
+
+
+def thread_stands_back(niceness: int) -> None:
+    """The calling thread, and threads and processes that it starts from now on: nicer than they are by so much."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, _sum(os.getpriority(os.PRIO_PROCESS, thread), niceness))
+
+
+def child_stands_back(pid: int, niceness: int) -> None:
+    """A child that was just started and is not reaped: nicer than this thread by so much."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, _sum(os.getpriority(os.PRIO_PROCESS, 0), niceness))
+    except ProcessLookupError:
+        pass  # it has ended already, and whoever waits for it learns how
+
+
+def _sum(niceness: int, more: int) -> int:
+    return min(NICENESS_MAX, niceness + more)
