@@ -41,8 +41,8 @@ MUTATIONS = (
     Mutation(
         name="transfers-put-opened-without-a-read-barrier",
         module="ebla.bulk.transfer_plane",
-        find="                async with parts.guards.materialised(grant.session, parts.limits.barrier_ms):\n",
-        replace="                with parts.guards.held_listed(grant.session):\n",
+        find="        async with guards.materialised(session, self._parts.limits.barrier_ms):\n",
+        replace="        with guards.held_listed(session):\n",
         check=DESK,
         why="a bulk process that lags takes in what belongs to a session that is over",
     ),

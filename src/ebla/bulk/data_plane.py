@@ -2,8 +2,8 @@
 
 Arrow Flight in reality, and its twin in simulation, use nothing else of this process. Every call is made on its loop;
 threads of Flight come in through `asyncio.run_coroutine_threadsafe`. Nothing that is staged has an effect by itself,
-so within a stream the session is looked up in what the feed has brought so far; only opening a put asks for a read
-barrier.
+so within a stream the session is looked up in what the feed has brought so far; only opening the first put of an
+attempt asks for a read barrier.
 
 A task on the same machine may go past it, by the short cut: it links what is in `Source.folder` into a folder of its
 own, `<Target.folder>/<attempt>/<layer>/<file>`. What it does there is judged at the seal, like all the rest.
@@ -94,9 +94,9 @@ class DataPlane(Protocol):
         ...
 
     async def open_put(self, put: FlightPut) -> PutPlace:
-        """Behind a read barrier. What the attempt has brought of a file before stays: `received_bytes` says where to go
-        on, whatever `put.offset` is, unless that is beyond it (`Refused`). Rows whose `put.offset` is 0 begin anew:
-        how batches became records only this side knows."""
+        """The first of an attempt behind a read barrier. What the attempt has brought of a file before stays:
+        `received_bytes` says where to go on, whatever `put.offset` is, unless that is beyond it (`Refused`). Rows whose
+        `put.offset` is 0 begin anew: how batches became records only this side knows."""
         ...
 
     async def append(self, place: PutPlace, data: bytes | memoryview) -> None:

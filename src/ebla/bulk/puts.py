@@ -96,10 +96,12 @@ class Puts:
         target = staged.target
         key = (staged.transfer, put.attempt, put.name)
         await self._take_over(key)
-        file = self._file(staged, put)
+        file, is_new = self._file(staged, put)
         try:
-            received = await self._disk.run(partial(_received, file, put, target.kind))
-            checksum = await self._disk.run(partial(_checksum, file, received))
+            received = checksum = 0
+            if not is_new:
+                received = await self._disk.run(partial(_received, file, put, target.kind))
+                checksum = await self._disk.run(partial(_checksum, file, received))
             if received < put.offset or (target.kind is StagingKind.FILES and received > put.size_bytes):
                 raise Refused(
                     f"{put.name} of attempt {put.attempt} has {received} bytes here; the sender goes on "
@@ -130,14 +132,15 @@ class Puts:
     def _attempts_max(self, kind: StagingKind) -> int:
         return self._parts.limits.runs_max if kind is StagingKind.ROWS else self._parts.limits.attempts_max
 
-    def _file(self, staged: StagedTransfer, put: FlightPut) -> File:
+    def _file(self, staged: StagedTransfer, put: FlightPut) -> tuple[File, bool]:
+        """And whether it was made here."""
         folder = staged.attempt_folder(put.attempt)
         path = f"{folder}/{put.name}"
         self._disk.make_folder(path.rpartition("/")[0])
         try:
-            return self._disk.create(path)
+            return self._disk.create(path), True
         except FileExistsError:
-            return self._disk.open(path)
+            return self._disk.open(path), False
 
     def rows_of(self, staged: StagedTransfer, attempt: AttemptId) -> StagedRows:
         """What an attempt has put, for a further replica."""

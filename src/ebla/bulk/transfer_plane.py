@@ -46,6 +46,8 @@ class TransferPlane:
         self._sources: dict[OpenedSource, None] = {}
         self._reading: dict[OpenedSource, Point] = {}
         self._places: dict[PutPlace, None] = {}
+        self._begun: dict[tuple[TransferId, AttemptId], SessionId] = {}
+        """Attempts for which a read barrier has found the session open."""
 
     @property
     def streams(self) -> int:
@@ -124,19 +126,28 @@ class TransferPlane:
     # -- in ----------------------------------------------------------------------------------------------------------
 
     async def open_put(self, put: FlightPut) -> PutPlace:
-        parts = self._parts
         with self._counted():
             grant = self._granted(put.ticket, GrantKind.PUT)
             self._puts.enter()
             try:
-                async with parts.guards.materialised(grant.of_session, parts.limits.barrier_ms):
-                    staged = parts.staging.find(grant.of_session, TransferId(grant.subject))
-                    place = await parts.puts.open(staged, put)
+                place = await self._opened(grant.of_session, TransferId(grant.subject), put)
             except BaseException:
                 self._puts.leave()
                 raise
         self._places[place] = None
         self._note_streams()
+        return place
+
+    async def _opened(self, session: SessionId, transfer: TransferId, put: FlightPut) -> PutPlace:
+        """The first file of an attempt behind a read barrier. To go on with the next one is no more than the next batch
+        is, and a tablet of a few megabytes has as many files as a large one."""
+        guards, staging, puts = self._parts.guards, self._parts.staging, self._parts.puts
+        if self._begun.get((transfer, put.attempt)) == session:
+            with guards.held_listed(session):
+                return await puts.open(staging.find(session, transfer), put)
+        async with guards.materialised(session, self._parts.limits.barrier_ms):
+            place = await puts.open(staging.find(session, transfer), put)
+        self._begun[(transfer, put.attempt)] = session
         return place
 
     async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
@@ -160,12 +171,15 @@ class TransferPlane:
 
     def end_puts(self, transfers: Iterable[TransferId]) -> None:
         """Of places that are given back: their files would keep the space."""
-        for transfer in transfers:
+        ended = dict.fromkeys(transfers)
+        for transfer in ended:
             self._parts.puts.close_transfer(transfer)
+        self._begun = {known: session for known, session in self._begun.items() if known[0] not in ended}
 
     def end_session(self, session: SessionId) -> None:
         """Its streams take no place any more. At their other ends may be tasks that are frozen for any time: those who
         serve them here wait for the next piece, and so many of them would keep out everybody."""
+        self._begun = {known: one for known, one in self._begun.items() if one != session}
         for place in [one for one in self._places if one.session == session]:
             self.close_put(place)
         for source in [one for one in self._sources if one.session == session]:

@@ -26,7 +26,8 @@ from ebla.model.transfers import (
 )
 from ebla.pipeline.plan_jobs import FilePlan, TabletCopy, hull, range_words
 from ebla.pipeline.runs import Run
-from ebla.pipeline.transfer_steps import PASSING
+from ebla.pipeline.task_bundles import file_bytes
+from ebla.pipeline.transfer_steps import PASSING, Scope, TransferSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,12 @@ async def copy_files(run: Run, plan: FilePlan, *, short_cut: bool) -> Brought:
     run.meter.step("taking a checkpoint")
     alone = copies[0].source if len(copies) == 1 else None
     source = await steps.take_checkpoint(scope, copies[0].source.host, hull([one.range for one in copies]), alone)
-    moves = await steps.all(
-        [
-            partial(_file_move, run, one, (place, source, number))
-            for one, place in zip(copies, places)
-            if (number := _part_of(source, one)) is not None
-        ]
-    )
+    moves = [
+        FileMove(source, number, place)
+        for one, place in zip(copies, places)
+        if (number := _part_of(source, one)) is not None
+    ]
+    await _ask_for_room(run, moves)
     brought = Brought()
     if moves:
         moves = [_without_short_cut(move) for move in moves] if not short_cut else moves
@@ -99,12 +99,22 @@ def _part_of(source: Source, copy: TabletCopy) -> int | None:
     return None
 
 
-async def _file_move(run: Run, copy: TabletCopy, found: tuple[Target, Source, int]) -> FileMove:
-    """Asked for once more now that its size is known: a disk without room says so before it is full."""
-    place, source, number = found
-    again = (place, source.parts[number].size_bytes)
-    target = await run.parts.steps.open_staging(run.scope, copy.target, StagingKind.FILES, copy.range, again)
-    return FileMove(source, number, target)
+async def _ask_for_room(run: Run, moves: Sequence[FileMove]) -> None:
+    """Each node once more for the largest that goes there, now that sizes are known: a disk without room for it says so
+    before it is full. Not for their sum: those that are linked take none."""
+    largest: dict[HostId, FileMove] = {}
+    for move in moves:
+        known = largest.get(move.target.host)
+        if known is None or file_bytes(move) > file_bytes(known):
+            largest[move.target.host] = move
+    steps, scope = run.parts.steps, run.scope
+    await steps.all([partial(_open_again, steps, scope, move) for move in largest.values()])
+
+
+async def _open_again(steps: TransferSteps, scope: Scope, move: FileMove) -> None:
+    target = move.target
+    place = Replica(target.host, target.shard)
+    await steps.open_staging(scope, place, target.kind, target.range, (target, file_bytes(move)))
 
 
 def _without_short_cut(move: FileMove) -> FileMove:

@@ -48,6 +48,7 @@ from ebla.wire.verbs import METRICS, OPEN_STAGING, RELEASE, SEAL, TAKE_CHECKPOIN
 
 MOVED = {name: data for name, data in LAYER.items() if name not in ("LOCK", "LOG")}
 OTHER = SessionId(uuid.UUID(int=55))
+SECOND_ATTEMPT = AttemptId(uuid.UUID(int=8))
 
 
 async def put_layer(rig: TransferRig, caller: Caller) -> list[StagedFile]:
@@ -198,7 +199,7 @@ def test_a_process_that_has_not_heard_of_the_end_asks_first(tmp_path: Path) -> N
             source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
             target = await rig.open_staging(caller)
             files = await put_layer(rig, caller)
-            put = FlightPut(target.ticket, ATTEMPT, "0/more.sst", 10)
+            put = FlightPut(target.ticket, SECOND_ATTEMPT, "0/more.sst", 10)
             rig.control.close_session(told=False)
             async with asyncio.TaskGroup() as tasks:
                 late = [
@@ -221,6 +222,26 @@ def test_a_process_that_has_not_heard_of_the_end_asks_first(tmp_path: Path) -> N
     with_transfers(tmp_path, story)
 
 
+def test_an_attempt_asks_for_a_barrier_with_its_first_file(tmp_path: Path) -> None:
+    """INV-XFER-1: the further ones find the end of the session as every batch does."""
+
+    async def story(rig: TransferRig) -> None:
+        async with rig.life(job()) as caller:
+            target = await rig.open_staging(caller)
+            before = rig.control.barriers
+            for number, attempt in enumerate((ATTEMPT, SECOND_ATTEMPT), 1):
+                for name in ("0/a.sst", "0/b.sst", "0/c.sst"):
+                    await rig.put(target, name, b"rows", attempt)
+                assert rig.control.barriers == before + number
+            rig.control.close_session()
+            await rig.until(lambda: rig.below("staging") == [])
+            with pytest.raises(Stale, match="closed"):
+                await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/d.sst", 1))
+            assert rig.control.barriers > before + 2, "a session that is over leaves no attempt known"
+
+    with_transfers(tmp_path, story)
+
+
 async def _refusal(work: Awaitable[object]) -> str:
     try:
         await work
@@ -237,7 +258,7 @@ def test_without_a_quorum_nothing_begins_and_nothing_is_removed(tmp_path: Path) 
             before = rig.below("staging")
             rig.control.has_quorum = False
             with pytest.raises(Unavailable, match="quorum"):
-                await rig.plane.open_put(FlightPut(target.ticket, ATTEMPT, "0/b.sst", 100))
+                await rig.plane.open_put(FlightPut(target.ticket, SECOND_ATTEMPT, "0/b.sst", 100))
             with pytest.raises(Unavailable, match="quorum"):
                 await caller.call(SEAL, seal_of(*files), CALL_MS)
             rig.control.close_session()

@@ -145,6 +145,7 @@ def test_several_tablets_are_a_transfer_each_from_one_checkpoint() -> None:
     words = rig.doors.words()
     assert words.count("take_checkpoint n1") == 1
     assert words.index("take_checkpoint n1") > 1 + words.index("open_staging n2"), "both places are open by then"
+    assert [one.size_bytes for one in rig.doors.of(OpenStagingRequest)] == [0, 0, FILE_BYTES], "room, once for the node"
 
 
 def test_a_tablet_that_was_cut_anew_meanwhile_is_not_taken_for_an_empty_one() -> None:
