@@ -50,6 +50,7 @@ class KeptProcesses:
         self._idle_s = idle_s
         self._room = asyncio.Semaphore(at_once)
         self._idle: dict[asyncio.subprocess.Process, asyncio.TimerHandle] = {}
+        self._leaving: list[asyncio.subprocess.Process] = []
         self._parent_ends, self._parent_lives = os.pipe()
         """Children watch one end for the end of the other, which is this process's alone. Not at their input: that
         would swallow the next job."""
@@ -70,10 +71,12 @@ class KeptProcesses:
 
     async def close(self) -> None:
         """For good, when no job runs."""
-        for child, timer in self._idle.items():
+        for timer in self._idle.values():
             timer.cancel()
+        for child in (*self._idle, *self._leaving):
             await _reaped(child)
         self._idle.clear()
+        self._leaving.clear()
         os.close(self._parent_ends)
         os.close(self._parent_lives)
 
@@ -89,6 +92,7 @@ class KeptProcesses:
         del self._idle[child]
         assert child.stdin is not None
         child.stdin.close()
+        self._leaving = [one for one in self._leaving if one.returncode is None] + [child]
 
 
 async def _started(module: str, pipes: tuple[int, ...]) -> asyncio.subprocess.Process:
