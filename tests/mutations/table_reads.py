@@ -11,10 +11,18 @@ MUTATIONS = (
     Mutation(
         name="table-reads-coverage-not-checked",
         module="ebla.bulk.table_reads",
-        find="        if not point.coverage.has(asked):\n",
+        find="        if not point.coverage.has(asked, grant.lives):\n",
         replace="        if not asked.width:\n",
         check=READS,
         why="a tablet that has moved away is read as one without rows, and a job counts too few",
+    ),
+    Mutation(
+        name="table-reads-another-life-will-do",
+        module="ebla.bulk.table_reads",
+        find="        if not point.coverage.has(asked, grant.lives):\n",
+        replace="        if not point.coverage.has(asked, point.coverage.lives):\n",
+        check=READS,
+        why="two copies of one replica are taken for a quorum, and what a third had acknowledged is missing",
     ),
     Mutation(
         name="table-reads-part-of-a-range-is-enough",
@@ -111,7 +119,7 @@ MUTATIONS = (
     Mutation(
         name="table-reads-opened-again-without-what-came",
         module="ebla.bulk.table_reads",
-        find="        return point.coverage.has_all(owned_by(view, point.record.table, self._parts.host).of_node)\n",
+        find="        return _places(view, point.record.table) is point.places\n",
         replace="        return view.version >= version\n",
         check=READS,
         why="a job that plans again is sent to a node for a tablet, and away from it, for ever",

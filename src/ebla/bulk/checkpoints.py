@@ -159,7 +159,8 @@ class Checkpoints:
             raise Corruption(f"the checkpoint {stack.folder} of shard {shard} has no manifest")
         entry = _only_stack(manifest, stack.folder)
         layers = await self._disk.run(partial(self._layers, entry, stack.folder, root))
-        return CheckpointPart(shard, stack.range, tuple(layers), sum(layer.facts.rows for layer in entry.layers))
+        rows = sum(layer.facts.rows for layer in entry.layers)
+        return CheckpointPart(shard, stack.range, tuple(layers), rows, entry.incarnation)
 
     def _layers(self, entry: StackEntry, stack: str, root: str) -> list[CheckpointLayer]:
         """Blocks. The live layer of a checkpoint is empty and has no folder."""

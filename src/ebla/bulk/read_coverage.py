@@ -8,6 +8,10 @@ every one that was acknowledged. While a tablet moves these are two different on
 that must be so at the version before the checkpoint was begun and at the one after it was taken: before, or a replica
 that was pending when its files were linked counts by what it became afterwards; after, or one whose files were gone by
 then counts by what it had been.
+
+A ticket counts for the lives of replicas that it was given for, and no others. A plan at QUORUM takes any two of A, B
+and C. Later C's tablet goes to D, and then B's to C: what C has now is a copy of B's, and B may still keep what it had
+when the read was opened. Merged, the two are one replica's word, and a write that A and C acknowledged is in neither.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +24,7 @@ from ebla.model.transfers import CheckpointPart
 from ebla.wire.table_access import StackSize
 from ebla.wire.topology_view import View
 
+LIFE_BYTES = 4
 Ranges = tuple[TokenRange, ...]
 """Ascending, without overlap or touch, none over the top of the ring."""
 
@@ -46,12 +51,20 @@ class Coverage:
     parts: tuple[CheckpointPart, ...]
     """Those that count."""
     sizes: tuple[StackSize, ...]
+    is_by_part: bool = True
+    """Each part answers for its own range; else all of them together for all."""
 
-    def has(self, asked: TokenRange) -> bool:
-        return _covers(self.ranges, asked)
+    def has(self, asked: TokenRange, lives: bytes) -> bool:
+        """Wholly, by replicas that live since the ticket with these was given."""
+        known = {lives[at : at + LIFE_BYTES] for at in range(0, len(lives), LIFE_BYTES)}
+        lasting = [part for part in self.parts if _life(part) in known]
+        if self.is_by_part:
+            return _covers(joined(part.range for part in lasting), asked)
+        return len(lasting) == len(self.parts) and _covers(self.ranges, asked)
 
-    def has_all(self, ranges: Ranges) -> bool:
-        return all(_covers(self.ranges, one) for one in ranges)
+    @property
+    def lives(self) -> bytes:
+        return b"".join(_life(part) for part in self.parts)
 
 
 def owned_by(view: View, table: TableId, host: HostId) -> Owned:
@@ -89,12 +102,17 @@ def _of_vnodes(parts: Sequence[CheckpointPart], before: Owned, after: Owned) -> 
     """Any range may have rows at any shard: with one of them missing, none is whole."""
     there = {part.shard for part in parts}
     if any(ShardNumber(number) not in there for number in range(after.shard_count)):
-        return Coverage((), (), ())
+        return Coverage((), (), (), is_by_part=False)
     ranges = _common(before.of_node, after.of_node)
     width = sum(one.width for one in ranges)
     size_bytes, rows = sum(part.size_bytes for part in parts), sum(part.rows for part in parts)
     sizes = [StackSize(one, size_bytes * one.width // width, rows * one.width // width) for one in ranges]
-    return Coverage(ranges, tuple(parts), tuple(sizes))
+    return Coverage(ranges, tuple(parts), tuple(sizes), is_by_part=False)
+
+
+def _life(part: CheckpointPart) -> bytes:
+    """Lives are drawn at random, so a part of the number will do."""
+    return (part.incarnation % (1 << 8 * LIFE_BYTES)).to_bytes(LIFE_BYTES)
 
 
 def joined(ranges: Iterable[TokenRange]) -> Ranges:

@@ -6,6 +6,8 @@ it that its client may read the table; the ticket is the right that it hands on.
 
 from dataclasses import dataclass
 
+import msgspec
+
 from ebla.bulk.table_reads import TableReads
 from ebla.bulk.tickets import Grant, GrantKind, Tickets
 from ebla.bulk.transfer_counts import TransferCounts
@@ -50,7 +52,8 @@ class ReadDesk:
         except EblaError as error:
             parts.counts.refused(error)
             raise
-        source = ReadSource(parts.host, parts.flight, parts.tickets.sign(grant), parts.machine)
+        ticket = parts.tickets.sign(msgspec.structs.replace(grant, lives=point.coverage.lives))
+        source = ReadSource(parts.host, parts.flight, ticket, parts.machine)
         return OpenTableReadAnswer(source, point.coverage.sizes)
 
     async def close(self, request: CloseTableReadRequest, _call: IncomingCall) -> Done:

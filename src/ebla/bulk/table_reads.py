@@ -51,6 +51,8 @@ class Point:
     record: CheckpointRecord
     schema: TableSchema
     coverage: Coverage
+    places: object
+    """Of the table's replicas when it was taken, as `_places` tells them."""
     uses: int = 0
     is_over: bool = False
     """Nobody is answered by it any more, not even who is in the middle of it."""
@@ -89,17 +91,17 @@ class TableReads:
     # -- who asks ----------------------------------------------------------------------------------------------------
 
     async def opened(self, grant: Grant, version: TopologyVersion, deadline_ms: int) -> Point:
-        """The same one while it is kept. Only where the node owns more by now than that was taken of, as known to who
-        asks by this version, it is left for a new one: they would be sent away for what they were told is here."""
+        """The same one while it is kept. Only where replicas of the table have moved since, as who asks by this version
+        knows, it is left for a new one: their plan is made of other replicas than it was taken of."""
         return await self._point(grant, version, deadline_ms)
 
     async def enter(self, grant: Grant, asked: TokenRange, deadline_ms: int) -> Point:
         """Used until `leave`. Raises `NotOwned` for a range that it does not hold wholly."""
         point = await self._point(grant, ANY_VERSION, deadline_ms)
-        if not point.coverage.has(asked):
+        if not point.coverage.has(asked, grant.lives):
             raise NotOwned(
                 f"this node has no whole copy of tokens {asked.start} to {asked.end} as of version "
-                f"{point.record.version} of the topology",
+                f"{point.record.version} of the topology, that it had when the read was planned",
                 advice="read it from another replica, or plan the read again",
             )
         point.uses += 1
@@ -211,7 +213,7 @@ class TableReads:
         if version <= point.record.version:
             return True
         view = await self._view_at(version, deadline_ms)
-        return point.coverage.has_all(owned_by(view, point.record.table, self._parts.host).of_node)
+        return _places(view, point.record.table) is point.places
 
     async def _take(self, kept: _Kept, version: TopologyVersion, deadline_ms: int) -> Point:
         for _ in range(TAKES_MAX - 1):
@@ -239,7 +241,7 @@ class TableReads:
             raise
         owned = owned_by(before, table, parts.host), owned_by(after, table, parts.host)
         parts.counts.read_checkpoints.add()
-        return Point(kept.read, record, schema, coverage_of(record.parts, *owned))
+        return Point(kept.read, record, schema, coverage_of(record.parts, *owned), _places(after, table))
 
     async def _view_at(self, version: TopologyVersion, deadline_ms: int) -> View:
         wait_ms = min(deadline_ms, self._parts.limits.barrier_ms)
@@ -255,3 +257,8 @@ class TableReads:
 
     def _note_kept(self) -> None:
         self._parts.counts.reads.set(self.count)
+
+
+def _places(view: View, table: TableId) -> object:
+    """The same object in two views that give the table's replicas the same places."""
+    return view.snapshot.tablets.get(table, view.snapshot.nodes)

@@ -18,7 +18,7 @@ from ebla.model.identity import SessionId, TableId
 
 TICKET_FORMAT = b"\x01"
 KEY_BYTES = 32
-TICKET_BYTES_MAX = 4096
+TICKET_BYTES_MAX = 1 << 18
 _HEAD_BYTES = len(TICKET_FORMAT) + hashlib.sha256().digest_size
 
 
@@ -41,6 +41,8 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     table: TableId
     expires_ms: int
     """Wall time."""
+    lives: bytes = b""
+    """Of a read: which replicas it was given for (`read_coverage.Coverage.lives`)."""
 
     @property
     def of_session(self) -> SessionId:
@@ -71,6 +73,7 @@ class Tickets:
     def sign(self, grant: Grant) -> bytes:
         assert (grant.session is None) is (grant.kind is GrantKind.READ)
         body = msgspec.msgpack.encode(grant)
+        assert _HEAD_BYTES + len(body) <= TICKET_BYTES_MAX
         return TICKET_FORMAT + self._mac(body) + body
 
     def read(self, ticket: bytes, kind: GrantKind, now_ms: int) -> Grant:

@@ -52,6 +52,8 @@ class CheckpointPart(msgspec.Struct, frozen=True, array_like=True):
     layers: tuple[CheckpointLayer, ...]
     rows: int = 0
     """About: those of the layers, each counted by itself."""
+    incarnation: int = 0
+    """Which life of the replica it is of."""
 
     @property
     def size_bytes(self) -> int:

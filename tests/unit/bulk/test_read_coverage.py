@@ -38,7 +38,12 @@ def owned(snapshot: Snapshot) -> Owned:
 
 def part(shard: int, token_range: TokenRange = WHOLE_RING, size_bytes: int = 100, rows: int = 10) -> CheckpointPart:
     layer = CheckpointLayer("layer", token_range, (CheckpointFile("f", size_bytes),))
-    return CheckpointPart(ShardNumber(shard), token_range, (layer,), rows)
+    return CheckpointPart(ShardNumber(shard), token_range, (layer,), rows, 77 << 40 | shard)
+
+
+def has(coverage: Coverage, asked: TokenRange) -> bool:
+    """By a ticket that was given for it."""
+    return coverage.has(asked, coverage.lives)
 
 
 def moving(stage: TabletStage, kind: TransitionKind, before: Replica, after: Replica) -> Snapshot:
@@ -55,12 +60,12 @@ def test_ranges_are_joined_where_they_touch_and_cut_at_the_top() -> None:
 
 def test_a_range_must_be_wholly_there() -> None:
     ranges = joined([TokenRange(Token(0), Token(10)), TokenRange(Token(20), Token(-20))])
-    coverage = replace(NOTHING, ranges=ranges)
+    coverage = Coverage(ranges, (part(0),), (), is_by_part=False)
     for start, end in ((0, 10), (3, 4), (20, -20), (30, -30), (25, TOKEN_MIN), (TOKEN_MIN, -20), (TOKEN_MAX, -21)):
-        assert coverage.has(TokenRange(Token(start), Token(end))), (start, end)
+        assert has(coverage, TokenRange(Token(start), Token(end))), (start, end)
     for start, end in ((-1, 10), (0, 11), (5, 25), (12, 15), (20, 5), (-20, -20), (TOKEN_MIN, TOKEN_MAX), (0, 0)):
-        assert not coverage.has(TokenRange(Token(start), Token(end))), (start, end)
-    assert not NOTHING.has(WHOLE_RING)
+        assert not has(coverage, TokenRange(Token(start), Token(end))), (start, end)
+    assert not has(NOTHING, WHOLE_RING)
 
 
 def test_of_tablets_those_of_which_a_shard_has_a_replica() -> None:
@@ -107,6 +112,17 @@ def test_a_tablet_that_moves_between_shards_counts_at_the_shard_that_has_it() ->
     assert coverage_of([part(1)], after, after).ranges == (WHOLE_RING,)
 
 
+def test_a_ticket_counts_for_the_lives_that_it_was_given_for() -> None:
+    first, second = part(0, HALVES[0]), part(1, HALVES[1])
+    tablets = Coverage((WHOLE_RING,), (first, second), ())
+    assert tablets.has(WHOLE_RING, tablets.lives)
+    only = Coverage((HALVES[0],), (first,), ()).lives
+    assert [tablets.has(asked, only) for asked in (*HALVES, WHOLE_RING)] == [True, False, False]
+    assert not tablets.has(HALVES[0], b"")
+    vnodes = replace(tablets, is_by_part=False)
+    assert [vnodes.has(HALVES[0], lives) for lives in (vnodes.lives, only)] == [True, False]
+
+
 def test_of_vnodes_what_the_ring_gives_the_node_if_all_its_shards_are_there() -> None:
     nodes = [node(number, shard_count=2, tokens=(number * 100, number * 1000)) for number in (1, 2, 3)]
     snapshot = cluster(*nodes, replication=simple(1))
@@ -116,8 +132,8 @@ def test_of_vnodes_what_the_ring_gives_the_node_if_all_its_shards_are_there() ->
     assert coverage.parts == tuple(parts)
     for token in (-5, 99, 100, 101, 200, 300, 301, 1000, 1001, 3001, TOKEN_MAX):
         is_ours = any(one.host == OWN for one in token_replicas(snapshot, TABLE, token).natural)
-        assert coverage.has(TokenRange(Token(token - 1), Token(token))) is is_ours, token
-    assert coverage_of(parts[:1], found, found) == NOTHING
+        assert has(coverage, TokenRange(Token(token - 1), Token(token))) is is_ours, token
+    assert coverage_of(parts[:1], found, found).ranges == ()
     alone = owned(cluster(nodes[0], replication=simple(1)))
     both = coverage_of(parts, alone, found)
     assert both.ranges == coverage_of(parts, found, alone).ranges == coverage.ranges
@@ -165,6 +181,6 @@ def test_a_ring_in_transition_is_judged_by_its_natural_and_reading_replicas() ->
                 is_theirs = all(
                     any(each.host == host(number) for each in (*one.natural, *one.reading)) for one in found
                 )
-                assert coverage.has(TokenRange(Token(start), Token(end))) is is_theirs
+                assert has(coverage, TokenRange(Token(start), Token(end))) is is_theirs
                 seen[number, is_theirs] = None
     assert len(seen) == 4

@@ -309,8 +309,7 @@ def test_a_tablet_that_moves_away_is_read_to_the_end_by_who_began(tmp_path: Path
             later = await reads.enter(ticket, 1)
             assert later.checkpoint == source.checkpoint
             rig.plane.close_source(later)
-            answer = await opened(caller, version=NEXT)
-            assert len(answer.stacks) == 2, "what it was taken of is still there"
+            assert (len((await opened(caller)).stacks), reads.taken) == (2, 1), "by the plan of then it is still there"
             await reads.idle()
             with pytest.raises(Stale, match="no whole copy"):
                 await reads.enter(ticket, 1)
@@ -332,7 +331,9 @@ def test_a_tablet_that_came_is_there_for_who_opens_the_read_again(tmp_path: Path
             assert len((await opened(caller)).stacks) == 1, "who plans by the old version needs no more"
             answer = await opened(caller, version=NEXT)
             assert ([one.range for one in answer.stacks], reads.taken) == (list(HALVES), 2)
-            after = await reads.enter(ticket, 1)
+            with pytest.raises(Stale, match="no whole copy"):
+                await reads.enter(ticket, 1)
+            after = await reads.enter(answer.source.ticket, 1)
             assert after.checkpoint != before.checkpoint
             await reads.swept()
             assert is_there(before), "somebody reads it still"
@@ -341,6 +342,35 @@ def test_a_tablet_that_came_is_there_for_who_opens_the_read_again(tmp_path: Path
             await rig.until(lambda: not is_there(before))
             await rig.plane.admit_sending(after, 1)
             rig.plane.close_source(after)
+
+    with_transfers(tmp_path, story, LIMITS)
+
+
+def test_a_replica_that_left_and_came_back_is_another_one(tmp_path: Path) -> None:
+    async def story(rig: TransferRig) -> None:
+        reads = ReadRig(rig)
+        reads.on_tablets(OWN, OWN)
+        async with rig.life() as caller:
+            ticket = (await opened(caller)).source.ticket
+            reads.move(AWAY, AWAY)
+            reads.move(OWN, OWN)
+            rig.shard.first_life += 1
+            await reads.settled(NEXT + 1)
+            rig.plane.close_source(await reads.enter(ticket))
+            await reads.idle()
+            rig.plane.close_source(await reads.enter(ticket, 0))
+            with pytest.raises(Stale, match="that it had when the read was planned"):
+                await reads.enter(ticket, 1)
+            again = (await opened(caller, version=NEXT + 1)).source.ticket
+            rig.plane.close_source(await reads.enter(again))
+            rig.control.change({})
+            taken = reads.taken
+            await opened(caller, version=NEXT + 2)
+            assert reads.taken == taken, "a version that is about something else"
+            reads.move(AWAY, OWN)
+            reads.move(OWN, OWN)
+            await opened(caller, version=NEXT + 4)
+            assert reads.taken == taken + 1, "what is kept is of replicas that left"
 
     with_transfers(tmp_path, story, LIMITS)
 

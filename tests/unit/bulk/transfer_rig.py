@@ -137,6 +137,7 @@ class ScriptedShard:
         self._disk = disk
         self.incarnation = 77
         self.stacks: tuple[TokenRange, ...] = (WHOLE_RING,)
+        self.first_life = 3
         self.version = TopologyVersion(0)
         self.stale = 0
         """So many times a replica leaves under it."""
@@ -157,7 +158,7 @@ class ScriptedShard:
         return CheckpointAnswer(tuple(made), self.version)
 
     async def _stack(self, request: CheckpointRequest, number: int) -> CheckpointedStack:
-        stack, token_range = Incarnation(3 + number), self.stacks[number]
+        stack, token_range = Incarnation(self.first_life + number), self.stacks[number]
         layer = LayerEntry(LayerId(4), token_range, LayerFacts(1, 2, ROWS))
         folder = f"{request.folder}/stack-{number}"
         inside = layer_folder(folder, stack, layer.id)
