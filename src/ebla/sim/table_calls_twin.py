@@ -101,7 +101,7 @@ class Caller:
         if found.failure is not None:
             raise error_of(found.failure)
         decoded: Any = msgspec.msgpack.decode(found.answer, type=which.answer)
-        return decoded  # type: ignore[no-any-return]
+        return decoded  # type: ignore[no-any-return]  # decoded as what the call answers
 
     async def _travel(self, source: str, target: str) -> None:
         path = self.world.network.path(source, target)

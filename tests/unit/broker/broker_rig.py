@@ -212,7 +212,7 @@ class Rig:
         if answer.failure is not None:
             raise error_of(answer.failure)
         found: Any = msgspec.msgpack.decode(answer.answer, type=which.answer)
-        return found  # type: ignore[no-any-return]
+        return found  # type: ignore[no-any-return]  # decoded as what the call answers
 
     def opening(self, job: str = "job", level: Level = Level.QUORUM, batch: int | None = None) -> OpenWriteRequest:
         self.drawn += 1
