@@ -2,7 +2,6 @@
 without a second process, a socket or TLS in between."""
 
 import asyncio
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,9 +52,8 @@ def opened_located(located: Located) -> Iterator[LocalScan]:
     """Opens what was told by a node. Raises `LayerDamaged` or `OSError` where it is not there (any more) or not to be
     opened: the same rows are then to be had over Flight. No event loop may run in the calling thread."""
     disk = ReadOnlyDisk()
-    # The library takes notes wherever it opens a database; the node's folders stay as they are.
-    with tempfile.TemporaryDirectory(prefix="ebla-read-") as notes, asyncio.Runner() as runner:
-        engine = RocksEngine(disk, RocksLimits(cache_bytes=CACHE_BYTES, info_log_folder=notes))
+    engine = RocksEngine(disk, RocksLimits(cache_bytes=CACHE_BYTES))
+    with asyncio.Runner() as runner:
         opening = opened_checkpoint(ScanPlace(engine, disk), located.schema, located.stacks)
         scan = runner.run(opening.__aenter__())
         try:

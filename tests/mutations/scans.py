@@ -1,0 +1,99 @@
+"""Bugs of what jobs ask of scans: each shows a row that was not asked for, leaves one out, or tells a wrong time."""
+
+from tests.mutations.framework import Mutation, PytestCheck
+
+SCAN = PytestCheck("tests/unit/storage/test_scan.py")
+CONDITIONS = PytestCheck("tests/unit/storage/test_key_conditions.py")
+MERGE = PytestCheck("tests/unit/storage/test_merge_chunks.py")
+REPLICAS = PytestCheck("tests/unit/source/test_merged_read.py")
+
+MUTATIONS = (
+    Mutation(
+        name="scans-times-of-other-rows-forgotten",
+        module="ebla.storage.visible_rows",
+        find="            self.note(item[0], row)\n",
+        replace="            pass\n",
+        check=SCAN,
+        why="the write time of a row that was updated in part reads as the year 1970",
+    ),
+    Mutation(
+        name="scans-expired-cells-have-times",
+        module="ebla.storage.asked_columns",
+        find="    if cell is None or not cell.is_live(now_s):",
+        replace="    if cell is None:",
+        check=SCAN,
+        why="a cell that is gone has a write time",
+    ),
+    Mutation(
+        name="scans-conditions-drop-heads",
+        module="ebla.storage.key_conditions",
+        find="keep &= (met | is_head) if test.of_rows else met",
+        replace="keep &= met",
+        check=SCAN,
+        why="rows of a deleted partition come back in a filtered read",
+    ),
+    Mutation(
+        name="scans-conditions-leave-lonely-heads",
+        module="ebla.storage.scan",
+        find="self._shows_static and not self._filter.needs_rows",
+        replace="self._shows_static",
+        check=SCAN,
+        why="a partition without any row meets a condition on rows",
+    ),
+    Mutation(
+        name="scans-floats-compared-by-arrow",
+        module="ebla.storage.key_conditions",
+        find="    Scalar.TIMESTAMP, Scalar.TINYINT,\n)",
+        replace="    Scalar.TIMESTAMP, Scalar.TINYINT, Scalar.DOUBLE, Scalar.FLOAT,\n)",
+        check=CONDITIONS,
+        why="NaN, the greatest number of CQL, is left out of everything",
+    ),
+    Mutation(
+        name="scans-descending-slice-turned",
+        module="ebla.storage.key_conditions",
+        find="(_UPPER, _LOWER) if column.descending else (_LOWER, _UPPER)",
+        replace="(_LOWER, _UPPER)",
+        check=CONDITIONS,
+        why="a slice of a descending column is read from the wrong end",
+    ),
+    Mutation(
+        name="scans-partitions-unordered",
+        module="ebla.storage.scan",
+        find="        for prefix in sorted(set(question.partitions))",
+        replace="        for prefix in question.partitions",
+        check=SCAN,
+        why="layers that are read in different orders do not meet",
+    ),
+    Mutation(
+        name="scans-rows-of-one-time-are-the-same",
+        module="ebla.storage.equal_rows",
+        find="            found &= _same_values(column.type, one.column(name), other.column(name))\n",
+        replace="            pass\n",
+        check=MERGE,
+        why="of two writes of one microsecond, replicas keep different ones",
+    ),
+    Mutation(
+        name="scans-minus-zero-is-zero",
+        module="ebla.storage.equal_rows",
+        find="    if one.type in _BITS:",
+        replace="    if not len(one):",
+        check=MERGE,
+        why="replicas that differ in the sign of a zero show what the first of them has",
+    ),
+    Mutation(
+        name="scans-newest-need-not-agree",
+        module="ebla.storage.merge_chunks",
+        find="settled |= may_stand & _newest_agree(shape, chunk, groups, (looked_at, winners))",
+        replace="settled |= may_stand",
+        check=MERGE,
+        why="of two writes of one microsecond and an older one, the place in the order wins",
+    ),
+    Mutation(
+        name="scans-columns-of-another-version-uncounted",
+        module="ebla.source.merged_read",
+        find="return recounted(shape, pa.RecordBatch.from_arrays(columns, schema=wanted))",
+        replace="return pa.RecordBatch.from_arrays(columns, schema=wanted)",
+        check=REPLICAS,
+        why="a row whose only column went is still there",
+    ),
+)
