@@ -28,9 +28,9 @@ from ebla.model.errors import (
 )
 from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, CheckpointFile
-from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.checksums import crc32
 from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head, records_of
+from ebla.storage.scan_stack import ScanStack
 from ebla.wire.flight_forms import (
     BYTES_SCHEMA,
     CHECKSUM_BYTES,

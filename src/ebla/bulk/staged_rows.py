@@ -12,7 +12,7 @@ from ebla.model.errors import InvalidRequest, Overloaded, Refused
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import ROWS_NAME, StagingKind
 from ebla.ports.disk import Disk
-from ebla.storage.checkpoint_scan import ScanStack
+from ebla.storage.scan_stack import ScanStack
 
 
 @dataclass(frozen=True, slots=True)

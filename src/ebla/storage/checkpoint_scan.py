@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-import msgspec
 import pyarrow as pa
 
 from ebla.model.asked_rows import KeyCondition
@@ -31,13 +30,7 @@ from ebla.storage.scan import (
     scan_rows,
     scan_stored,
 )
-
-
-class ScanStack(msgspec.Struct, frozen=True, array_like=True):
-    """A stack of the checkpoint, its layers by folder, each with its range."""
-
-    range: TokenRange
-    layers: tuple[tuple[str, TokenRange], ...]
+from ebla.storage.scan_stack import ScanStack
 
 
 @dataclass(frozen=True, slots=True)

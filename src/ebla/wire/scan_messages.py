@@ -11,7 +11,7 @@ import msgspec
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import TableSchema
-from ebla.storage.checkpoint_scan import ScanStack
+from ebla.storage.scan_stack import ScanStack
 from ebla.wire.transfer_messages import HashesQuestion, StoredRowsQuestion, TypedRowsQuestion
 
 ScanQuestion = StoredRowsQuestion | TypedRowsQuestion | HashesQuestion

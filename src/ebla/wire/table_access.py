@@ -24,7 +24,7 @@ from ebla.model.identity import Address, AttemptId, HostId, SessionId, TableId, 
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import StagedFile, Target
-from ebla.storage.checkpoint_scan import ScanStack
+from ebla.storage.scan_stack import ScanStack
 from ebla.wire.frames import Failure
 
 ReadId = NewType("ReadId", uuid.UUID)

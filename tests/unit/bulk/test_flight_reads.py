@@ -17,7 +17,7 @@ from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFo
 from ebla.model.identity import AttemptId
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import Source
-from ebla.storage.checkpoint_scan import ScanStack
+from ebla.storage.scan_stack import ScanStack
 from ebla.wire.flight_forms import bytes_in
 from ebla.wire.table_access import Located
 from ebla.wire.transfer_messages import (

@@ -16,9 +16,9 @@ from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagedFile, StagingKind
 from ebla.pipeline.flight_calls import StagedRecords
 from ebla.pipeline.flight_client import FlightClient
-from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.layer import Item
 from ebla.storage.row_file import encode_rows, rows_batch
+from ebla.storage.scan_stack import ScanStack
 from ebla.wire.flight_forms import END_OF_ROWS, MERGED_RUNS, NO_BYTES, bytes_batch
 
 ITEMS = plain_items(300)

@@ -25,12 +25,12 @@ from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
 from ebla.sim.disk import LifeDisk
 from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
-from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.key_codec import decode_token
 from ebla.storage.layer import Item
 from ebla.storage.memory import MemoryEngine
 from ebla.storage.merge import merge_all
 from ebla.storage.row_file import encode_rows, items_of, read_row_file, rows_batch
+from ebla.storage.scan_stack import ScanStack
 from ebla.storage.staging_format import SealedFile, read_sealed
 
 MERGED_MAX = pytest.mark.parametrize("merged_max", [1 << 20, 0], ids=["merged", "layer"])

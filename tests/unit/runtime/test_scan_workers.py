@@ -12,7 +12,7 @@ from tests.unit.storage.random_rows import MIXED
 from ebla.model.errors import Corruption, Overloaded, Unavailable
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.scan_workers import NICENESS, ScanFailed, ScanLimits, ScanWorkers
-from ebla.storage.checkpoint_scan import ScanStack
+from ebla.storage.scan_stack import ScanStack
 from ebla.wire.scan_messages import ScanJob
 from ebla.wire.transfer_messages import StoredRowsQuestion
 

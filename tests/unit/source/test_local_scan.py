@@ -15,7 +15,6 @@ from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.runtime.file_disk import FileDisk
 from ebla.source.local_scan import opened_located
 from ebla.source.read_only_disk import ReadOnlyDisk
-from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.columns import KEY, Shape, chunk_of, stored_values, whole_shape
 from ebla.storage.fold import BaseWriter
 from ebla.storage.key_codec import decode_token
@@ -24,6 +23,7 @@ from ebla.storage.merge import merge_streams
 from ebla.storage.rocks import RocksEngine
 from ebla.storage.row_file import ROWS_SCHEMA, items_of
 from ebla.storage.scan import Question
+from ebla.storage.scan_stack import ScanStack
 from ebla.wire.table_access import Located
 from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
 
