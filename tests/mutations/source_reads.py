@@ -1,0 +1,117 @@
+"""Bugs of tables read by a user's Spark: rows twice or not at all, filters that say something else."""
+
+from tests.mutations.framework import Mutation, PytestCheck
+
+FOLLOW = PytestCheck("tests/unit/source/test_follow_piece.py")
+PLAN = PytestCheck("tests/unit/source/test_plan_read.py")
+PUSH = PytestCheck("tests/unit/source/test_pushdown.py")
+TYPES = PytestCheck("tests/unit/source/test_type_mapping.py")
+CONTACT = PytestCheck("tests/unit/source/test_contact.py")
+READS = PytestCheck("tests/unit/bulk/test_table_reads.py")
+
+MUTATIONS = (
+    Mutation(
+        name="source-goes-on-within-a-token",
+        module="ebla.source.follow_piece",
+        find='        cut = int(np.searchsorted(tokens, last, side="left"))\n',
+        replace="        cut = len(tokens)\n",
+        check=FOLLOW,
+        why="another replica goes on behind a partition of which only some rows came: the others are lost",
+    ),
+    Mutation(
+        name="source-held-rows-let-out-twice",
+        module="ebla.source.follow_piece",
+        find="        self._held, self._held_bytes, self._held_token = [], 0, None\n",
+        replace="        self._held_bytes, self._held_token = 0, None\n",
+        check=FOLLOW,
+        why="rows that were held back when a node died come from it and from the next one",
+    ),
+    Mutation(
+        name="source-goes-on-in-the-middle-of-a-partition",
+        module="ebla.source.follow_piece",
+        find="            if whole.is_in_middle:\n",
+        replace="            if False:\n",
+        check=FOLLOW,
+        why="a large partition of which many rows are out already is read again from its begin",
+    ),
+    Mutation(
+        name="source-level-reached-by-failed-sources",
+        module="ebla.source.follow_piece",
+        find="        left = [source for source in members if source not in failures]\n",
+        replace="        left = list(members)\n",
+        check=FOLLOW,
+        why="a node that has failed is asked for ever in place of one that would answer",
+    ),
+    Mutation(
+        name="source-parts-of-a-range-left-out",
+        module="ebla.source.plan_read",
+        find="            if start < end:\n",
+        replace="            if start < end and start == mine.start:\n",
+        check=PLAN,
+        why="of several ranges that a query asks for only the first of each tablet is read",
+    ),
+    Mutation(
+        name="source-joins-pieces-of-other-replicas",
+        module="ebla.source.plan_read",
+        find="        key = (tuple(sorted(part.piece.sources)), part.piece.needed, part.piece.groups)\n",
+        replace="        key = (part.piece.needed, part.piece.groups)\n",
+        check=PLAN,
+        why="each task depends on every node, and one that is down fails them all",
+    ),
+    Mutation(
+        name="source-order-of-floating-numbers-pushed",
+        module="ebla.source.pushdown",
+        find="    Scalar.INT: _Rule(_integer),\n",
+        replace="    Scalar.INT: _Rule(_integer),\n    Scalar.DOUBLE: _Rule(lambda value: value),\n",
+        check=PUSH,
+        why="-0.0 and 0.0 are equal to Spark and not to CQL",
+    ),
+    Mutation(
+        name="source-uuids-compared-as-texts",
+        module="ebla.source.pushdown",
+        find="    Scalar.UUID: _Rule(_uuid, is_equality_only=True),\n",
+        replace="    Scalar.UUID: _Rule(_uuid),\n",
+        check=PUSH,
+        why="uuids have another order in CQL than their texts have in Spark",
+    ),
+    Mutation(
+        name="source-partitions-without-their-other-conditions",
+        module="ebla.source.pushdown",
+        find="one.column not in keys or one.operator not in _EQUALITY",
+        replace="one.column not in keys",
+        check=PUSH,
+        why="a partition that is named and excluded by a range comes all the same",
+    ),
+    Mutation(
+        name="source-timestamps-rounded",
+        module="ebla.source.typed_columns",
+        find="        case Scalar.TIMESTAMP if pa.types.is_timestamp(column.type) and rules.cuts_timestamps:\n",
+        replace="        case Scalar.TIMESTAMP if pa.types.is_timestamp(column.type):\n",
+        check=TYPES,
+        why="microseconds are lost without a word",
+    ),
+    Mutation(
+        name="source-slices-of-lists-from-their-begin",
+        module="ebla.source.typed_columns",
+        find="    return (offsets - first).astype(np.int32), child.slice(first, last - first)\n",
+        replace="    return (offsets - first).astype(np.int32), child.slice(0, last - first)\n",
+        check=TYPES,
+        why="elements of other rows stand in the lists of a part of a batch",
+    ),
+    Mutation(
+        name="source-statement-of-unknown-outcome-sent-again",
+        module="ebla.source.contact",
+        find="                if error.outcome is Outcome.UNKNOWN and not repeatable:\n",
+        replace="                if False:\n",
+        check=CONTACT,
+        why="a table is truncated a second time, after rows of others have come",
+    ),
+    Mutation(
+        name="source-runs-share-a-point",
+        module="ebla.bulk.tickets",
+        find="    return msgspec.structs.replace(grant, subject=uuid.uuid5(grant.subject, run)) if run else grant\n",
+        replace="    return grant\n",
+        check=READS,
+        why="a DataFrame that is used again does not see what was written in between",
+    ),
+)
