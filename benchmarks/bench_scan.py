@@ -35,11 +35,11 @@ from ebla.runtime.file_disk import FileDisk
 from ebla.source.local_scan import LocalScan, opened_located
 from ebla.source.merged_read import merged_rows
 from ebla.storage.asked_columns import values_of
-from ebla.storage.checkpoint_scan import ScanStack
 from ebla.storage.fold import BaseWriter
 from ebla.storage.load_columns import Stamp, encode_batch
 from ebla.storage.rocks import RocksEngine
 from ebla.storage.scan import Question
+from ebla.storage.scan_stack import ScanStack
 from ebla.wire.table_access import Located
 from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
 
