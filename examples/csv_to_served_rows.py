@@ -68,7 +68,7 @@ trips = (
 print(f"{trips.count()} trips with keys of their own")
 
 # %% Into the table. The job has a name: if this is interrupted, the same again is safe
-trips.write.format("ebla").options(**cluster, table="trips", job=f"trips of {csv}").mode("append").save()
+trips.write.format("ebla").options(**cluster, table="trips", job=f"trips-{csv.parent.name}").mode("append").save()
 
 # %% The application reads it at once, over CQL
 for row in cql.execute("SELECT started, origin, goal, minutes FROM bikes.trips WHERE bike = 7 LIMIT 3"):

@@ -23,6 +23,7 @@ from ebla.cli.export_plan import (
     Manifest,
     check_same,
     chunk_count,
+    condition,
     cut,
     decode_manifest,
     encode_manifest,
@@ -37,11 +38,11 @@ from ebla.cli.source_access import access_to, describe
 from ebla.cli.spark_run import Shown, run_piece, session
 from ebla.cli.telling import errors_told, outcomes_told
 from ebla.model.errors import InvalidRequest
+from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.source.contact import Contact
 from ebla.wire.table_access import CLOSE_READ, OPEN_READ, CloseReadRequest, OpenReadRequest, ReadId
 
-TOKEN_COLUMN = "_ebla_token"  # noqa: S105  # of the ring
 STAGING = ".ebla-piece"
 ROWS = "rows"
 
@@ -71,7 +72,7 @@ def _export(wish: ExportWish) -> Manifest:
         sys.stderr.write(f"goes on: {counted(done, 'piece')} of {total} are there\n")
     with session(wish.settings) as spark, Shown(f"export {wish.table}", total, done, quiet=wish.as_json) as shown:
         for within in pieces:
-            chunk = run_piece(spark, f"export {wish.table}", _Piece(spark, wish, within).write, shown)
+            chunk = run_piece(spark, f"export {wish.table}", _Piece(spark, wish, schema, within).write, shown)
             manifest = manifest.with_chunk(chunk)
             replace(folder / MANIFEST, encode_manifest(manifest))
             shown.piece_done(counted(chunk.rows, "row"))
@@ -103,9 +104,10 @@ def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
 
 
 class _Piece:
-    def __init__(self, spark: SparkSession, wish: ExportWish, within: TokenRange) -> None:
+    def __init__(self, spark: SparkSession, wish: ExportWish, schema: TableSchema, within: TokenRange) -> None:
         self._spark = spark
         self._wish = wish
+        self._schema = schema
         self._within = within
 
     def write(self) -> Chunk:
@@ -123,10 +125,9 @@ class _Piece:
         return Chunk(self._within, names, int(seen.get[ROWS]))
 
     def _rows(self) -> DataFrame:
-        reader = self._spark.read.format("ebla").options(**self._wish.options).option("token", TOKEN_COLUMN)
-        token = fn.col(TOKEN_COLUMN)
-        within = (token > int(self._within.start)) & (token <= int(self._within.end))
-        return reader.load(self._wish.table).filter(within).drop(TOKEN_COLUMN)
+        reader = self._spark.read.format("ebla").options(**self._wish.options)
+        keys = [column.name for column in self._schema.partition_key]
+        return reader.option("where", condition(self._within, keys)).load(self._wish.table)
 
     def _move(self, staging: Path, folder: Path) -> tuple[str, ...]:
         parts = sorted(path for path in staging.iterdir() if path.name.startswith("part-"))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from ebla.cql.create_text import quoted
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
 
@@ -104,6 +105,12 @@ def cut(ranges: Sequence[TokenRange], count: int) -> tuple[TokenRange, ...]:
     for one in ranges:
         pieces += one.split(max(1, -(-one.width // width)))
     return tuple(pieces)
+
+
+def condition(within: TokenRange, partition_key: Sequence[str]) -> str:
+    """For the option `where`: a piece is a part of its load, whatever Spark plans."""
+    token = f"token({', '.join(map(quoted, partition_key))})"
+    return f"{token} > {within.start} AND {token} <= {within.end}"
 
 
 def file_prefix(within: TokenRange) -> str:

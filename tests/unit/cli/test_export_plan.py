@@ -13,6 +13,7 @@ from ebla.cli.export_plan import (
     Manifest,
     check_same,
     chunk_count,
+    condition,
     cut,
     decode_manifest,
     encode_manifest,
@@ -89,3 +90,8 @@ def test_another_export_is_not_gone_on_with(found: Manifest, words: str) -> None
     check_same(MANIFEST, MANIFEST)
     with pytest.raises(InvalidRequest, match=words):
         check_same(found, MANIFEST)
+
+
+def test_a_piece_is_asked_for_by_its_tokens() -> None:
+    asked = condition(TokenRange(TOKEN_MIN, Token(5)), ["k", "Upper"])
+    assert asked == f'token(k, "Upper") > {TOKEN_MIN} AND token(k, "Upper") <= 5'
