@@ -192,7 +192,7 @@ MUTATIONS = (
         replace="        return (*((self.attempt, file) for file in self.files), *self.more[1:])\n",
         check=SEEDS,
         why="what one of the tasks wrote is missing, and the scenario would not notice",
-        timeout_s=SEEDS_S,
+        limit_s=SEEDS_S,
     ),
     Mutation(
         name="transfers-set-of-runs-not-remembered",

@@ -65,8 +65,10 @@ async def run(world: World) -> None:
         await harsh(world, struck, world.seconds, faults=FAULTS, pause_s=PAUSE_S)
         cluster.is_stormy = False
         heal(world, struck)
+        load.stopping = True
+        await until(lambda: _is_over(cluster, written), world, "writers of runs do not come to their end")
         await _judge(world, cluster, load, asked)
-        world.tell("scenario", f"runs of rows: {written}")
+        world.tell("scenario", str(written))
         for task in watching:
             task.cancel()
 
@@ -104,6 +106,14 @@ async def _watch_files(cluster: TransfersCluster) -> None:
 
 
 # ---- at the end
+
+
+def _is_over(cluster: TransfersCluster, written: Written) -> bool:
+    """Nothing that was written by runs can have an effect any more: what is healed then stays so."""
+    snapshot = cluster.nodes[WRITTEN_FROM].snapshot
+    return (
+        snapshot is not None and not written.writing and not any(one in snapshot.sessions for one in written.sessions)
+    )
 
 
 async def _judge(world: World, cluster: TransfersCluster, load: RowsLoad, asked: Asked) -> None:

@@ -5,7 +5,7 @@ others than those that count; some adoptions are asked for by a version that is 
 import asyncio
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ebla.bulk.data_plane import PutPlace
@@ -63,6 +63,16 @@ class Written:
     """Seals of others than those that counted, refused."""
     not_whole: int = 0
     """Seals of a run that was not, refused."""
+    writing: int = 0
+    """Under way in the present life."""
+    sessions: dict[SessionId, None] = field(default_factory=dict)
+    """That may still have an effect, until they are closed."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sealed} seals of runs, {self.other_sets} of others and {self.not_whole} of what was not whole "
+            f"refused; {self.adopted} adopted as writes, {self.stale} by a version that was over"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,7 @@ class TransfersWriter:
         self._here = here
 
     async def run(self) -> None:
+        self._written.writing = 0
         name = f"writer-{self._home.control.name}"
         introduction = self._cluster.introduction(self._home.host, name)
         report = self._cluster.report(name)
@@ -108,10 +119,13 @@ class TransfersWriter:
             await asyncio.sleep(self._chance.random() * THINK_S)
             if self._load.stopping or ON_TABLETS not in self._load.tables:
                 continue
+            self._written.writing += 1
             try:
                 await self._write(doors)
             except (EblaError, OSError):
                 pass  # it is given up, as jobs are
+            finally:
+                self._written.writing -= 1
 
     async def _write(self, doors: WireDoors) -> None:
         snapshot = self._home.snapshot
@@ -124,6 +138,7 @@ class TransfersWriter:
         part = TokenRange(Token(tablets.after_token(number)), Token(tablets.last_token(number)))
         version = snapshot.version
         session = SessionId(self._chance.uuid())
+        self._written.sessions[session] = None
         asked = OpenSessionRequest(session, schema.id, JobId(self._chance.uuid()), LIFE_MS)
         await doors.control(OPEN_SESSION, asked, CALL_MS)
         runs = self._runs(schema, part)
