@@ -7,6 +7,7 @@ since Arrow reads any ascending offsets as values, with the bytes between two of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +21,12 @@ Mask = npt.NDArray[np.bool_]
 Piece: TypeAlias = "Bytes | pa.Array"
 """A part of every value: one row of a matrix each, or one entry of a binary column without nulls."""
 
-_NOTHING = pa.scalar(b"", pa.binary())
+
+@cache
+def _nothing() -> pa.Scalar:
+    """Not before it is needed: Arrow's first look at a value of Python's loads pandas, and whoever only imports this
+    module would wait for it."""
+    return pa.scalar(b"", pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,4 +147,4 @@ def joined(pieces: Sequence[Piece], count: int) -> pa.Array:
         return binary_of(np.empty((count, 0), np.uint8))
     if len(merged) == 1:
         return binary_of(merged[0])
-    return pc.binary_join_element_wise(*(binary_of(piece) for piece in merged), _NOTHING)
+    return pc.binary_join_element_wise(*(binary_of(piece) for piece in merged), _nothing())

@@ -20,7 +20,7 @@ END_OF_ROWS = b"end"
 
 MERGED_RUNS = b"merged"
 """Metadata before the first record of staged rows that are not one attempt's, but those of all that were sealed."""
-NO_BYTES = pa.RecordBatch.from_arrays([pa.array([], pa.binary())], schema=BYTES_SCHEMA)
+NO_BYTES = pa.RecordBatch.from_arrays([pa.nulls(0, pa.binary())], schema=BYTES_SCHEMA)
 """Carries metadata alone."""
 
 _failures = msgspec.msgpack.Decoder(Failure)
