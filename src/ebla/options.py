@@ -171,6 +171,9 @@ class Limits(msgspec.Struct, frozen=True):
     table_write_jobs_max: Annotated[
         int, Meta(ge=1, le=1_024, description="Spark jobs that write to one table; one more is refused")
     ] = 4
+    adopted_layers_max: Annotated[
+        int, Meta(ge=8, le=256, description="layers of a replica with which Spark jobs that write wait for folds")
+    ] = 32
     free_disk_bytes_min: Annotated[
         int,
         Meta(ge=0, le=1 << 50, description="with less free space a node does not start, and takes no more writes"),

@@ -197,7 +197,11 @@ def replica_limits(options: NodeOptions) -> ReplicaLimits:
     """A shard that is asked to end gets through with it before its control kills it: what is not flushed by then would
     have to be replayed."""
     ask_ms = int(options.limits.stop_ms * ASK_SHARE)
-    return ReplicaLimits(drain_ms=int(ask_ms * DRAIN_SHARE), stop_ms=int(ask_ms * FLUSH_SHARE))
+    return ReplicaLimits(
+        adopted_layers_max=options.limits.adopted_layers_max,
+        drain_ms=int(ask_ms * DRAIN_SHARE),
+        stop_ms=int(ask_ms * FLUSH_SHARE),
+    )
 
 
 def rocks_limits(options: NodeOptions) -> RocksLimits:

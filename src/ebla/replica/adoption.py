@@ -184,7 +184,8 @@ class Adoptions:
             raise Overloaded(
                 f"replica {stack.incarnation:016x} has {bases} layers, and with {layers} more it would have over "
                 f"{layers_max}; they are being folded",
-                advice="try again in a while; larger and fewer jobs make fewer layers",
+                advice="try again in a while; fewer and larger jobs make fewer layers, and limits.adopted_layers_max "
+                "says how many there may be",
             )
 
     async def _staged(self, request: AdoptRequest, stack: Stack) -> _Staged:
