@@ -127,8 +127,23 @@ def commit_rows(
     brought = _Brought({target.transfer: target for target in plan.targets})
     for task in tasks:
         brought.add(Staged(task.runs, task.lost))
+    refuse_nowhere_whole(plan, brought.targets)
     _write_small(ways, job, plan, form, [batch for task in tasks for batch in unpack_batches(task.small)], brought)
+    refuse_nowhere_whole(plan, brought.targets)
     return _commit(ways, job, plan, brought)
+
+
+def refuse_nowhere_whole(plan: WritePlan, present: Mapping[TransferId, Target]) -> None:
+    """Each task reaches some replica, and yet no replica may have the rows of all tasks, as where nodes were started
+    anew one after another. Nothing would be named for such a range, and the nodes would take it for one that the job
+    has no rows for: the job would be done, without them."""
+    for route in plan.routes:
+        if not any(plan.targets[target].transfer in present for target in route.targets):
+            raise Unavailable(
+                f"of each replica of the tokens {route.range.start} to {route.range.end} some task could not reach the "
+                "node, so that none has all rows of the job",
+                advice="run the job again when nodes do not come and go",
+            )
 
 
 def _write_small(

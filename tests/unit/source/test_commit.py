@@ -112,6 +112,17 @@ def test_a_transfer_that_any_task_could_not_reach_counts_for_nothing() -> None:
     assert {one.host for one in rig.last.targets} == {HOSTS[0], HOSTS[2]}
 
 
+def test_rows_that_no_replica_has_all_of_are_not_taken_for_none() -> None:
+    rig = Rig()
+    for number in range(3):  # nodes that are started anew, one after another
+        rig.nodes.broken = {HOSTS[number]: down()}
+        rig.task(300 * number, 300)
+    rig.nodes.broken = {}
+    with pytest.raises(Unavailable, match="none has all rows"):
+        rig.commit()
+    assert rig.answers.requests == []
+
+
 @pytest.mark.parametrize("error", [Overloaded("busy"), Unreachable("gone"), TooFewReplicas("two are down")])
 def test_a_commit_is_asked_until_it_has_come_to_its_end(error: Unavailable) -> None:
     rig = Rig()
