@@ -21,8 +21,6 @@ from ebla.storage.merge import key_spans
 from ebla.storage.scan import Question
 from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
 
-LOCAL_SCAN = "ebla.source.local_scan"
-"""It needs the storage engine's library, which executors need not have: without it there is no short cut."""
 TOKEN_LABEL = "\0token"  # noqa: S105  # of the ring
 """No column is named so."""
 
@@ -93,7 +91,8 @@ class ShareRows:
         key = (place, located.stacks)
         if key not in self._scans:
             try:
-                opened_located = importlib.import_module(LOCAL_SCAN).opened_located
+                # It needs the storage engine's library, which executors need not have: then there is no short cut.
+                opened_located = importlib.import_module("ebla.source.local_scan").opened_located
                 self._scans[key] = self._open.enter_context(opened_located(located))
             except (ImportError, OSError, EblaError):
                 self._remote.add(place)

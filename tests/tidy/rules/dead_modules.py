@@ -8,19 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tests.tidy.source import Source, import_base
 
-DISCOVERED = ("ebla.sim.scenarios.",)
-"""Modules that are found by listing their package, not by an import."""
+DISCOVERED = ("ebla.sim.scenarios.", "pyspark_ebla")
+"""Modules that are found by listing their package, or by PySpark by their name, not by an import."""
 
 AWAITED: Mapping[str, str] = {
     "ebla.topology.vnode_streams": "transfers",
-    "ebla.storage.load_columns": "the bulk process",
 }
 """Modules written before what will use them, with what that is. One that is reached must go."""
 
 
 def dead_modules(sources: Sequence[Source], awaited: Mapping[str, str] = AWAITED) -> list[str]:
     """Entry points are the `__main__` modules, and those with a main guard that some other file tells to run by
-    `-m`. All else must be reached from one, or from a module that is awaited."""
+    `-m`, or that a command becomes. All else must be reached from one, or from a module that is awaited."""
     product = {source.module: source for source in sources if source.is_product}
     entries = [name for name in product if _is_entry(product[name], sources)]
     reached = _reach(entries, product)
@@ -38,8 +37,8 @@ def _is_entry(source: Source, sources: Iterable[Source]) -> bool:
         return True
     if 'if __name__ == "__main__":' not in source.text:
         return False
-    told = f"-m {source.module}"
-    return any(told in other.text for other in sources if other.path != source.path)
+    told = (f"-m {source.module}", f'become("{source.module}"')
+    return any(one in other.text for other in sources if other.path != source.path for one in told)
 
 
 def _is_bare_package(source: Source) -> bool:
@@ -67,6 +66,8 @@ def _imports(source: Source) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             base = import_base(source, node)
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            found += [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
     return found
 
 

@@ -3,6 +3,7 @@ import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_what_begins_its_way_early_is_all_there(tmp_path: Path) -> None:
 
     async def write() -> None:
         for place in range(32):
-            await disk.run(lambda at=place: file.write(at * 1000, bytes([at]) * 1000))  # type: ignore[misc]
+            await disk.run(partial(file.write, place * 1000, bytes([place]) * 1000))
         await file.sync()
 
     asyncio.run(write())
