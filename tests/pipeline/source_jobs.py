@@ -1,0 +1,182 @@
+"""A user's Spark and a driver's session beside real nodes, for tests of jobs over whole tables; and jobs that stop in
+their middle until a test lets them go on."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ConsistencyLevel, ExecutionProfile
+from cassandra.policies import ConstantReconnectionPolicy, RoundRobinPolicy
+from cassandra.query import tuple_factory
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from tests.cluster.conftest import eventually
+from tests.pipeline.clusters import NODES, PATIENCE_S, PipelineCluster
+from tests.pipeline.small_node import spark_environment
+
+from ebla.pipeline.spark_session import forget_spark
+
+TASK_TRIES = 3
+TABLETS = 8
+KEYSPACES = {
+    "jobs": f"'dc1': 3}} AND tablets = {{'initial': {TABLETS}}}",
+    "jobs_vn": "'dc1': 3} AND tablets = {'enabled': false}",
+    "jobs_one": f"'dc1': 1}} AND tablets = {{'initial': {TABLETS}}}",
+}
+"""With three replicas on tablets and on vnodes, and with one."""
+
+Rows = list[tuple[Any, ...]]
+
+
+@contextmanager
+def user_spark(folder: Path, master: str, **settings: str) -> Iterator[SparkSession]:
+    """Of a user, in this process: no other may be in it meanwhile, and none is left afterwards."""
+    before = dict(os.environ)
+    os.environ.update(spark_environment(folder))
+    try:
+        builder = SparkSession.builder.master(master)
+        for name, value in {
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.ui.showConsoleProgress": "false",
+            **settings,
+        }.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        try:
+            yield session
+        finally:
+            session.stop()
+            forget_spark(None)
+            process = gateway.proc
+            process.stdin.close()
+            assert process.wait(30) is not None
+            process.stdin = None
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class SourceJobs:
+    """A context: keyspaces of its own, which are dropped at the end, with all that reads of them have kept."""
+
+    def __init__(self, cluster: PipelineCluster, spark: SparkSession) -> None:
+        self.cluster, self.spark = cluster, spark
+        nodes = [node.options for node in cluster.local.nodes]
+        self.contact = ",".join(f"{node.address}:{node.ports.cql}" for node in nodes)
+        profile = ExecutionProfile(
+            RoundRobinPolicy(),
+            consistency_level=ConsistencyLevel.QUORUM,
+            request_timeout=PATIENCE_S,
+            row_factory=tuple_factory,
+        )
+        self._driver: Any = Cluster(
+            [node.address for node in nodes],
+            port=nodes[0].ports.cql,
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            protocol_version=4,
+            reconnection_policy=ConstantReconnectionPolicy(0.2, None),
+        )
+
+    def __enter__(self) -> "SourceJobs":
+        self._session: Any = self._driver.connect()
+        for name, options in KEYSPACES.items():
+            self.cql(f"CREATE KEYSPACE {name} WITH replication = {{'class': 'NetworkTopologyStrategy', {options}")
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        try:
+            for name in KEYSPACES:
+                self.cql(f"DROP KEYSPACE {name}")
+        finally:
+            self._driver.shutdown()
+
+    def cql(self, text: str, *values: object) -> Rows:
+        """Values are for the driver to write as literals, `%s` stands for them."""
+        return [tuple(row) for row in self._session.execute(text, values or None)]
+
+    def prepared(self, text: str, rows: Sequence[Sequence[object]]) -> None:
+        statement = self._session.prepare(text)
+        for answer in [self._session.execute_async(statement, row) for row in rows]:
+            answer.result()
+
+    # ---- Spark
+
+    def frame(self, rows: Sequence[Sequence[object]], schema: str, tasks: int = 2) -> DataFrame:
+        return self.spark.createDataFrame(self.spark.sparkContext.parallelize([*map(tuple, rows)], tasks), schema)
+
+    def read(self, table: str, **options: str) -> DataFrame:
+        return self.spark.read.format("ebla").options(contact=self.contact, table=table, **options).load()
+
+    def write(self, frame: DataFrame, table: str, mode: str = "append", **options: str) -> None:
+        given = {name.replace("__", "."): value for name, value in options.items()}
+        frame.write.format("ebla").options(contact=self.contact, table=table, **given).mode(mode).save()
+
+
+class Halt:
+    """A place in a task's function at which every task waits, once for each name, until the test lets it go on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def wait_reached(self, *names: str) -> None:
+        eventually(lambda: all((self.folder / name).exists() for name in names), f"tasks are at {names}", PATIENCE_S)
+
+    def let_go(self) -> None:
+        (self.folder / "go").touch()
+
+
+def halting(folder: str, name: str, after: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For `mapInArrow`: batches as they are, with a halt after so many of them. Nested, so that it travels by value."""
+    patience_s = PATIENCE_S
+
+    def mapped(batches: Iterator[Any]) -> Iterator[Any]:
+        count = 0
+        for batch in batches:
+            yield batch
+            count += 1
+            if count == after:
+                open(f"{folder}/{name}", "w").close()
+                deadline = time.monotonic() + patience_s
+                while not os.path.exists(f"{folder}/go"):
+                    assert time.monotonic() < deadline, "nobody lets it go on"
+                    time.sleep(0.05)
+        assert count >= after, f"{count} batches came"
+
+    return mapped
+
+
+class Beside:
+    """A context: work in a thread, whose end is waited for and whose failure is the test's."""
+
+    def __init__(self, *work: Callable[[], object]) -> None:
+        self._failures: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(one,), daemon=True) for one in work]
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:  # told in the test's own thread
+            self._failures.append(error)
+
+    def __enter__(self) -> "Beside":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for thread in self._threads:
+            thread.join(2 * PATIENCE_S)
+        if failure[0] is None or self._failures:
+            assert not self._failures, self._failures
+            assert not any(thread.is_alive() for thread in self._threads), "a job does not end"
+
+
+__all__ = ["NODES", "Beside", "Halt", "SourceJobs", "halting", "user_spark"]
