@@ -75,7 +75,7 @@ def test_partitions_that_are_named_are_read_alone() -> None:
         ("token(k) != 1", "tokens compare"),
         ("k = 1 LIMIT 5", "nothing else"),
         ("k = 1 ORDER BY day DESC", "nothing else"),
-        ("k =", ""),
+        ("k =", "line 1"),
     ],
 )
 def test_what_is_no_condition_on_keys(text: str, words: str) -> None:
