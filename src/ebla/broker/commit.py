@@ -163,8 +163,10 @@ class _Commit:
         self._run = run
         self._deadline = deadline
         self._patience = Deadline(self._limits.patience_ms)
-        self._staged: Staged = staged_of(request.targets, request.runs)
+        self._staged: Staged = staged_of(request.targets, request.runs, request.brought)
         self._layouts: tuple[View, Layout] | None = None
+        self._partial: dict[Place, None] = {}
+        """That lack rows of some range they are for: they count as copies of none."""
         self.progress = Progress()
 
     def note_record(self, found: WriteRecord | None) -> WriteRecord:
@@ -201,7 +203,7 @@ class _Commit:
 
     async def _open_lacking(self, view: View, routes: Sequence[Route]) -> tuple[LackingCopy, ...]:
         """Places for those that have none, at nodes that are up. One that cannot be opened is as one that is down."""
-        wanted: dict[Place, list[Route]] = {}
+        wanted: dict[Place, None] = {}
         for route in routes:
             places = [place for copy in route.copies for place in copy.places]
             if all(self._is_struck(place) for place in places):
@@ -212,7 +214,8 @@ class _Commit:
                 )
             for place in places:
                 if not self._has_place(route, place):
-                    wanted.setdefault(place, []).append(route)
+                    wanted[place] = None
+        self._partial = wanted
         there = [place for place in sorted(wanted) if not self._is_down(place)]
         if not there:
             return ()
@@ -225,8 +228,13 @@ class _Commit:
         )
         answers = await wave(there, questions, self._pace(self._limits.open_stragglers_ms), self._deadline)
         self.progress.failures.update(answers.failures)
+        # The new place stands for the whole of the one before: also for the ranges that that one did have.
+        layout = self._layout(view)
         return tuple(
-            LackingCopy(answers.found[place], route.range) for place in sorted(answers.found) for route in wanted[place]
+            LackingCopy(answers.found[place], route.range)
+            for place in sorted(answers.found)
+            for route in routes_with_rows(layout, self._staged)
+            if any(place in copy.places for copy in route.copies)
         )
 
     def _has_place(self, route: Route, place: Place) -> bool:
@@ -236,7 +244,8 @@ class _Commit:
         return self.progress.strikes.get(place, 0) >= self._limits.stale_max
 
     def _brings_nothing(self, place: Place) -> bool:
-        return place in self._staged.targets and not self._staged.runs_at(place)
+        is_whole = place in self._staged.targets and place not in self._partial
+        return is_whole and not self._staged.runs_at(place)
 
     # ---- sealing
 
@@ -282,7 +291,7 @@ class _Commit:
             for route in routes
             for copy in route.copies
             for place in copy.places
-            if self._has_place(route, place) and self._staged.runs_at(place)
+            if self._has_place(route, place) and place not in self._partial and self._staged.runs_at(place)
         }
         return sorted(found)
 

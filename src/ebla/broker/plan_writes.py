@@ -15,13 +15,13 @@ from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, Replica, SessionId, TableId, TransferId
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import Target
-from ebla.pipeline.plan_jobs import range_words, stretches_of
+from ebla.pipeline.plan_jobs import joined, range_words, stretches_of
 from ebla.request.write_acks import AckRule, Acks, ack_rule
 from ebla.request.write_plan import table_replicas
 from ebla.topology.replica_sets import WriteReplicas, count_by_datacenter
 from ebla.topology.sharder import sharder_for
 from ebla.topology.snapshot import Snapshot
-from ebla.wire.table_access import StagedRun, WriteRoute
+from ebla.wire.table_access import BroughtRanges, StagedRun, WriteRoute
 from ebla.wire.topology_view import View
 
 
@@ -166,13 +166,19 @@ class Staged:
     numbers: Mapping[Place, int]
     """How many there have been."""
     runs: Mapping[TransferId, tuple[StagedRun, ...]]
+    ranges: Mapping[TransferId, tuple[TokenRange, ...]]
+    """What each has all rows of; of one that is not named, all that it is for."""
 
     def runs_at(self, place: Place) -> tuple[StagedRun, ...]:
         target = self.targets.get(place)
         return () if target is None else self.runs.get(target.transfer, ())
 
+    def covers(self, place: Place, asked: TokenRange) -> bool:
+        known = self.ranges.get(self.targets[place].transfer)
+        return known is None or all(any(one.covers(piece) for one in known) for piece in asked.unwrapped())
 
-def staged_of(targets: Sequence[Target], runs: Sequence[StagedRun]) -> Staged:
+
+def staged_of(targets: Sequence[Target], runs: Sequence[StagedRun], brought: Sequence[BroughtRanges] = ()) -> Staged:
     by_place: dict[Place, Target] = {}
     numbers: dict[Place, int] = {}
     seen: dict[TransferId, None] = {}
@@ -186,7 +192,11 @@ def staged_of(targets: Sequence[Target], runs: Sequence[StagedRun]) -> Staged:
     by_transfer: dict[TransferId, dict[bytes, StagedRun]] = {}
     for run in runs:
         by_transfer.setdefault(run.transfer, {})[run.attempt.bytes] = run
-    return Staged(by_place, numbers, {transfer: tuple(of.values()) for transfer, of in by_transfer.items()})
+    ranges = {}
+    for each in brought:
+        pieces = [piece for one in each.ranges for piece in one.unwrapped()]
+        ranges[each.transfer] = joined(pieces, len(pieces))
+    return Staged(by_place, numbers, {transfer: tuple(of.values()) for transfer, of in by_transfer.items()}, ranges)
 
 
 def routes_with_rows(layout: Layout, staged: Staged) -> tuple[Route, ...]:
@@ -208,6 +218,7 @@ def is_whole(route: Route, place: Place, staged: Staged) -> bool:
     if place not in staged.targets:
         return False
     if place.range == WHOLE_RING and route.range != WHOLE_RING:
-        return True  # one place for many routes: it may well have nothing where another has
+        # One place for many routes: it may well have nothing where another has, if it was brought what there is.
+        return staged.covers(place, route.range)
     siblings = (staged.runs_at(other) for copy in route.copies for other in copy.places)
     return bool(staged.runs_at(place)) or not any(siblings)

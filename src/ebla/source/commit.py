@@ -33,6 +33,7 @@ from ebla.source.task_write import TaskRows
 from ebla.storage.row_file import records_of
 from ebla.wire.table_access import (
     COMMIT_WRITE,
+    BroughtRanges,
     CommitWriteAnswer,
     CommitWriteRequest,
     LackingCopy,
@@ -104,7 +105,18 @@ class _Brought:
     """What is where, as far as it counts."""
 
     targets: dict[TransferId, Target]
+    ranges: dict[TransferId, tuple[TokenRange, ...]]
+    """What each of them has all rows of."""
     runs: list[StagedRun] = field(default_factory=list)
+
+    @classmethod
+    def by_plan(cls, plan: WritePlan) -> "_Brought":
+        ranges: dict[TransferId, list[TokenRange]] = {target.transfer: [] for target in plan.targets}
+        for route in plan.routes:
+            for place in route.targets:
+                ranges[plan.targets[place].transfer].append(route.range)
+        targets = {target.transfer: target for target in plan.targets}
+        return cls(targets, {transfer: tuple(found) for transfer, found in ranges.items()})
 
     def add(self, staged: Staged) -> None:
         self.runs += staged.runs
@@ -119,12 +131,21 @@ class _Brought:
     def counted(self) -> tuple[StagedRun, ...]:
         return tuple(run for run in self.runs if run.transfer in self.targets)
 
+    @property
+    def partly(self) -> tuple[BroughtRanges, ...]:
+        """Those that are for more than they were brought."""
+        return tuple(
+            BroughtRanges(transfer, self.ranges[transfer])
+            for transfer, target in self.targets.items()
+            if self.ranges[transfer] != (target.range,)
+        )
+
 
 def commit_rows(
     ways: Ways, job: WriteJob, plan: WritePlan, form: RowForm, tasks: Sequence[TaskRows]
 ) -> CommitWriteAnswer:
     """Raises what could not be mended; then the job may be partly visible, and its name makes it safe to run again."""
-    brought = _Brought({target.transfer: target for target in plan.targets})
+    brought = _Brought.by_plan(plan)
     for task in tasks:
         brought.add(Staged(task.runs, task.lost))
     refuse_nowhere_whole(plan, brought.targets)
@@ -173,7 +194,14 @@ def _write_small(
 def _commit(ways: Ways, job: WriteJob, plan: WritePlan, brought: _Brought) -> CommitWriteAnswer:
     for _ in range(LACKING_ROUNDS_MAX):
         request = CommitWriteRequest(
-            job.session, job.table, job.job, job.level, brought.counted, tuple(brought.targets.values()), job.batch
+            job.session,
+            job.table,
+            job.job,
+            job.level,
+            brought.counted,
+            tuple(brought.targets.values()),
+            job.batch,
+            brought.partly,
         )
         answer = _asked(ways, request, plan.deadline_ms)
         if not answer.lacking:
@@ -229,7 +257,9 @@ def sources_of(plan: WritePlan, present: Mapping[TransferId, Target], late: Late
         if not any(route.range.overlaps(one) for one in late.ranges):
             continue
         offered = [plan.targets[target].transfer for target in route.targets]
-        can = [one for one in offered if one in present and one != late.target.transfer]
+        there = [one for one in offered if one in present and one != late.target.transfer]
+        # Rather not from the place that it stands for: what was staged there may be gone, or broken.
+        can = [one for one in there if _stack_of(present[one]) != _stack_of(late.target)] or there
         if not can:
             raise Unavailable(
                 f"no replica that has the job's rows of {route.range.start} to {route.range.end} can be asked",
@@ -243,8 +273,7 @@ def sources_of(plan: WritePlan, present: Mapping[TransferId, Target], late: Late
 def _bring(ways: Ways, plan: WritePlan, brought: _Brought, late: LatePlace) -> None:
     """All rows of the ranges to the place that was opened for them. A node that cannot be reached is done without, as
     long as another has the same."""
-    # Not from the place that it stands for: what was staged there may be gone, or broken.
-    present = {one: target for one, target in brought.targets.items() if _stack_of(target) != _stack_of(late.target)}
+    present = dict(brought.targets)
     carrier = ways.connect()
     try:
         while True:
@@ -266,6 +295,7 @@ def _bring(ways: Ways, plan: WritePlan, brought: _Brought, late: LatePlace) -> N
     finally:
         carrier.close()
     brought.targets[late.target.transfer] = late.target
+    brought.ranges[late.target.transfer] = late.ranges
     brought.runs = [run for run in brought.runs if run.transfer != late.target.transfer] + runs
 
 

@@ -198,6 +198,13 @@ class StagedRun(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
 
 
+class BroughtRanges(msgspec.Struct, frozen=True, array_like=True):
+    """What a place has all rows of, where that is not all that it is for."""
+
+    transfer: TransferId
+    ranges: tuple[TokenRange, ...]
+
+
 class CommitWriteRequest(msgspec.Struct, frozen=True, array_like=True):
     """The same again goes on where the one before was interrupted."""
 
@@ -210,6 +217,9 @@ class CommitWriteRequest(msgspec.Struct, frozen=True, array_like=True):
     targets: tuple[Target, ...]
     """Of the plan, and those that came later."""
     batch: int | None = None
+    brought: tuple[BroughtRanges, ...] = ()
+    """Of a table on vnodes a place is for the whole ring, and is brought what its node was a replica of when the job
+    began. If that node becomes one of further ranges, it must not count as a copy of those."""
 
 
 class LackingCopy(msgspec.Struct, frozen=True, array_like=True):

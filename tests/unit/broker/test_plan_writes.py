@@ -11,6 +11,7 @@ from ebla.broker.adopting import groups_of
 from ebla.broker.plan_writes import (
     Layout,
     Place,
+    Route,
     Wanted,
     is_whole,
     layout_of,
@@ -23,14 +24,14 @@ from ebla.broker.plan_writes import (
 )
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.identity import Address, AttemptId, HistoryId, Replica, SessionId
-from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, TokenRange
 from ebla.model.transaction import Revision
 from ebla.model.transfers import StagedFile, StagingKind, Target
 from ebla.topology.commands import StartMoves, TabletMove
 from ebla.topology.states import TransitionKind
 from ebla.topology.static_sharding import static_shard
 from ebla.topology.tablet_stages import Selector, stage_row
-from ebla.wire.table_access import StagedRun
+from ebla.wire.table_access import BroughtRanges, StagedRun
 from ebla.wire.topology_view import view_of
 
 REVISION = Revision(HistoryId(UUID(int=1)), 1)
@@ -169,3 +170,19 @@ def test_a_place_for_the_whole_ring_may_have_nothing_where_another_has() -> None
     assert all(
         is_whole(route, place, staged) for route in found.routes for copy in route.copies for place in copy.places
     )
+
+
+def test_a_place_for_the_whole_ring_is_a_copy_of_what_it_was_brought() -> None:
+    """A node that becomes a replica of a further range, as another leaves, was not sent the rows of that."""
+    found = layout_of(VIEW, Wanted(VNODES, Level.QUORUM, "dc1"))
+    place = found.places()[0]
+    of_place = [route for route in found.routes if any(place in copy.places for copy in route.copies)]
+    transfer = transfer_of(SESSION, place)
+    brought = BroughtRanges(transfer, tuple(route.range for route in of_place[1:]))
+    staged = staged_of([target(one) for one in found.places()], [run(place)], [brought])
+    assert not is_whole(of_place[0], place, staged)
+    assert all(is_whole(route, place, staged) for route in of_place[1:])
+    assert all(is_whole(of_place[0], one, staged) for one in of_place[0].copies[-1].places if one != place)
+    across = Route(TokenRange(of_place[1].range.start, of_place[1].range.end), of_place[1].copies, ())
+    halves = BroughtRanges(transfer, across.range.split(2))
+    assert is_whole(across, place, staged_of([target(place)], [run(place)], [halves]))

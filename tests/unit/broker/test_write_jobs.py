@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.unit.broker.broker_rig import Rig, committing, raises, staged, with_rig
-from tests.unit.pipeline.jobs_rig import a_snapshot
+from tests.unit.pipeline.jobs_rig import a_snapshot, with_fields
+from tests.unit.pipeline.test_plan_jobs import VNODES, WORLD
 from tests.unit.topology.small_cluster import TABLE, host, replica
 
 from ebla.broker.broker_parts import BrokerLimits
@@ -29,8 +30,20 @@ from ebla.model.errors import (
     WriteTimeout,
 )
 from ebla.model.identity import AttemptId, HostId, TableId, TopologyVersion
+from ebla.model.token import TokenRange
+from ebla.topology.snapshot import Snapshot
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.table_access import ABORT_WRITE, COMMIT_WRITE, OPEN_WRITE, AbortWriteRequest, StagedRun, WriteState
+from ebla.wire.table_access import (
+    ABORT_WRITE,
+    COMMIT_WRITE,
+    OPEN_WRITE,
+    AbortWriteRequest,
+    BroughtRanges,
+    CommitWriteRequest,
+    StagedRun,
+    WritePlan,
+    WriteState,
+)
 from ebla.wire.transfer_messages import AdoptRequest, OpenStagingRequest, SealRequest
 
 QUICK = BrokerLimits(
@@ -380,6 +393,55 @@ def test_a_place_that_was_brought_nothing_while_others_were_is_no_copy() -> None
         assert answer.lacking[0].target.transfer != target.transfer
 
     with_rig(story)
+
+
+def on_vnodes() -> Snapshot:
+    definition = a_snapshot().tables[TABLE].definition
+    table = msgspec.structs.replace(WORLD.snapshot.tables[VNODES], definition=definition)
+    return with_fields(WORLD.snapshot, tables=WORLD.snapshot.tables.put(VNODES, table))
+
+
+async def lacking_a_range(rig: Rig, job: str = "job") -> tuple[CommitWriteRequest, WritePlan, list[TokenRange]]:
+    """The node of the first target has become a replica of one range more; and the ranges that it is one of now."""
+    asked = msgspec.structs.replace(rig.opening(job), table=VNODES)
+    plan = await rig.call(OPEN_WRITE, asked)
+    own = [route.range for route in plan.routes if 0 in route.targets]
+    brought = BroughtRanges(plan.targets[0].transfer, tuple(own[1:]))
+    return msgspec.structs.replace(committing(asked, plan), brought=(brought,)), plan, own
+
+
+def test_a_place_on_vnodes_that_lacks_a_range_is_brought_all_of_its_ranges() -> None:
+    """The place that is opened takes the turn of the one before: what that one had must be in it too."""
+
+    async def story(rig: Rig) -> None:
+        request, plan, own = await lacking_a_range(rig)
+        answer = await rig.call(COMMIT_WRITE, request)
+        assert [one.range for one in answer.lacking] == own
+        (place,) = {one.target.transfer for one in answer.lacking}
+        assert place != plan.targets[0].transfer
+        assert {one.target.host for one in answer.lacking} == {plan.targets[0].host}
+        assert not {"seal", "adopt"} & set(rig.cluster.names())
+        whole = msgspec.structs.replace(request, brought=(BroughtRanges(plan.targets[0].transfer, tuple(own)),))
+        assert (await rig.call(COMMIT_WRITE, whole)).lacking == ()
+
+    with_rig(story, on_vnodes())
+
+
+def test_a_place_that_lacks_a_range_does_not_count_though_no_other_can_be_opened() -> None:
+    async def story(rig: Rig) -> None:
+        request, plan, _ = await lacking_a_range(rig)
+        rig.cluster.hooks["open_staging"] = lambda *_: raises(Refused("there is no room"))
+        assert (await rig.call(COMMIT_WRITE, request)).left_to_repair == (plan.targets[0].host,)
+        partial = (plan.targets[0].host, plan.targets[0].shard)
+        assert partial not in {(replica.host, replica.shard) for replica, _ in rig.cluster.adopted}
+        rig.cluster.hooks.clear()
+        request, _, _ = await lacking_a_range(rig, "strict")
+        rig.cluster.hooks["open_staging"] = lambda *_: raises(Refused("there is no room"))
+        strict = msgspec.structs.replace(request, level=Level.ALL)
+        with pytest.raises(EblaError, match="there is no room"):
+            await rig.call(COMMIT_WRITE, strict)
+
+    with_rig(story, on_vnodes(), QUICK)
 
 
 def test_a_place_whose_rows_broke_is_opened_anew() -> None:

@@ -27,7 +27,14 @@ from ebla.source.encode_rows import RowForm, encode_rows
 from ebla.source.task_write import TaskOrder, TaskRows, write_rows
 from ebla.storage.key_codec import decode_token
 from ebla.storage.load_columns import Stamp
-from ebla.wire.table_access import CommitWriteAnswer, CommitWriteRequest, LackingCopy, WritePlan
+from ebla.wire.table_access import (
+    CommitWriteAnswer,
+    CommitWriteRequest,
+    LackingCopy,
+    WritePlan,
+    WriteRoute,
+    WriteState,
+)
 
 NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))
 LISTED = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "list<int>"))
@@ -282,6 +289,37 @@ def test_places_that_never_end_do() -> None:
     rig.answers.answers = [lacking(3, TABLETS[1], number) for number in range(100)]
     with pytest.raises(Unavailable, match="changed 32 times"):
         rig.commit()
+
+
+def on_vnodes() -> WritePlan:
+    """Four nodes with one place each for the whole ring; of every range all but one have a copy."""
+    routes = [WriteRoute(one, tuple(host for host in range(4) if host != number)) for number, one in enumerate(TABLETS)]
+    targets = tuple(target(host, WHOLE_RING) for host in range(4))
+    return WritePlan(NARROW, WriteState.OPEN, FORM.stamp.timestamp_us, targets, tuple(routes), b"authority")
+
+
+def test_a_place_for_the_whole_ring_says_what_it_was_brought() -> None:
+    """Its node may become a replica of more: without this it would count as a copy of rows that it was never sent."""
+    rig = Rig()
+    rig.plan = on_vnodes()
+    rig.task(0, 600)
+    late = target(0, WHOLE_RING, number=1)
+    rig.answers.answers = [CommitWriteAnswer(tuple(LackingCopy(late, one) for one in TABLETS))]
+    rig.commit()
+    first, last = ({one.transfer: one.ranges for one in request.brought} for request in rig.answers.requests)
+    assert first == {
+        rig.plan.targets[host].transfer: tuple(one for place, one in enumerate(TABLETS) if place != host)
+        for host in range(4)
+    }
+    assert last == {**first, late.transfer: tuple(TABLETS)}
+    brought = {key for run in rig.last.runs if run.transfer == late.transfer for key, _ in rig.nodes.rows(run)}
+    assert brought == keys_of(*rig.written)
+
+
+def test_the_only_copy_is_brought_from_the_place_before() -> None:
+    plan = plan_of(NARROW, [WHOLE_RING], (0,))
+    late = LatePlace(target(0, WHOLE_RING, number=1), (WHOLE_RING,))
+    assert list(sources_of(plan, {one.transfer: one for one in plan.targets}, late)) == [plan.targets[0].transfer]
 
 
 def test_without_anybody_who_has_the_rows_the_commit_fails() -> None:
