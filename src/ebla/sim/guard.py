@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
 
+import pyarrow as pa
+
 from ebla.sim.loop import NotSimulated, SimLoop
 
 OURS = ("ebla", "tests", "benchmarks")
@@ -129,6 +131,8 @@ def _holders(real: dict[int, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
 
 @contextmanager
 def sealed(loop: SimLoop) -> Iterator[None]:
+    # At its first array Arrow looks for pandas, and that for numpy's source of chance: not inside, where it is refused.
+    pa.array([b""])
     undo: list[tuple[Any, str, Any]] = []
     replaced = _replacements(loop)
     by_real = {id(getattr(owner, name)): new for owner, name, new in replaced if isinstance(owner, ModuleType)}
