@@ -2,9 +2,11 @@
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -20,7 +22,7 @@ from ebla.source.errors import missing_column, missing_table
 from ebla.source.follow_piece import follow_piece
 from ebla.source.given_where import parse_where
 from ebla.source.options import Access, ReadOptions
-from ebla.source.plan_read import Wanted, decode_share, encode_share, plan_shares
+from ebla.source.plan_read import ReadShare, Wanted, decode_share, encode_share, plan_shares
 from ebla.source.pushdown import push
 from ebla.source.share_rows import ShareRows
 from ebla.source.shipped import Reduced, ship
@@ -160,7 +162,7 @@ class ShareReader:
             return  # Spark makes one where there are none
         prepare_worker()
         wanted = to_arrow_schema(StructType.fromJson(json.loads(self._shown_json)), timezone="UTC")
-        share = decode_share(partition.value)
+        share = as_of(decode_share(partition.value), time.time())
         kinds = [share.schema.column(one.name).type if one.kind is AskedKind.VALUE else None for one in share.columns]
         names = tuple(f"node {source.host} at {source.flight}" for source in share.sources)
         pause = threading.Event()
@@ -172,6 +174,12 @@ class ShareReader:
 
     def __reduce__(self) -> Reduced:
         return ship(__name__, type(self).__name__, self._shown_json)
+
+
+def as_of(share: ReadShare, wall_s: float) -> ReadShare:
+    """A frame that is used again reads the table as it is then: what has expired since it was planned is gone, though
+    nodes may still have it on disk."""
+    return msgspec.structs.replace(share, now_s=max(share.now_s, int(wall_s)))
 
 
 def _run() -> str:

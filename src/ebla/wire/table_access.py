@@ -142,7 +142,7 @@ class ReadPlan(msgspec.Struct, frozen=True, array_like=True):
     pieces: tuple[ReadPiece, ...]
     authority: bytes
     now_s: int
-    """By which cells have expired, the same for the whole job."""
+    """By which cells have expired; a task that runs later goes by its own clock."""
 
 
 class CloseReadRequest(msgspec.Struct, frozen=True, array_like=True):

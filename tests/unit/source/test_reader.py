@@ -29,8 +29,8 @@ from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import WHOLE_RING
 from ebla.source import data_source
 from ebla.source.options import ReadOptions, read_options
-from ebla.source.plan_read import decode_share
-from ebla.source.reader import PushingReader, TableReader, asked_by_schema, asked_columns
+from ebla.source.plan_read import Wanted, decode_share, plan_shares
+from ebla.source.reader import PushingReader, TableReader, as_of, asked_by_schema, asked_columns
 from ebla.source.type_mapping import spark_schema
 from ebla.wire.failures import failure_of
 from ebla.wire.frames import encode
@@ -157,6 +157,12 @@ def test_a_plan_becomes_partitions_that_carry_all_they_need() -> None:
     assert share.sources == (SOURCE,)
     assert (share.authority, share.now_s) == (b"authority", 1_000)
     assert b"secret" not in partition.value
+
+
+def test_what_expired_since_a_frame_was_planned_is_gone_when_it_is_used_again() -> None:
+    (share,) = plan_shares(PLAN, Wanted((AskedColumn("v"),)))
+    assert as_of(share, 5_000.7) == msgspec.structs.replace(share, now_s=5_000)
+    assert as_of(share, 900.0) == share, "the clock of an executor may be behind"
 
 
 def test_a_reader_that_takes_filters_is_made_only_where_spark_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
