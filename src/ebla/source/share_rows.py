@@ -2,6 +2,7 @@
 sources at once as the level needs."""
 
 import importlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -23,6 +24,8 @@ from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
 
 TOKEN_LABEL = "\0token"  # noqa: S105  # of the ring
 """No column is named so."""
+SCANS_OPEN_MAX = 16
+"""A share may be of two thousand tablets, each with files of its own; pieces of one tablet follow one another."""
 
 _Asked = StoredRowsQuestion | TypedRowsQuestion
 
@@ -34,8 +37,8 @@ class ShareRows:
         self._share = share
         self._columns = (*share.columns, AskedColumn("", AskedKind.TOKEN, TOKEN_LABEL))
         self._flight = TableFlight(share.authority, run)
-        self._open = ExitStack()
-        self._scans: dict[tuple[int, object], Any] = {}
+        self._scans: OrderedDict[tuple[int, object], tuple[Any, ExitStack]] = OrderedDict()
+        """Those of files that were read, the last used last."""
         self._remote: set[int] = set()
         """Sources whose files cannot be read from here."""
 
@@ -43,7 +46,7 @@ class ShareRows:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._open.close()
+        self._keep_scans(0)
         self._flight.close()
 
     def of(self, sources: tuple[int, ...], token_range: TokenRange) -> Iterator[pa.RecordBatch]:
@@ -90,13 +93,21 @@ class ShareRows:
             return None
         key = (place, located.stacks)
         if key not in self._scans:
+            self._keep_scans(SCANS_OPEN_MAX - 1)
+            opened = ExitStack()
             try:
                 # It needs the storage engine's library, which executors need not have: then there is no short cut.
                 opened_located = importlib.import_module("ebla.source.local_scan").opened_located
-                self._scans[key] = self._open.enter_context(opened_located(located))
+                self._scans[key] = opened.enter_context(opened_located(located)), opened
             except (ImportError, OSError, EblaError):
                 self._remote.add(place)
                 return None
-        _, batches = self._scans[key].ask(question)
+        self._scans.move_to_end(key)
+        _, batches = self._scans[key][0].ask(question)
         found: Iterator[pa.RecordBatch] = batches
         return found
+
+    def _keep_scans(self, count: int) -> None:
+        while len(self._scans) > count:
+            _, (_, opened) = self._scans.popitem(last=False)
+            opened.close()

@@ -1,0 +1,83 @@
+"""Where a task reads the rows of its share from."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from ebla.model.asked_rows import AskedColumn
+from ebla.model.cql_types import parse_type
+from ebla.model.identity import Address, HostId, TableId
+from ebla.model.schema import Column, ColumnKind, new_schema
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.source import local_scan, share_rows
+from ebla.source.plan_read import ReadShare, SharePiece
+from ebla.source.share_rows import SCANS_OPEN_MAX, ShareRows
+from ebla.source.table_flight import TableFlight
+from ebla.storage.scan_stack import ScanStack
+from ebla.wire.table_access import Located, ReadSource
+from ebla.wire.transfer_messages import TypedRowsQuestion
+
+SCHEMA = new_schema((TableId(uuid.UUID(int=1)), "ks", "t"), (Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),))
+SOURCE = ReadSource(HostId(uuid.UUID(int=9)), Address("127.0.0.1", 7001), b"ticket", "here")
+TABLETS = WHOLE_RING.split(4 * SCANS_OPEN_MAX)
+SHARE = ReadShare(
+    SCHEMA, (AskedColumn("k"),), 1_000, b"", (SOURCE,), tuple(SharePiece(one, (0,), 1) for one in TABLETS)
+)
+
+
+@dataclass
+class Files:
+    """Stand for layers on this machine, and count who has them open."""
+
+    open: int = 0
+    most: int = 0
+    times: int = 0
+    asked: list[TokenRange] = field(default_factory=list)
+
+    @contextmanager
+    def opened(self, located: Located) -> Iterator["Files"]:
+        self.open, self.times = self.open + 1, self.times + 1
+        self.most = max(self.most, self.open)
+        try:
+            yield self
+        finally:
+            self.open -= 1
+
+    def ask(self, question: TypedRowsQuestion) -> tuple[None, Iterator[pa.RecordBatch]]:
+        self.asked.append(question.range)
+        return None, iter(())
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> Files:
+    found = Files()
+
+    def locate(_flight: TableFlight, _source: ReadSource, asked: TokenRange) -> Located:
+        tablet = next(one for one in TABLETS if one.covers(asked))
+        return Located("here", "folder", (ScanStack(tablet, ()),), SCHEMA)
+
+    monkeypatch.setattr(share_rows, "is_here", lambda _machine: True)
+    monkeypatch.setattr(share_rows, "is_open", lambda _machine, _folder: True)
+    monkeypatch.setattr(local_scan, "opened_located", found.opened)
+    monkeypatch.setattr(TableFlight, "locate", locate)
+    return found
+
+
+def test_a_share_of_many_tablets_has_the_files_of_few_open_at_once(files: Files) -> None:
+    with ShareRows(SHARE) as rows:
+        for piece in SHARE.pieces:
+            assert list(rows.of((0,), piece.range)) == []
+    assert files.asked == list(TABLETS)
+    assert files.most == SCANS_OPEN_MAX
+    assert files.open == 0
+
+
+def test_pieces_of_one_tablet_share_what_is_open(files: Files) -> None:
+    with ShareRows(SHARE) as rows:
+        for part in TABLETS[3].split(5):
+            assert list(rows.of((0,), part)) == []
+    assert files.times == 1
