@@ -20,6 +20,7 @@ WANTED = ("pyarrow", "pandas", "numpy", "msgspec", "rocksdict")
 """What tasks import; the last one for the files of a node on the same machine."""
 OWN = ("ebla", "pyspark_ebla")
 PYTHON = "bin/python"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 PACKAGES = "packages"
 LEFT_OUT = ("__pycache__", "tests", "include")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -47,9 +48,8 @@ def pack(file: Path) -> list[str]:
         with tarfile.open(fresh, "w:gz", compresslevel=3) as archive:
             for path, name in _files(distributions):
                 archive.add(path, name, recursive=False)
-            version = f"{sys.version_info.major}.{sys.version_info.minor}"
             known = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-            script = SCRIPT.format(version=version, packages=PACKAGES, known=known)
+            script = SCRIPT.format(version=VERSION, packages=PACKAGES, known=known)
             _add_text(archive, PYTHON, script, 0o755)
             # Its version is asked for by name, and no list of installed files is packed.
             release = importlib.metadata.version(OWN[0])

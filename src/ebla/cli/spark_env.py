@@ -1,6 +1,5 @@
 """`ebla spark-env`: the packages that tasks need, as an archive for executors that do not have them."""
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.environment_pack import PYTHON, pack
+from ebla.cli.environment_pack import PYTHON, VERSION, pack
 from ebla.cli.shown_jobs import size_words
 from ebla.cli.shown_rows import print_json
 from ebla.cli.table import JsonFlag
@@ -32,23 +31,25 @@ def spark_env(
     """
     with errors_told():
         names = pack(file)
-        settings = settings_for(file)
+        settings, environment = settings_for(file), environment_for(sys.executable)
+        size_bytes = file.stat().st_size
         if as_json:
-            print_json({"file": str(file), "bytes": file.stat().st_size, "packages": names, "settings": settings})
+            told = {"settings": settings, "environment": environment}
+            print_json({"file": str(file), "bytes": size_bytes, "packages": names, **told})
             return
-        typer.echo(f"{file}: {size_words(file.stat().st_size)}, with {', '.join(names)}")
-        typer.echo(
-            f"executors need Python {sys.version_info.major}.{sys.version_info.minor} and nothing else; tell Spark:"
-        )
+        typer.echo(f"{file}: {size_words(size_bytes)}, with {', '.join(names)}")
+        typer.echo(f"executors need Python {VERSION} and nothing else; before Spark is started:")
+        for name, value in environment.items():
+            typer.echo(f"  export {name}={shlex.quote(value)}")
         for name, value in settings.items():
-            typer.echo(f"  --conf {shlex.quote(f'{name}={value}')}")
+            typer.echo(f"  spark-submit --conf {shlex.quote(f'{name}={value}')} …")
 
 
 def settings_for(file: Path) -> dict[str, str]:
-    """The driver keeps its own Python: only tasks run in the one that was unpacked."""
-    driver = os.environ.get("PYSPARK_DRIVER_PYTHON") or sys.executable
-    return {
-        "spark.archives": f"{file.absolute()}#{FOLDER}",
-        "spark.pyspark.python": f"./{FOLDER}/{PYTHON}",
-        "spark.pyspark.driver.python": driver,
-    }
+    return {"spark.archives": f"{file.absolute()}#{FOLDER}"}
+
+
+def environment_for(driver: str) -> dict[str, str]:
+    """Not as settings of Spark: those are read by `spark-submit` alone, and queries are planned by the driver's Python,
+    which Spark takes from here. The driver keeps its own; only tasks run on the one that was unpacked."""
+    return {"PYSPARK_DRIVER_PYTHON": driver, "PYSPARK_PYTHON": f"./{FOLDER}/{PYTHON}"}

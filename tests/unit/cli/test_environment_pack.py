@@ -9,7 +9,7 @@ import pytest
 
 from ebla.cli import environment_pack
 from ebla.cli.environment_pack import PYTHON, closure, needed, pack
-from ebla.cli.spark_env import settings_for
+from ebla.cli.spark_env import environment_for, settings_for
 from ebla.model.errors import Unavailable
 
 
@@ -54,4 +54,6 @@ def test_a_machine_without_this_python_is_told(tmp_path: Path) -> None:
 def test_spark_is_told_where_it_is() -> None:
     settings = settings_for(Path("/x/env.tar.gz"))
     assert settings["spark.archives"] == "/x/env.tar.gz#environment"
-    assert settings["spark.pyspark.python"] == "./environment/bin/python"
+    assert environment_for("/d/python") == {
+        "PYSPARK_DRIVER_PYTHON": "/d/python", "PYSPARK_PYTHON": "./environment/bin/python",
+    }  # fmt: skip
