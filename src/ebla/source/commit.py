@@ -149,7 +149,8 @@ def commit_rows(
     for task in tasks:
         brought.add(Staged(task.runs, task.lost))
     refuse_nowhere_whole(plan, brought.targets)
-    _write_small(ways, job, plan, form, [batch for task in tasks for batch in unpack_batches(task.small)], brought)
+    small = [batch for task in tasks for batch in unpack_batches(task.small)]
+    brought.add(_write_small(ways, job, plan, form, small))
     refuse_nowhere_whole(plan, brought.targets)
     return _commit(ways, job, plan, brought)
 
@@ -168,18 +169,14 @@ def refuse_nowhere_whole(plan: WritePlan, present: Mapping[TransferId, Target]) 
 
 
 def _write_small(
-    ways: Ways,
-    job: WriteJob,
-    plan: WritePlan,
-    form: RowForm,
-    batches: Sequence[pa.RecordBatch],
-    brought: _Brought,
-) -> None:
+    ways: Ways, job: WriteJob, plan: WritePlan, form: RowForm, batches: Sequence[pa.RecordBatch]
+) -> Staged:
+    """By CQL where they are few together; else they are one more run."""
     if not batches:
-        return
+        return Staged()
     if may_go_by_cql(form.schema, batches):
         write_by_cql(ways.contact, form, batches, job.level, ways.timeout_s)
-        return
+        return Staged()
     stager = Stager(plan.targets, ways.connect, short_cut=ways.uses_short_cut)
     try:
         buffer = RunBuffer(form.schema, plan.routes)
@@ -188,7 +185,7 @@ def _write_small(
         stager.stage(buffer.take())
     finally:
         stager.close()
-    brought.add(stager.staged())
+    return stager.staged()
 
 
 def _commit(ways: Ways, job: WriteJob, plan: WritePlan, brought: _Brought) -> CommitWriteAnswer:
