@@ -133,6 +133,9 @@ class Commits:
             record = await parts.store.change(request.table, request.job, one.note_record, deadline)
             assert record is not None, "a job that is not known is refused"
             if is_done(record, request.batch):
+                return CommitWriteAnswer(is_done=True)
+            if request.announces:
+                await one.announce()
                 return CommitWriteAnswer()
             answer = await one.run_through()
         except EblaError as error:
@@ -173,6 +176,10 @@ class _Commit:
         if found is not None:
             self.progress.seen = Seen.SOME if found.has_adopted else Seen.NONE
         return committing(found, self._run)
+
+    async def announce(self) -> None:
+        await self._look()
+        await self._mark_adopting()
 
     async def run_through(self) -> CommitWriteAnswer:
         view = await self._look()

@@ -150,8 +150,14 @@ def commit_rows(
         brought.add(Staged(task.runs, task.lost))
     refuse_nowhere_whole(plan, brought.targets)
     small = [batch for task in tasks for batch in unpack_batches(task.small)]
-    brought.add(_write_small(ways, job, plan, form, small))
-    refuse_nowhere_whole(plan, brought.targets)
+    if small and may_go_by_cql(form.schema, small):
+        announced = _asked(ways, _request(job, announces=True), plan.deadline_ms)
+        if announced.is_done:
+            return announced
+        write_by_cql(ways.contact, form, small, job.level, ways.timeout_s)
+    elif small:
+        brought.add(_stage_small(ways, plan, form, small))
+        refuse_nowhere_whole(plan, brought.targets)
     return _commit(ways, job, plan, brought)
 
 
@@ -168,15 +174,8 @@ def refuse_nowhere_whole(plan: WritePlan, present: Mapping[TransferId, Target]) 
             )
 
 
-def _write_small(
-    ways: Ways, job: WriteJob, plan: WritePlan, form: RowForm, batches: Sequence[pa.RecordBatch]
-) -> Staged:
-    """By CQL where they are few together; else they are one more run."""
-    if not batches:
-        return Staged()
-    if may_go_by_cql(form.schema, batches):
-        write_by_cql(ways.contact, form, batches, job.level, ways.timeout_s)
-        return Staged()
+def _stage_small(ways: Ways, plan: WritePlan, form: RowForm, batches: Sequence[pa.RecordBatch]) -> Staged:
+    """As one more run, where they are not few together."""
     stager = Stager(plan.targets, ways.connect, short_cut=ways.uses_short_cut)
     try:
         buffer = RunBuffer(form.schema, plan.routes)
@@ -188,19 +187,24 @@ def _write_small(
     return stager.staged()
 
 
+def _request(job: WriteJob, brought: _Brought | None = None, *, announces: bool = False) -> CommitWriteRequest:
+    named = brought or _Brought({}, {})
+    return CommitWriteRequest(
+        job.session,
+        job.table,
+        job.job,
+        job.level,
+        named.counted,
+        tuple(named.targets.values()),
+        job.batch,
+        named.partly,
+        announces,
+    )
+
+
 def _commit(ways: Ways, job: WriteJob, plan: WritePlan, brought: _Brought) -> CommitWriteAnswer:
     for _ in range(LACKING_ROUNDS_MAX):
-        request = CommitWriteRequest(
-            job.session,
-            job.table,
-            job.job,
-            job.level,
-            brought.counted,
-            tuple(brought.targets.values()),
-            job.batch,
-            brought.partly,
-        )
-        answer = _asked(ways, request, plan.deadline_ms)
+        answer = _asked(ways, _request(job, brought), plan.deadline_ms)
         if not answer.lacking:
             return answer
         for late in late_places(answer.lacking):

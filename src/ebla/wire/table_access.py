@@ -220,6 +220,9 @@ class CommitWriteRequest(msgspec.Struct, frozen=True, array_like=True):
     brought: tuple[BroughtRanges, ...] = ()
     """Of a table on vnodes a place is for the whole ring, and is brought what its node was a replica of when the job
     began. If that node becomes one of further ranges, it must not count as a copy of those."""
+    announces: bool = False
+    """Rows are about to be written over CQL, and nothing is committed by this call. A run that was overtaken is told so
+    before it writes any; from then on rows of the job may be seen, whatever becomes of it."""
 
 
 class LackingCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -238,6 +241,8 @@ class CommitWriteAnswer(msgspec.Struct, frozen=True, array_like=True):
     layers: int = 0
     rows: int = 0
     """Merged into live layers, since they were few."""
+    is_done: bool = False
+    """The job had ended well before: there is nothing to write."""
 
 
 class AbortWriteRequest(msgspec.Struct, frozen=True, array_like=True):

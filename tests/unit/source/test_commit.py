@@ -18,7 +18,7 @@ from tests.unit.source.write_fakes import (
 from tests.unit.storage.random_rows import column, table
 
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.errors import InvalidRequest, Overloaded, TooFewReplicas, Unavailable, Unreachable
+from ebla.model.errors import InvalidRequest, Overloaded, Stale, TooFewReplicas, Unavailable, Unreachable
 from ebla.model.schema import ColumnKind
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.source import commit
@@ -171,6 +171,25 @@ def test_few_rows_are_written_by_cql_and_then_the_job_ends() -> None:
     assert (level, timestamp_us) == (ConsistencyLevel.QUORUM, FORM.stamp.timestamp_us)
     assert rig.last.runs == ()
     assert rig.nodes.puts == []
+
+
+def test_rows_are_announced_before_they_are_written_by_cql() -> None:
+    """A driver that was frozen for hours, while another run of its job came to an end, must not write any more."""
+    rig = Rig()
+    rig.task(0, 5, small_rows=10)
+    rig.commit()
+    assert [request.announces for request in rig.answers.requests] == [True, False]
+    assert rig.answers.requests[0].runs == ()
+    late = Rig()
+    late.task(0, 5, small_rows=10)
+    late.answers.answers = [CommitWriteAnswer(is_done=True)]
+    assert late.commit().is_done
+    overtaken = Rig()
+    overtaken.task(0, 5, small_rows=10)
+    overtaken.answers.answers = [Stale("another run has taken over")]
+    with pytest.raises(Stale):
+        overtaken.commit()
+    assert late.contact.batches == overtaken.contact.batches == []
 
 
 def test_many_small_tasks_are_staged_as_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
