@@ -61,6 +61,7 @@ class Store:
         self._stacks: dict[Incarnation, Stack] = {stack.incarnation: stack for stack in stacks}
         self._shortage: DiskFull | None = None
         self._upkeep_wanted = asyncio.Event()
+        self._upkeep_turn = asyncio.Lock()
         self._damages: list[tuple[Stack, LayerDamaged]] = []
         self._pressed: dict[Incarnation, Stack] = {}
         """Their live layers refused a write: a flush makes room, or shows that there is none yet."""
@@ -327,6 +328,8 @@ class Store:
 
     async def close(self) -> None:
         """Orderly, with `run` still running: everything is flushed, so that the next start has nothing to replay."""
+        # Never given back: a turn of upkeep in between would hold layers that are to be closed, or open them again.
+        await self._upkeep_turn.acquire()
         for stack in tuple(self._stacks.values()):
             if not stack.damage:
                 await self.flush(stack)
@@ -344,7 +347,8 @@ class Store:
             self._upkeep_wanted.clear()
             self._check_space()
             try:
-                await self._upkeep()
+                async with self._upkeep_turn:
+                    await self._upkeep()
             except (DiskFull, Overloaded):
                 # What could not be done now is found undone at the next turn.
                 await asyncio.sleep(self._limits.upkeep_ms / 1000)

@@ -534,3 +534,29 @@ def test_an_orderly_end_leaves_nothing_to_replay() -> None:
 
     rig.life(write)
     rig.life(read)
+
+
+def test_a_close_waits_for_the_upkeep_that_holds_layers() -> None:
+    rig = Rig()
+    held: list[bool] = []
+
+    async def write_and_close(store: Store) -> None:
+        stack = await small_stack(store)
+        await store.write(stack, [plain(1, 1, 5)])
+
+        async def upkeep() -> None:
+            async with store._parts.layers.hold(stack.place_of(stack.live)):
+                held.append(True)
+                await asyncio.sleep(1)
+
+        store._upkeep = upkeep  # type: ignore[method-assign]  # a turn that is slow
+        store._upkeep_wanted.set()
+        while not held:
+            await asyncio.sleep(0)
+        await store.close()
+
+    async def read(store: Store) -> Row:
+        return await row_at(store, await small_stack(store), 1, 1)
+
+    rig.life(write_and_close)
+    assert rig.life(read).cells[A] == Cell(5, (1).to_bytes(4))
