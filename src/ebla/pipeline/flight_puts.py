@@ -155,6 +155,8 @@ class RowsPut:
         self._size_bytes += len(record)
         self._checksum = crc32(record, self._checksum)
         self._kept.append(_Record(record, self._size_bytes))
+        # An earlier try at the same attempt may have brought it: sent twice, the rows would be out of order.
+        self._confirm(self._confirmed_bytes)
         self._client.again(self._write_on, lambda: self._confirmed_bytes)
 
     def finish(self) -> StagedFile:
