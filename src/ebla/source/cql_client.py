@@ -9,7 +9,7 @@ import ssl
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from ebla.cql import notation
@@ -75,7 +75,7 @@ class Security:
     that is checked: it signs nothing but nodes of its cluster."""
 
     username: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     is_tls: bool = False
     authority_pem: str = ""
     """Empty: the authorities that this machine trusts."""

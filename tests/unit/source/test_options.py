@@ -112,3 +112,9 @@ def test_every_option_is_told_of_once_for_each_side() -> None:
         names = [option.name for option in OPTIONS if option.side in (Side.BOTH, side)]
         assert len(names) == len(set(names))
     assert all(option.meaning and option.name == option.name.lower() for option in OPTIONS)
+
+
+def test_a_password_is_not_shown() -> None:
+    asked = read_options({"table": "ks.t", "username": "me", "password": "hunter2"})
+    assert asked.access.contact.security.password == "hunter2"
+    assert "hunter2" not in repr(asked)
