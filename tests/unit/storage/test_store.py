@@ -538,21 +538,21 @@ def test_an_orderly_end_leaves_nothing_to_replay() -> None:
 
 def test_a_close_waits_for_the_upkeep_that_holds_layers() -> None:
     rig = Rig()
-    held: list[bool] = []
 
     async def write_and_close(store: Store) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
 
+        held = asyncio.Event()
+
         async def upkeep() -> None:
             async with store._parts.layers.hold(stack.place_of(stack.live)):
-                held.append(True)
+                held.set()
                 await asyncio.sleep(1)
 
         store._upkeep = upkeep  # type: ignore[method-assign]  # a turn that is slow
         store._upkeep_wanted.set()
-        while not held:
-            await asyncio.sleep(0)
+        await held.wait()
         await store.close()
 
     async def read(store: Store) -> Row:
