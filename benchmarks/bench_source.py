@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -53,10 +53,12 @@ class Plan:
     quiet_s: float
     growth: tuple[int, ...]
     """Numbers of rows, each ten times the one before; none: it is left out."""
+    tablets: int | None = None
+    """Of each table; None: as many as nodes give one. With too few rows in each they are no layers of their own."""
 
 
 FULL = Plan(2_000_000, 3, 1, 10.0, (200_000, 2_000_000, 20_000_000))
-QUICK = Plan(200_000, 1, 1, 3.0, ())
+QUICK = Plan(200_000, 1, 1, 3.0, (), 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +267,12 @@ def measure_growth(figures: Figures, bench: Bench, cluster: SourceCluster) -> No
 
 
 def measure(figures: Figures, bench: Bench) -> None:
-    with closing(SourceCluster(bench.folder / "one", 1, 2)) as cluster:
+    with closing(SourceCluster(bench.folder / "one", 1, 2, bench.plan.tablets)) as cluster:
         measure_once(figures, bench, cluster)
         measure_serving(figures, bench, cluster)
         if bench.plan.growth:
             measure_growth(figures, bench, cluster)
-    with closing(SourceCluster(bench.folder / "three", 3, 1)) as cluster:
+    with closing(SourceCluster(bench.folder / "three", 3, 1, bench.plan.tablets)) as cluster:
         measure_thrice(figures, bench, cluster)
 
 
@@ -281,7 +283,7 @@ def main() -> int:
     parser.add_argument("--folder", default=".", help="where the data go; a folder of its own is made there")
     chosen = parser.parse_args()
     base = QUICK if chosen.quick else FULL
-    plan = Plan(chosen.rows or base.rows, base.rounds, base.warm_ups, base.quiet_s, base.growth)
+    plan = replace(base, rows=chosen.rows or base.rows)
     figures = Figures()
     figures.note("load_before", os.getloadavg()[0])
     lacking = missing()

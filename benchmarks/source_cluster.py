@@ -43,12 +43,13 @@ T = TypeVar("T")
 class SourceCluster:
     """Each table has a keyspace of its own, of the same name."""
 
-    def __init__(self, folder: Path, nodes: int, shards: int) -> None:
+    def __init__(self, folder: Path, nodes: int, shards: int, tablets: int | None = None) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
         self._made = find_or_make_nodes(folder, Shape(nodes, shards, base, "bench", OVERRIDES))
         give_identities(self._made)
         self._folder = folder
         self._shards = shards
+        self._tablets = tablets
         self._nodes = [NodeProcess(node) for node in self._made]
         self._wait("all nodes are up", lambda: view_of(asyncio.run(ask_all(self._made))).all_up)
         self._processes = self._find_processes()
@@ -77,7 +78,8 @@ class SourceCluster:
     def make_table(self, name: str, copies: int) -> None:
         async def work(client: TableClient) -> None:
             replication = f"{{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
-            await client.run(f"CREATE KEYSPACE {name} WITH replication = {replication}")
+            tablets = "" if self._tablets is None else f" AND tablets = {{'initial': {self._tablets}}}"
+            await client.run(f"CREATE KEYSPACE {name} WITH replication = {replication}{tablets}")
             await client.run(f"CREATE TABLE {name}.t (id bigint PRIMARY KEY, {DEFINITION.format(double='double')})")
 
         self._with_tables(work)

@@ -47,6 +47,10 @@ STAGING = ".ebla-piece"
 ROWS = "rows"
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def main() -> None:
     with errors_told():
         wish = take_wish(ExportWish)
@@ -159,4 +163,4 @@ def _tell(wish: ExportWish, manifest: Manifest) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app()

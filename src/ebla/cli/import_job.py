@@ -36,6 +36,10 @@ from ebla.source.type_mapping import spark_type
 WRITING_ONLY = ("ttl", "nulls", "consistency")
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def main() -> None:
     with errors_told():
         wish = take_wish(ImportWish)
@@ -133,4 +137,4 @@ def _tell(wish: ImportWish, state: ImportState, words: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app()
