@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import Figures
-from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
 from ebla.bulk.flight_server import FlightIdentity, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.puts import Puts
@@ -114,6 +114,12 @@ class BenchPlane:
     def open_source(self, _ticket: bytes) -> OpenedSource:
         folder = self._folder / "checkpoint"
         return OpenedSource(SESSION, CHECKPOINT, TABLE, str(folder), listed(folder), SCHEMA)
+
+    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
+        return self.open_source(ticket)
+
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+        raise AssertionError("nobody asks for what was staged")
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         pass

@@ -110,8 +110,8 @@ def stage(plan: WritePlan, rows: dict[int, str]) -> list[StagedRun]:
     for place, key in enumerate(stored["key"].to_pylist()):
         for route in plan.routes:
             if decode_token(key[:8]) in route.range:
-                for target in route.targets:
-                    by_target.setdefault(target, []).append(place)
+                for number in route.targets:
+                    by_target.setdefault(number, []).append(place)
     runs = []
     with FlightClient(plan.authority) as client:
         for number, places in by_target.items():

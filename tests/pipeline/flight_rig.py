@@ -17,12 +17,13 @@ import pyarrow as pa
 from tests.pipeline.transfers_contract import Files
 from tests.unit.storage.random_rows import MIXED
 
-from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
 from ebla.bulk.flight_server import FlightIdentity, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.model.errors import Corruption, Stale
 from ebla.model.identity import (
     Address,
+    AttemptId,
     CheckpointId,
     ClusterId,
     HostId,
@@ -114,6 +115,9 @@ class Plane:
 
     async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
         return self.sources[ticket]
+
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+        raise AssertionError("nobody asks for what was staged")
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         if self.fails:

@@ -9,9 +9,9 @@ import pytest
 from tests.pipeline.transfers_contract import CONTRACTS, Contract, Files
 from tests.unit.storage.random_rows import MIXED
 
-from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
 from ebla.model.errors import Stale
-from ebla.model.identity import Address, CheckpointId, HostId, JobId, SessionId, ShardNumber, TransferId
+from ebla.model.identity import Address, AttemptId, CheckpointId, HostId, JobId, SessionId, ShardNumber, TransferId
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import (
@@ -58,6 +58,9 @@ class Plane:
 
     async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
         return self.sources[ticket]
+
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+        raise AssertionError("nobody asks for what was staged")
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
         while self.is_held:
