@@ -52,7 +52,7 @@ from ebla.model.identity import (
 )
 from ebla.model.rows import Cell, Marker, Row
 from ebla.model.schema import Column, ColumnKind, new_schema
-from ebla.model.token import WHOLE_RING, token_of
+from ebla.model.token import WHOLE_RING, TokenRange, token_of
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, Source, StagingKind, Target
 from ebla.pipeline.flight_client import FilePlace, FlightClient
 from ebla.runtime.file_disk import FileDisk
@@ -115,10 +115,10 @@ class BenchPlane:
         folder = self._folder / "checkpoint"
         return OpenedSource(SESSION, CHECKPOINT, TABLE, str(folder), listed(folder), SCHEMA)
 
-    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
+    async def open_read(self, ticket: bytes, _asked: TokenRange, _run: str = "") -> OpenedSource:
         return self.open_source(ticket)
 
-    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+    def open_staged(self, _ticket: bytes, _attempt: AttemptId) -> OpenedRows:
         raise AssertionError("nobody asks for what was staged")
 
     async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:

@@ -34,9 +34,7 @@ print(f"{csv}: {len(lines) - 1} trips")
 
 # %% Tables for the questions that the application has
 cql = Cluster([address], port=int(port or 9042)).connect()
-cql.execute(
-    "CREATE KEYSPACE IF NOT EXISTS bikes WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}"
-)
+cql.execute("CREATE KEYSPACE IF NOT EXISTS bikes WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
 cql.execute("DROP TABLE IF EXISTS bikes.trips")
 cql.execute("DROP TABLE IF EXISTS bikes.stations")
 # "the last trips of a bike": one partition a bike, the newest first
