@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from ebla.model.consistency import ConsistencyLevel, Needed, answers_needed
 from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, TableId
-from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.pipeline.plan_jobs import pieces_of, range_words
+from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.pipeline.plan_jobs import joined, pieces_of, range_words
 from ebla.request.write_plan import table_replicas
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
@@ -33,7 +33,12 @@ class Asked:
     datacenter: str
     """Of the node that plans: levels that say local mean this one."""
     ranges: tuple[TokenRange, ...] = ()
-    """None: the whole ring."""
+    """None: the whole ring. Kept in order and without overlap: a job may name thousands of partitions, and each piece
+    is compared with them several times, by the loop that serves requests."""
+
+    def __post_init__(self) -> None:
+        parts = [part for one in self.ranges for part in one.unwrapped()]
+        object.__setattr__(self, "ranges", joined(parts, len(parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +189,15 @@ def _within(piece: TokenRange, ranges: tuple[TokenRange, ...]) -> Iterator[Token
     if not ranges:
         yield piece
         return
-    reached = piece.start
-    for one in sorted(part for each in ranges for part in each.unwrapped()):
-        start, end = max(reached, one.start), min(piece.end, one.end)
-        if start < end:
-            yield TokenRange(start, end)
-            reached = end
+    for place in range(bisect.bisect_right(ranges, piece.start, key=_end_of), len(ranges)):
+        one = ranges[place]
+        if one.start >= piece.end:
+            return
+        yield TokenRange(max(piece.start, one.start), min(piece.end, one.end))
+
+
+def _end_of(one: TokenRange) -> Token:
+    return one.end
 
 
 # ---- sizes

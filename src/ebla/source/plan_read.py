@@ -1,5 +1,6 @@
 """What each task of a read does: pieces of the plan, large ones split by token, small ones joined. Pure."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import msgspec
 
 from ebla.model.asked_rows import AskedColumn, KeyCondition
 from ebla.model.schema import TableSchema
-from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.storage.key_codec import decode_token
 from ebla.wire.table_access import ReadPiece, ReadPlan, ReadSource
 
@@ -72,28 +73,66 @@ def plan_shares(plan: ReadPlan, wanted: Wanted) -> list[ReadShare]:
     """In the order of tokens, as far as joining allows. Together they have every row of the plan once."""
     if wanted.is_nothing:
         return []
-    parts = [part for piece in plan.pieces for part in _parts(piece, wanted)]
-    return [_share(plan, wanted, joined) for joined in _joined(parts, wanted.split_bytes)]
+    chosen = _Chosen.of(wanted)
+    parts = [part for piece in plan.pieces for part in _parts(piece, chosen, wanted.split_bytes)]
+    return [_share(plan, wanted, chosen, joined) for joined in _joined(parts, wanted.split_bytes)]
 
 
 def clipped(one: TokenRange, within: Iterable[TokenRange]) -> list[TokenRange]:
     """What of the range lies in any of the others, which do not overlap; none of it goes over the top."""
-    others = [part for other in within for part in other.unwrapped()]
+    return _clipped(one, _ascending(within))
+
+
+def _ascending(ranges: Iterable[TokenRange]) -> list[TokenRange]:
+    return sorted(part for one in ranges for part in one.unwrapped())
+
+
+def _clipped(one: TokenRange, others: Sequence[TokenRange]) -> list[TokenRange]:
+    """`others` ascending, without overlap, none over the top. By search: there may be thousands of them."""
     found = []
     for mine in one.unwrapped():
-        for other in others:
-            start, end = max(mine.start, other.start), min(mine.end, other.end)
-            if start < end:
-                found.append(TokenRange(start, end))
-    return sorted(found)
+        for place in range(bisect_right(others, mine.start, key=_end_of), len(others)):
+            other = others[place]
+            if other.start >= mine.end:
+                break
+            found.append(TokenRange(max(mine.start, other.start), min(mine.end, other.end)))
+    return found
 
 
-def _parts(piece: ReadPiece, wanted: Wanted) -> Iterable[_Part]:
-    ranges = (WHOLE_RING,) if wanted.ranges is None else wanted.ranges
-    for within in clipped(piece.range, ranges):
+def _end_of(one: TokenRange) -> Token:
+    return one.end
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What of the ring can have rows that are asked for."""
+
+    ranges: Sequence[TokenRange]
+    """Ascending, without overlap, none over the top."""
+    tokens: Sequence[int] | None
+    """Of the partitions, ascending; None: all."""
+    prefixes: Sequence[bytes]
+    """In the order of their tokens."""
+
+    @classmethod
+    def of(cls, wanted: Wanted) -> "_Chosen":
+        ranges = _ascending((WHOLE_RING,) if wanted.ranges is None else wanted.ranges)
+        if wanted.partitions is None:
+            return cls(ranges, None, ())
+        named = sorted((decode_token(prefix), prefix) for prefix in wanted.partitions)
+        return cls(ranges, [token for token, _ in named], [prefix for _, prefix in named])
+
+    def within(self, part: TokenRange) -> Sequence[bytes]:
+        """Partitions of a range that does not go over the top."""
+        tokens = self.tokens or ()
+        return self.prefixes[bisect_right(tokens, part.start) : bisect_right(tokens, part.end)]
+
+
+def _parts(piece: ReadPiece, chosen: _Chosen, split_bytes: int) -> Iterable[_Part]:
+    for within in _clipped(piece.range, chosen.ranges):
         size = piece.size_bytes * (within.width / piece.range.width)
-        for part in _split(within, size, wanted.split_bytes):
-            if _has_any(part, wanted.partitions):
+        for part in _split(within, size, split_bytes):
+            if chosen.tokens is None or chosen.within(part):
                 yield _Part(part, size * (part.width / within.width), piece)
 
 
@@ -101,10 +140,6 @@ def _split(within: TokenRange, size_bytes: float, split_bytes: int) -> Sequence[
     if size_bytes <= split_bytes * SPLIT_TOLERANCE:
         return (within,)
     return within.split(min(round(size_bytes / split_bytes), SPLITS_MAX, within.width))
-
-
-def _has_any(part: TokenRange, partitions: tuple[bytes, ...] | None) -> bool:
-    return partitions is None or any(decode_token(prefix) in part for prefix in partitions)
 
 
 def _joined(parts: Sequence[_Part], split_bytes: int) -> list[list[_Part]]:
@@ -124,7 +159,7 @@ def _joined(parts: Sequence[_Part], split_bytes: int) -> list[list[_Part]]:
     return found
 
 
-def _share(plan: ReadPlan, wanted: Wanted, parts: Sequence[_Part]) -> ReadShare:
+def _share(plan: ReadPlan, wanted: Wanted, chosen: _Chosen, parts: Sequence[_Part]) -> ReadShare:
     used = sorted({source for part in parts for source in part.piece.sources})
     place = {source: number for number, source in enumerate(used)}
     pieces = tuple(
@@ -136,7 +171,6 @@ def _share(plan: ReadPlan, wanted: Wanted, parts: Sequence[_Part]) -> ReadShare:
         )
         for part in parts
     )
-    chosen = [prefix for prefix in wanted.partitions or () if any(decode_token(prefix) in one.range for one in pieces)]
     return ReadShare(
         plan.schema,
         wanted.columns,
@@ -145,7 +179,7 @@ def _share(plan: ReadPlan, wanted: Wanted, parts: Sequence[_Part]) -> ReadShare:
         tuple(plan.sources[source] for source in used),
         pieces,
         wanted.conditions,
-        tuple(sorted(chosen)),
+        tuple(sorted(prefix for one in pieces for prefix in chosen.within(one.range))),
         wanted.uses_short_cut,
     )
 

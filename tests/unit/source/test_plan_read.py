@@ -11,7 +11,7 @@ from ebla.model.identity import Address, HostId, TableId, TopologyVersion
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.source.plan_read import ReadShare, Wanted, clipped, decode_share, encode_share, plan_shares
-from ebla.storage.key_codec import partition_prefix
+from ebla.storage.key_codec import decode_token, partition_prefix
 from ebla.wire.table_access import ReadPiece, ReadPlan, ReadSource
 
 SCHEMA = new_schema((TableId(uuid.UUID(int=1)), "ks", "t"), (Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),))
@@ -99,6 +99,21 @@ def test_partitions_go_to_the_shares_that_have_them() -> None:
     assert sorted(prefix for share in shares for prefix in share.partitions) == list(prefixes)
     assert sum(len(share.pieces) for share in shares) == 3
     assert all(share.partitions for share in shares)
+
+
+def test_thousands_of_partitions_are_each_read_once() -> None:
+    chance = random.Random(7)
+    borders = [part.end for part in WHOLE_RING.split(64)]
+    drawn = [Token(chance.randrange(TOKEN_MIN + 2, TOKEN_MAX)) for _ in range(4_000)]
+    tokens = sorted({*drawn, *borders[:-1], *(Token(one + 1) for one in borders[:-1])})
+    prefixes = tuple(partition_prefix(token, b"key") for token in tokens)
+    ranges = tuple(TokenRange(Token(one - 1), one) for one in reversed(tokens))
+    shares = plan_shares(plan_of(*tablets(64, MB)), Wanted(COLUMNS, ranges=ranges, partitions=prefixes))
+    assert sorted(prefix for share in shares for prefix in share.partitions) == sorted(prefixes)
+    read = [(piece.range.end, piece.range.width) for share in shares for piece in share.pieces]
+    assert sorted(read) == [(token, 1) for token in tokens]
+    for share in shares:
+        assert {decode_token(prefix) for prefix in share.partitions} == {piece.range.end for piece in share.pieces}
 
 
 @pytest.mark.parametrize("wanted", [Wanted(COLUMNS, ranges=()), Wanted(COLUMNS, partitions=())])
