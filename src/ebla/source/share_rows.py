@@ -2,6 +2,7 @@
 sources at once as the level needs."""
 
 import importlib
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from ebla.source.follow_piece import SourceFailed
 from ebla.source.merged_read import merged_rows
 from ebla.source.plan_read import ReadShare
 from ebla.source.table_flight import TableFlight
+from ebla.storage.key_codec import decode_token
 from ebla.storage.merge import key_spans
 from ebla.storage.scan import Question
 from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
@@ -51,20 +53,28 @@ class ShareRows:
 
     def of(self, sources: tuple[int, ...], token_range: TokenRange) -> Iterator[pa.RecordBatch]:
         """`follow_piece.OpenRows`."""
-        share = self._share
+        share, partitions = self._share, self._partitions_in(token_range)
+        if share.partitions and not partitions:
+            return iter(())  # to ask for none of them would be to ask for all there are
         if len(sources) == 1:
-            question = TypedRowsQuestion(token_range, self._columns, share.now_s, share.conditions, share.partitions)
+            question = TypedRowsQuestion(token_range, self._columns, share.now_s, share.conditions, partitions)
             return self._from(sources[0], question)
-        stored = StoredRowsQuestion(token_range, share.conditions, share.partitions, by_column=True)
+        stored = StoredRowsQuestion(token_range, share.conditions, partitions, by_column=True)
         merging = Question(
             share.schema,
             self._columns,
             share.now_s,
             key_spans(token_range),
             share.conditions,
-            share.partitions,
+            partitions,
         )
         return merged_rows(merging, [self._from(place, stored) for place in sources])
+
+    def _partitions_in(self, token_range: TokenRange) -> tuple[bytes, ...]:
+        """Those of the range, which does not go over the top: a share may have thousands, and a question for each."""
+        named = self._share.partitions
+        start, end = (bisect_right(named, token, key=decode_token) for token in (token_range.start, token_range.end))
+        return named[start:end]
 
     def _from(self, place: int, question: _Asked) -> Iterator[pa.RecordBatch]:
         try:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -12,11 +13,12 @@ from ebla.model.asked_rows import AskedColumn
 from ebla.model.cql_types import parse_type
 from ebla.model.identity import Address, HostId, TableId
 from ebla.model.schema import Column, ColumnKind, new_schema
-from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.source import local_scan, share_rows
 from ebla.source.plan_read import ReadShare, SharePiece
 from ebla.source.share_rows import SCANS_OPEN_MAX, ShareRows
 from ebla.source.table_flight import TableFlight
+from ebla.storage.key_codec import partition_prefix
 from ebla.storage.scan_stack import ScanStack
 from ebla.wire.table_access import Located, ReadSource
 from ebla.wire.transfer_messages import TypedRowsQuestion
@@ -37,6 +39,7 @@ class Files:
     most: int = 0
     times: int = 0
     asked: list[TokenRange] = field(default_factory=list)
+    partitions: list[tuple[bytes, ...]] = field(default_factory=list)
 
     @contextmanager
     def opened(self, located: Located) -> Iterator["Files"]:
@@ -49,6 +52,7 @@ class Files:
 
     def ask(self, question: TypedRowsQuestion) -> tuple[None, Iterator[pa.RecordBatch]]:
         self.asked.append(question.range)
+        self.partitions.append(question.partitions)
         return None, iter(())
 
 
@@ -81,3 +85,14 @@ def test_pieces_of_one_tablet_share_what_is_open(files: Files) -> None:
         for part in TABLETS[3].split(5):
             assert list(rows.of((0,), part)) == []
     assert files.times == 1
+
+
+def test_each_question_names_the_partitions_of_its_range_alone(files: Files) -> None:
+    """One that would name none is not asked: it would be for all of them."""
+    tokens = (TABLETS[3].start, Token(TABLETS[3].start + 1), TABLETS[3].end, Token(TABLETS[3].end + 1))
+    named = tuple(sorted(partition_prefix(token, b"key") for token in tokens))
+    with ShareRows(msgspec.structs.replace(SHARE, partitions=named)) as rows:
+        for tablet in TABLETS[2:6]:
+            assert list(rows.of((0,), tablet)) == []
+    assert files.asked == list(TABLETS[2:5])
+    assert files.partitions == [named[:1], named[1:3], named[3:]]
