@@ -4,6 +4,7 @@ import itertools
 import random
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,12 @@ def check_typed(jobs: SourceJobs, name: str, columns: Sequence[str], kinds: Sequ
         for place, kind in enumerate(kinds):
             wanted = typed_row(number, [kind], 1)[0]
             assert found[number][place] == wanted, f"by CQL: {kind}"
-            assert read[number][place] == plain(typed_row(number, [kind], 0)[0]), f"by Spark: {kind}"
+            by_spark = read[number][place]
+            if kind == "decimal":  # in keys, those that are equal are the same one
+                by_spark, wanted_too = Decimal(by_spark), wanted
+            else:
+                wanted_too = plain(typed_row(number, [kind], 0)[0])
+            assert by_spark == wanted_too, f"by Spark: {kind}"
 
 
 @pytest.mark.parametrize("options", [{}, STAGED])
@@ -326,13 +332,17 @@ def test_mistakes_of_who_writes_say_what_to_do(jobs: SourceJobs) -> None:
         ([(1, None)], "p int, c string", {}, "key column 'c' of jobs.strict is null in 1 rows"),
         ([(1, "x", "y")], "p int, c string, v string", {}, "column 'v'"),
         ([(1, "x", 2**40)], "p int, c string, v bigint", {}, "column 'v' has a value that a CQL int does not hold"),
-        ([(1, "x", 1)], "p int, c string, w int", {}, "has no column 'w'; did you mean 'v'?"),
+        ([(1, "x", 1)], "p int, c string, w int", {}, "has no column 'w'; there are: c, p, v"),
         ([(1, "x", "drop")], "p int, c string, o string", {"op": "o"}, "column 'o' asks for 'drop'"),
         ([(1, "x")], "p int, c string", {"table": "jobs.strikt"}, "has no table 'strikt'; did you mean 'strict'?"),
         ([(1, "x")], "p int, c string", {"contact": "127.0.0.1:9"}, "no node answers (127.0.0.1:9 cannot be reached"),
         ([(1,)], "p int", {"table": "jobs.captured"}, "changes of jobs.captured are captured (CDC)"),
-        ([("",)], "k string", {"table": "jobs.named", **STAGED}, "Key may not be empty"),
-        ([("x" * 70_000,)], "k string", {"table": "jobs.named", **STAGED}, "70000"),
+        (
+            [("",)],
+            "k string",
+            {"table": "jobs.named", **STAGED},
+            "the partition key of jobs.named is empty in some rows",
+        ),
     ):
         asked = {"contact": jobs.contact, "table": "jobs.strict", **options}
         with pytest.raises(PySparkException) as found:

@@ -56,7 +56,7 @@ OTHER: Mapping[str, tuple[str, list[tuple[Any, Any]]]] = {
     "uuid": ("string", [(str(one), one) for one in (ZERO, ALL_ONES, BY_TIME)]),
     "timeuuid": ("string", [(str(BY_TIME), BY_TIME)]),
     "duration": ("struct<months:int,days:int,nanoseconds:bigint>",
-                 [(lasting(*parts), Duration(*parts)) for parts in ((1, 2, 3), (-(2**31), -(2**31), -(2**63)),
+                 [(lasting(*parts), Duration(*parts)) for parts in ((1, 2, 3), (1 - 2**31, 1 - 2**31, -(2**63)),
                                                                     (0, 0, 2**63 - 1))]),
     "set<text>": ("array<string>", [(["", "a", "b"], {"", "a", "b"})]),
     "frozen<set<int>>": ("array<int>", [([-1, 0, 5], {-1, 0, 5}), ([], set())]),
