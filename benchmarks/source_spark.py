@@ -89,7 +89,7 @@ def spark_spent() -> Spent:
     for child in psutil.Process().children():
         if name_of(child) == "java":
             spent["java"] += own_s(child)
-            spent["python_tasks"] += below_s(child)
+            spent["python_tasks"] += ended_s(child) + below_s(child)
     return spent
 
 
