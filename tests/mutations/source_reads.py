@@ -4,6 +4,8 @@ from tests.mutations.framework import Mutation, PytestCheck
 
 FOLLOW = PytestCheck("tests/unit/source/test_follow_piece.py")
 PLAN = PytestCheck("tests/unit/source/test_plan_read.py")
+SHARES = PytestCheck("tests/unit/source/test_share_rows.py")
+READER = PytestCheck("tests/unit/source/test_reader.py")
 PUSH = PytestCheck("tests/unit/source/test_pushdown.py")
 TYPES = PytestCheck("tests/unit/source/test_type_mapping.py")
 CONTACT = PytestCheck("tests/unit/source/test_contact.py")
@@ -45,10 +47,26 @@ MUTATIONS = (
     Mutation(
         name="source-parts-of-a-range-left-out",
         module="ebla.source.plan_read",
-        find="            if start < end:\n",
-        replace="            if start < end and start == mine.start:\n",
+        find="            if other.start >= mine.end:\n",
+        replace="            if other.start >= mine.end or found:\n",
         check=PLAN,
         why="of several ranges that a query asks for only the first of each tablet is read",
+    ),
+    Mutation(
+        name="source-asks-for-all-where-none-is-named",
+        module="ebla.source.share_rows",
+        find="        if share.partitions and not partitions:\n",
+        replace="        if False:\n",
+        check=SHARES,
+        why="behind the last partition that a query names, all others of the range are read",
+    ),
+    Mutation(
+        name="source-shows-what-has-expired",
+        module="ebla.source.reader",
+        find="now_s=max(share.now_s, int(wall_s))",
+        replace="now_s=share.now_s",
+        check=READER,
+        why="a frame that is used again hours later shows rows whose time is over",
     ),
     Mutation(
         name="source-joins-pieces-of-other-replicas",

@@ -13,7 +13,43 @@ PLANS = PytestCheck("tests/unit/broker/test_plan_writes.py")
 READS = PytestCheck("tests/unit/broker/test_plan_reads.py")
 CALLS = PytestCheck("tests/unit/broker/test_broker.py")
 
+ANNOUNCED = PytestCheck("tests/unit/broker/test_announced_rows.py")
+COMMITS = PytestCheck("tests/unit/source/test_commit.py")
+
 MUTATIONS = (
+    # -- rows that are nowhere
+    Mutation(
+        name="table-jobs-a-range-that-nobody-has-is-taken-for-empty",
+        module="ebla.source.commit",
+        find="        if not any(plan.targets[target].transfer in present for target in route.targets):\n",
+        replace="        if False:\n",
+        check=COMMITS,
+        why="nodes that were started anew one after another: each lacks some rows, and the job is done without any",
+    ),
+    Mutation(
+        name="table-jobs-a-place-on-vnodes-is-a-copy-of-everything",
+        module="ebla.broker.plan_writes",
+        find="        return staged.covers(place, route.range)\n",
+        replace="        return True\n",
+        check=PLANS,
+        why="as a node leaves, one that takes over a range counts as a copy of rows that it was never sent",
+    ),
+    Mutation(
+        name="table-jobs-a-partial-place-counts",
+        module="ebla.broker.commit",
+        find="        self._partial = wanted\n",
+        replace="",
+        check=JOBS,
+        why="where no new place can be opened, one that lacks a range is counted as a copy of it",
+    ),
+    Mutation(
+        name="table-jobs-announced-rows-are-not-noted",
+        module="ebla.broker.commit",
+        find="        await self._look()\n        await self._mark_adopting()\n",
+        replace="        await self._look()\n",
+        check=ANNOUNCED,
+        why="a commit that fails after rows went over CQL says that none is seen",
+    ),
     # -- records
     Mutation(
         name="table-jobs-a-run-again-draws-a-timestamp",

@@ -16,6 +16,7 @@ from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import (
     Corruption,
     DeadlineExceeded,
+    DiskFull,
     EblaError,
     InvalidRequest,
     NotFound,
@@ -430,13 +431,13 @@ def test_a_place_on_vnodes_that_lacks_a_range_is_brought_all_of_its_ranges() -> 
 def test_a_place_that_lacks_a_range_does_not_count_though_no_other_can_be_opened() -> None:
     async def story(rig: Rig) -> None:
         request, plan, _ = await lacking_a_range(rig)
-        rig.cluster.hooks["open_staging"] = lambda *_: raises(Refused("there is no room"))
+        rig.cluster.hooks["open_staging"] = lambda *_: raises(DiskFull("there is no room"))
         assert (await rig.call(COMMIT_WRITE, request)).left_to_repair == (plan.targets[0].host,)
         partial = (plan.targets[0].host, plan.targets[0].shard)
         assert partial not in {(replica.host, replica.shard) for replica, _ in rig.cluster.adopted}
         rig.cluster.hooks.clear()
         request, _, _ = await lacking_a_range(rig, "strict")
-        rig.cluster.hooks["open_staging"] = lambda *_: raises(Refused("there is no room"))
+        rig.cluster.hooks["open_staging"] = lambda *_: raises(DiskFull("there is no room"))
         strict = msgspec.structs.replace(request, level=Level.ALL)
         with pytest.raises(EblaError, match="there is no room"):
             await rig.call(COMMIT_WRITE, strict)
