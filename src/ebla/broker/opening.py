@@ -16,7 +16,7 @@ from ebla.broker.plan_writes import Layout, Place, Wanted, layout_of, too_few, t
 from ebla.broker.reads import schema_in
 from ebla.broker.table_facts import is_captured
 from ebla.broker.wave import Outcome, Pace, Questions, wave
-from ebla.broker.write_book import Run, opened
+from ebla.broker.write_book import Run, closed, opened
 from ebla.broker.write_store import WriteStore
 from ebla.model.errors import EblaError, Overloaded, Refused, Stale, TooFewReplicas, Unavailable
 from ebla.model.identity import SessionId, TableId, TopologyVersion
@@ -177,6 +177,10 @@ class WriteOpening:
     async def _open_run(self, request: OpenWriteRequest, record: WriteRecord, deadline: Deadline) -> WritePlan:
         for session in record.closing:
             await self._sessions.close(session, deadline.left_ms)
+        if record.closing:
+            # Else a job that failed often enough could never be run again under its name.
+            ended = record.closing
+            await self._store.change(request.table, request.job, lambda now: closed(now, ended), deadline)
         life_ms = request.life_ms or self._parts.limits.write_life_ms
         view = self._parts.view.current
         scope = Scope(write_job_id(request.table, request.job), request.session, request.table, view.version)

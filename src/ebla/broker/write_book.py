@@ -6,7 +6,7 @@ if it looks afterwards, or its own session closed, if it looked before; and once
 left who may write.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -77,6 +77,14 @@ def _taken_over(record: WriteRecord, run: Run) -> WriteRecord:
         closing=closing,
         past=(*record.past, record.session)[-PAST_SESSIONS_MAX:],
     )
+
+
+def closed(record: WriteRecord | None, sessions: Collection[SessionId]) -> WriteRecord | None:
+    """These are known to have ended. What a run of them asks for afterwards is refused by the record itself."""
+    if record is None:
+        return None
+    left = tuple(session for session in record.closing if session not in sessions)
+    return msgspec.structs.replace(record, closing=left)
 
 
 def _check_kind(record: WriteRecord, run: Run) -> None:

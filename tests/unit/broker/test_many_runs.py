@@ -1,0 +1,21 @@
+"""A job that fails again and again may still be run again."""
+
+from tests.unit.broker.broker_rig import Rig, committing, with_rig
+
+from ebla.wire.table_access import COMMIT_WRITE, OPEN_WRITE, WriteState
+from ebla.wire.write_records import PAST_SESSIONS_MAX
+
+
+def test_runs_that_are_known_to_have_ended_are_not_closed_for_ever() -> None:
+    async def story(rig: Rig) -> None:
+        first = await rig.call(OPEN_WRITE, rig.opening())
+        for _ in range(2 * PAST_SESSIONS_MAX):
+            asked = rig.opening()
+            plan = await rig.call(OPEN_WRITE, asked)
+            assert rig.record().closing == ()
+            assert rig.cluster.sessions == [asked.session]
+            assert plan.timestamp_us == first.timestamp_us
+        await rig.call(COMMIT_WRITE, committing(asked, plan))
+        assert rig.record().state is WriteState.DONE
+
+    with_rig(story)
