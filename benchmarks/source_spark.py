@@ -83,13 +83,35 @@ class Timed:
         return sum(self.spent.values())
 
 
+class _Ledger:
+    """CPU of processes that come and go below another. One that was waited for is in its parent's books; one whose
+    parent ended before it is in nobody's, and stays here as it was last seen."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, float], tuple[int, float]] = {}
+
+    def spent_s(self, root: psutil.Process) -> float:
+        there: dict[tuple[int, float], tuple[int, float]] = {}
+        with suppress(psutil.NoSuchProcess):
+            for one in root.children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    there[one.pid, one.create_time()] = (one.ppid(), own_s(one) + ended_s(one))
+        parents = {root.pid, *(pid for pid, _ in there)}
+        gone = {key: seen for key, seen in self._known.items() if key not in there and seen[0] not in parents}
+        self._known = gone | there
+        return sum(spent for _, spent in self._known.values())
+
+
+_tasks = _Ledger()
+
+
 def spark_spent() -> Spent:
     """Of the session's processes so far: this one, which plans and commits, Java, and Python's tasks."""
     spent = {"driver": own_s(psutil.Process()), "java": 0.0, "python_tasks": 0.0}
     for child in psutil.Process().children():
         if name_of(child) == "java":
             spent["java"] += own_s(child)
-            spent["python_tasks"] += ended_s(child) + below_s(child)
+            spent["python_tasks"] += ended_s(child) + _tasks.spent_s(child)
     return spent
 
 
