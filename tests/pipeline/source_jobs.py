@@ -116,6 +116,9 @@ class SourceJobs:
 
     def write(self, frame: DataFrame, table: str, mode: str = "append", **options: str) -> None:
         given = {name.replace("__", "."): value for name, value in options.items()}
+        # In a thread that has no session of its own Spark does not look for sources that are Python.
+        jvm: Any = self.spark._jvm
+        jvm.SparkSession.setActiveSession(self.spark._jsparkSession)
         frame.write.format("ebla").options(contact=self.contact, table=table, **given).mode(mode).save()
 
 
@@ -126,8 +129,8 @@ class Halt:
         self.folder = folder
         folder.mkdir()
 
-    def wait_reached(self, *names: str) -> None:
-        eventually(lambda: all((self.folder / name).exists() for name in names), f"tasks are at {names}", PATIENCE_S)
+    def is_reached(self, *names: str) -> bool:
+        return all((self.folder / name).exists() for name in names)
 
     def let_go(self) -> None:
         (self.folder / "go").touch()
@@ -170,6 +173,10 @@ class Beside:
         for thread in self._threads:
             thread.start()
         return self
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        eventually(lambda: self._failures or condition(), what, PATIENCE_S)
+        assert not self._failures, self._failures
 
     def __exit__(self, *failure: object) -> None:
         for thread in self._threads:

@@ -1,4 +1,4 @@
-"""A Spark cluster of one master and one worker, each a process on the loopback, and Pythons for its tasks."""
+"""A Spark cluster of one master and workers, each a process on the loopback, and Pythons for its tasks."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -26,8 +27,10 @@ def free_port() -> int:
 
 
 class StandaloneCluster:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hosts: Sequence[str] = (LOOPBACK,)) -> None:
+        """`hosts`: of the workers. Spark runs a task a second time on another host than the first alone."""
         self._folder = folder
+        self._hosts = hosts
         self._processes: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
 
@@ -47,11 +50,14 @@ class StandaloneCluster:
             f"-XX:-UsePerfData -Djava.io.tmpdir={self._folder} -Dspark.local.dir={self._folder}",
         }
         try:
-            self._start("master.Master", "--host", LOOPBACK, "--port", str(self.port), "--webui-port", "0")
+            place = ("--host", LOOPBACK, "--port", str(self.port), "--webui-port", "0")
+            self._start("master.Master", "Master", *place)
             self._wait_for("Master", "I have been elected leader")
-            worker = ("--host", LOOPBACK, "--webui-port", "0", "--cores", "2", "--memory", "2g")
-            self._start("worker.Worker", *worker, "--work-dir", str(self._folder / "work"), self.master)
-            self._wait_for("Worker", "Successfully registered with master")
+            for host in self._hosts:
+                worker = ("--host", host, "--webui-port", "0", "--cores", "2", "--memory", "2g")
+                folder = ("--work-dir", str(self._folder / f"work-{host}"))
+                self._start("worker.Worker", f"Worker-{host}", *worker, *folder, self.master)
+                self._wait_for(f"Worker-{host}", "Successfully registered with master")
         except BaseException:
             self._stop()
             raise
@@ -66,12 +72,12 @@ class StandaloneCluster:
 
     @property
     def executors(self) -> tuple[ProcessMark, ...]:
-        """All that the worker has started."""
+        """All that the first worker has started."""
         return descendants(self.worker_pid)
 
-    def _start(self, name: str, *arguments: str) -> None:
-        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-        with self._log(name.partition(".")[2]).open("wb") as log:
+    def _start(self, kind: str, name: str, *arguments: str) -> None:
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
+        with self._log(name).open("wb") as log:
             self._processes.append(
                 subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._folder

@@ -16,7 +16,7 @@ DAY_NS = 86_400_000_000_000
 
 
 def moment(*parts: int) -> datetime.datetime:
-    return datetime.datetime(*parts)  # type: ignore[arg-type,misc]  # noqa: DTZ001  # as Spark and the driver give them
+    return datetime.datetime(*parts)  # type: ignore[arg-type]  # noqa: DTZ001  # as Spark and the driver give them
 
 
 def lasting(months: int, days: int, nanoseconds: int) -> Row:
