@@ -10,7 +10,7 @@ BENCHES := $(subst _,-,$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check pure sim cluster pipeline drivers mutations sim-long bench clean
+.PHONY: help up test check pure sim cluster pipeline pipeline-long drivers mutations sim-long bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -57,8 +57,11 @@ sim: $(READY) ## simulated clusters: the scenarios at a few seeds, the kept seed
 cluster: $(READY) ## real processes on loopback
 	$(PYTEST) tests/cluster
 
-pipeline: $(READY) ## transfers on a real Spark, embedded and as a cluster of its own
-	$(PYTEST) tests/pipeline
+pipeline: $(READY) ## transfers and tables on a real Spark, embedded and as a cluster of its own
+	$(PYTEST) tests/pipeline -m "not long"
+
+pipeline-long: $(READY) ## those of them that take too long for every run
+	$(PYTEST) tests/pipeline -m long
 
 drivers: $(READY) $(CASSANDRA_READY) ## CQL: scylla-driver, cassandra-driver and cqlsh against real nodes
 	$(PYTEST) tests/drivers

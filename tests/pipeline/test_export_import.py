@@ -54,7 +54,7 @@ def ended_well(ended: subprocess.CompletedProcess[str]) -> dict[str, object]:
     return told
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.long), "csv"])
 def test_every_type_there_and_back(node: SmallNode, tmp_path: Path, kind: str) -> None:
     source, copy = f"from_{kind}", f"to_{kind}"
     for table in (source, copy):
@@ -106,6 +106,7 @@ def test_what_was_killed_goes_on(node: SmallNode, tmp_path: Path) -> None:
     assert again == told
 
 
+@pytest.mark.long
 def test_a_job_whose_end_was_not_noted_is_not_run_again(node: SmallNode, tmp_path: Path) -> None:
     node.cql("CREATE TABLE files.noted (k int PRIMARY KEY, v text)")
     folder = tmp_path / "in"

@@ -46,6 +46,7 @@ def jobs(pipelined: PipelineCluster, tmp_path_factory: pytest.TempPathFactory, a
     pipelined.wait_clean()
 
 
+@pytest.mark.long
 def test_a_task_that_runs_twice_counts_once(jobs: SourceJobs, tmp_path: Path) -> None:
     """Both bring rows of their own; the first does not end before the second has begun."""
     jobs.cql("CREATE TABLE jobs.twice (k int PRIMARY KEY, try int, own text)")

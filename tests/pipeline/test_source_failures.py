@@ -83,6 +83,7 @@ def jobs(pipelined: PipelineCluster, tmp_path_factory: pytest.TempPathFactory, a
     pipelined.wait_clean()
 
 
+@pytest.mark.long
 def test_a_tablet_is_copied_in_the_middle(jobs: SourceJobs, tmp_path: Path) -> None:
     cluster = jobs.cluster
     places = ("--from", cluster.address(0), "--to", cluster.address(KILLED))

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from tests.pipeline.small_node import running_node
 from tests.pipeline.standalone import StandaloneCluster
 
@@ -32,6 +33,7 @@ print(spark.range(1).mapInArrow(where, "at string").first().at)
 """
 
 
+@pytest.mark.long
 def test_executors_with_nothing_but_a_python(tmp_path: Path) -> None:
     archive = tmp_path / "env.tar.gz"
     program = tmp_path / "job.py"
