@@ -1,10 +1,16 @@
 """A client that sends at a fixed rate, whatever the answers do: what users feel while something else goes on.
 
-A request is timed from the moment at which it was due. One that had to wait for the client itself counts as late.
+A request is timed from the moment at which it was due. One that had to wait for the client itself counts as late. The
+client is a process of its own with a session of its own, as it would be on a machine of its own: it shares neither an
+interpreter nor, where the kernel weighs sessions, its part of the processors with what goes on meanwhile.
+
+    python -m benchmarks.paced_client      (started by the benchmarks themselves)
 """
 
 import asyncio
-import threading
+import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 
@@ -15,6 +21,7 @@ PAUSE_S = 0.002
 CONNECTIONS = 4
 """To each shard: what a stall leaves waiting must not meet the bound of one connection."""
 FOR_EVER_S = 1e9
+BEGUN = b"begun\n"
 
 
 class _PacedClient(ShardClient):
@@ -39,55 +46,77 @@ class _PacedClient(ShardClient):
 
 
 class PacedLoad:
-    """In a thread of its own, from entering to leaving. All connections get the same part of the rate."""
+    """From entering to leaving. All connections get the same part of the rate."""
 
     def __init__(self, traffic: Sequence[Traffic], per_s: float) -> None:
-        self._traffic = [one for one in traffic for _ in range(CONNECTIONS)]
-        self._per_s = per_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._order = pickle.dumps(([one for one in traffic for _ in range(CONNECTIONS)], per_s))
         self.spell = Spell()
 
     def __enter__(self) -> "PacedLoad":
-        self._thread.start()
+        command = [sys.executable, "-m", "benchmarks.paced_client"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(len(self._order).to_bytes(8) + self._order)
+        self._process.stdin.flush()
+        if self._process.stdout.read(len(BEGUN)) != BEGUN:
+            raise RuntimeError("the client did not begin")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(DEADLINE_MS / 1000)
+        told, _nothing = self._process.communicate(timeout=DEADLINE_MS / 1000)
+        if self._process.returncode:
+            raise RuntimeError(f"the client ended with {self._process.returncode}")
+        self.spell = pickle.loads(told)
         if self.spell.failed or not self.spell.answered:
-            told = f"{self.spell.failed} requests failed, {self.spell.answered} were answered"
-            raise RuntimeError(f"{told}; the last failure: {self.spell.failure}")
+            counted = f"{self.spell.failed} requests failed, {self.spell.answered} were answered"
+            raise RuntimeError(f"{counted}; the last failure: {self.spell.failure}")
 
     def percentile_ms(self, share: float) -> float:
         took = sorted(self.spell.took_s)
         return took[int(len(took) * share)] * 1000
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(self._load())
 
-    async def _load(self) -> None:
-        loop = asyncio.get_running_loop()
-        clients = [_PacedClient(one) for one in self._traffic]
-        for client, one in zip(clients, self._traffic):
-            path = str(one.node.folder.shard_socket(one.shard))
-            await loop.create_unix_connection(lambda made=client: made, path)  # type: ignore[misc]  # bound early
-        began = due = time.perf_counter()
-        number = 0
-        while not self._stop.is_set():
-            while due <= time.perf_counter():
-                clients[number % len(clients)].send_due(due)
-                number += 1
-                due += 1 / self._per_s
-            await asyncio.sleep(PAUSE_S)
-        for client in clients:
-            client.end()
-            async with asyncio.timeout(DEADLINE_MS / 1000):
-                await client.done
-            client.close()
-            self.spell.answered += client.spell.answered
-            self.spell.failed += client.spell.failed
-            self.spell.took_s += client.spell.took_s
-            self.spell.failure = client.spell.failure or self.spell.failure
-        self.spell.seconds = time.perf_counter() - began
+async def _load(traffic: Sequence[Traffic], per_s: float) -> Spell:
+    """Until standard input ends."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_reader(sys.stdin, stop.set)
+    clients = [_PacedClient(one) for one in traffic]
+    for client, one in zip(clients, traffic):
+        path = str(one.node.folder.shard_socket(one.shard))
+        await loop.create_unix_connection(lambda made=client: made, path)  # type: ignore[misc]  # bound early
+    sys.stdout.buffer.write(BEGUN)
+    sys.stdout.flush()
+    began = due = time.perf_counter()
+    number = 0
+    while not stop.is_set():
+        while due <= time.perf_counter():
+            clients[number % len(clients)].send_due(due)
+            number += 1
+            due += 1 / per_s
+        await asyncio.sleep(PAUSE_S)
+    loop.remove_reader(sys.stdin)
+    spell = Spell()
+    for client in clients:
+        client.end()
+        async with asyncio.timeout(DEADLINE_MS / 1000):
+            await client.done
+        client.close()
+        spell.answered += client.spell.answered
+        spell.failed += client.spell.failed
+        spell.took_s += client.spell.took_s
+        spell.failure = client.spell.failure or spell.failure
+    spell.seconds = time.perf_counter() - began
+    return spell
+
+
+def main() -> None:
+    size = int.from_bytes(sys.stdin.buffer.read(8))
+    traffic, per_s = pickle.loads(sys.stdin.buffer.read(size))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        sys.stdout.buffer.write(pickle.dumps(runner.run(_load(traffic, per_s))))
+
+
+if __name__ == "__main__":
+    main()

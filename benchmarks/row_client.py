@@ -88,6 +88,32 @@ class Shape:
         return self.partitions * self.rows_each
 
 
+_next_us = itertools.count(time.time_ns() // 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _DrawnWrites:
+    """Like the reads below, something that another process can be given."""
+
+    laid_out: Sequence[Sequence[bytes]]
+    """Each around its timestamps."""
+
+    def __call__(self) -> Iterator[Body]:
+        draw = random.Random(len(self.laid_out))
+        while True:
+            yield next(_next_us).to_bytes(8).join(draw.choice(self.laid_out))
+
+
+@dataclass(frozen=True, slots=True)
+class _DrawnReads:
+    bodies: Sequence[Body]
+
+    def __call__(self) -> Iterator[Body]:
+        draw = random.Random(len(self.bodies))
+        while True:
+            yield draw.choice(self.bodies)
+
+
 class RowBodies:
     """Requests for the rows of one table: a partition key, a clustering column, a text of a hundred bytes.
 
@@ -98,19 +124,12 @@ class RowBodies:
     def __init__(self, table: TableId, schema: TableSchema) -> None:
         self._table = table
         self._schema = schema
-        self._next_us = itertools.count(time.time_ns() // 1000)
 
     def writes(self, keys: Sequence[int], shape: Shape, level: ConsistencyLevel) -> Bodies:
         """Rows of partitions drawn by chance."""
         draw = random.Random(len(keys))
         count = BATCHES if shape.rows > 1 else len(keys)
-        laid_out = [self._parts(draw.sample(keys, shape.partitions), shape, level) for _ in range(count)]
-
-        def bodies() -> Iterator[Body]:
-            while True:
-                yield next(self._next_us).to_bytes(8).join(draw.choice(laid_out))
-
-        return bodies
+        return _DrawnWrites([self._parts(draw.sample(keys, shape.partitions), shape, level) for _ in range(count)])
 
     def every(self, keys: Sequence[int], level: ConsistencyLevel) -> Bodies:
         """The first row of every partition, once."""
@@ -118,19 +137,12 @@ class RowBodies:
         def bodies() -> Iterator[Body]:
             for start in range(0, len(keys), FILL_ROWS):
                 chosen = keys[start : start + FILL_ROWS]
-                yield next(self._next_us).to_bytes(8).join(self._parts(chosen, Shape(len(chosen)), level))
+                yield next(_next_us).to_bytes(8).join(self._parts(chosen, Shape(len(chosen)), level))
 
         return bodies
 
     def reads(self, keys: Sequence[int], level: ConsistencyLevel) -> Bodies:
-        bodies = [self._read(key, level) for key in keys]
-
-        def drawn() -> Iterator[Body]:
-            draw = random.Random(len(keys))
-            while True:
-                yield draw.choice(bodies)
-
-        return drawn
+        return _DrawnReads([self._read(key, level) for key in keys])
 
     def _read(self, key: int, level: ConsistencyLevel) -> Body:
         start = self._row_key(key, 0)
