@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,12 @@ from tests.cluster.conftest import QUICK, eventually, random_base_address
 
 from ebla.cli.asking import ask_all
 from ebla.cli.local_cluster import SHARDS_DEFAULT, LocalNode, find_nodes
+from ebla.cli.up import ASK_S, KILL_S, STOP_SLACK_S
 from ebla.node.__main__ import main as run_process
 
+STOP_MS = 1_000
+BUSY_S = 3.0
+"""For the start and end of a process on a machine that is busy with others."""
 SETTINGS = [flag for setting in QUICK for flag in ("--set", setting)]
 
 
@@ -92,24 +98,43 @@ def test_a_cluster_comes_up_shows_itself_goes_down_and_keeps_its_identities(term
     assert [node["host"] for node in second["nodes"]] == hosts
 
 
-def test_ctrl_c_stops_what_up_follows(terminal: Terminal) -> None:
-    with subprocess.Popen(
-        terminal.command("up", *terminal.up_arguments(1)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as following:
+@contextmanager
+def followed(terminal: Terminal, nodes: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`ebla up`, once it has shown its last node."""
+    command = terminal.command("up", *terminal.up_arguments(nodes), *arguments)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as following:
         assert following.stdout is not None
         shown: list[str] = []
-        while not shown or not shown[-1].startswith("node1 "):
+        while not shown or not shown[-1].startswith(f"node{nodes} "):
             shown.append(following.stdout.readline())
             assert shown[-1], f"ended early: {shown}"
+        yield following
+    assert following.returncode == 0
+    assert all(node.is_gone() for node in find_nodes(terminal.data))
+
+
+def test_ctrl_c_stops_what_up_follows(terminal: Terminal) -> None:
+    with followed(terminal, 1) as following:
         following.send_signal(signal.SIGINT)
         rest, _ = following.communicate(timeout=20)
-    assert following.returncode == 0
     assert "all nodes are stopped; their data stay" in rest
-    (node,) = find_nodes(terminal.data)
-    assert node.is_gone()
+
+
+def test_ctrl_c_is_over_in_time_where_nodes_are_killed_and_one_hangs(terminal: Terminal) -> None:
+    """Two of three are dead, and the last does not listen: it is waited for, in words, and killed."""
+    with followed(terminal, 3, "--set", f"limits.stop_ms={STOP_MS}") as following:
+        pids = [node.running_pid() for node in find_nodes(terminal.data)]
+        for pid, number in zip(pids, (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP), strict=True):
+            assert pid is not None
+            os.kill(pid, number)
+        following.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        rest, _ = following.communicate(timeout=60)
+        took_s = time.monotonic() - began
+    assert re.search(rf"waiting for node3: process {pids[2]} has not ended; it is killed in \d\.\d s", rest), rest
+    assert "node3 did not stop within 2.5 s: killed" in rest
+    assert "node1 did" not in rest
+    assert took_s < ASK_S + STOP_MS / 1000 + STOP_SLACK_S + KILL_S + BUSY_S
 
 
 def test_an_up_that_is_ended_while_it_starts_leaves_nothing(terminal: Terminal) -> None:

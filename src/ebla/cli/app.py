@@ -163,7 +163,7 @@ def up_command(
             local_cluster.check_all(found)
             local_cluster.give_identities(found)
             console.print(f"starting {len(found)} nodes in {escape(str(data))} …", highlight=False)
-            started = up.bring_up(found)
+            started = up.bring_up(found, _saying(console))
         _print_addresses(console, found, data)
         if follow:
             _follow_and_stop(started, console)
@@ -174,8 +174,20 @@ def _follow_and_stop(started: up.Started, console: Console) -> None:
         up.follow(started, console)
         console.print("stopping …")
     finally:  # also where the terminal was closed, and saying anything fails
-        up.take_down(started, "ebla up was ended")
+        up.take_down(started, "ebla up was ended", _saying(console))
     console.print("all nodes are stopped; their data stay")
+
+
+def _saying(console: Console) -> up.Say:
+    """The terminal may be gone, which must not keep a stop from its end."""
+
+    def say(text: str) -> None:
+        try:
+            console.print(text, soft_wrap=True, markup=False, highlight=False)
+        except OSError:
+            pass
+
+    return say
 
 
 @app.command()
@@ -183,7 +195,7 @@ def down(data: Data = DATA_DEFAULT) -> None:
     """Stop the nodes of a folder. Their data stay."""
     console = Console()
     with errors_told():
-        ran = up.take_down(up.Started(_nodes_of(data)), "ebla down")
+        ran = up.take_down(up.Started(_nodes_of(data)), "ebla down", _saying(console))
         names = ", ".join(node.name for node in ran)
         console.print(f"stopped {names}" if ran else f"nothing runs in {escape(str(data))}", highlight=False)
 

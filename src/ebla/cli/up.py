@@ -4,8 +4,9 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -22,8 +23,14 @@ START_S = 60.0
 POLL_S = 0.1
 CONNECT_S = 1.0
 FOLLOW_S = 1.0
+ASK_S = 1.0
+"""A node that is alive takes note at once; one that hangs is asked by signal then."""
 STOP_SLACK_S = 1.5
+QUIET_S = 2.0
+"""A stop that takes longer says what it waits for."""
 KILL_S = 3.0
+
+Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -39,10 +46,11 @@ class Started:
             process.poll()
 
 
-def bring_up(nodes: Sequence[LocalNode]) -> Started:
+def bring_up(nodes: Sequence[LocalNode], say: Say) -> Started:
     """Starts all and returns once each runs, sees the others and has its children; else ends all of them again."""
     started = Started(nodes)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # by default they would end this process and leave the nodes
+    # By default they would end this process and leave the nodes; and what a script starts beside itself ignores SIGINT.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
         for node in nodes:
@@ -50,7 +58,7 @@ def bring_up(nodes: Sequence[LocalNode]) -> Started:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_wait_all_up(started))
     except BaseException:
-        take_down(started, "the start failed")
+        take_down(started, "the start failed", say)
         raise
     return started
 
@@ -61,11 +69,12 @@ def follow(started: Started, console: Console) -> None:
         runner.run(_follow(started, console))
 
 
-def take_down(started: Started, reason: str) -> list[LocalNode]:
-    """Ends all nodes that run and waits until their locks are free. Returns those that ran."""
+def take_down(started: Started, reason: str, say: Say) -> list[LocalNode]:
+    """Ends all nodes that run and waits until their locks are free. Returns those that ran. None takes longer than
+    its `stop_ms` and the seconds above together; what is waited for is said."""
     running = [node for node in started.nodes if not node.is_gone() or _unfinished(started, node)]
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_stop_all(running, started, reason))
+        runner.run(_stop_all(running, started, reason, say))
     return running
 
 
@@ -118,7 +127,9 @@ async def _follow(started: Started, console: Console) -> None:
     with Live(as_table(view), console=console, auto_refresh=False) as live:
         while not await _is_set_within(stop, FOLLOW_S):
             started.reap()
-            live.update(as_table(await ask_view(started.nodes)), refresh=True)
+            seen = await _unless_set(stop, ask_view(started.nodes))
+            if seen is not None:
+                live.update(as_table(seen), refresh=True)
 
 
 async def _follow_lines(started: Started, console: Console, stop: asyncio.Event) -> None:
@@ -126,13 +137,23 @@ async def _follow_lines(started: Started, console: Console, stop: asyncio.Event)
     shown: tuple[object, ...] = ()
     while True:
         started.reap()
-        view: ClusterView = await ask_view(started.nodes)
-        if essence(view) != shown:
+        view = await _unless_set(stop, ask_view(started.nodes))
+        if view is not None and essence(view) != shown:
             shown = essence(view)
             for line in as_lines(view):
                 console.print(line, soft_wrap=True, highlight=False)
         if await _is_set_within(stop, FOLLOW_S):
             return
+
+
+async def _unless_set(stop: asyncio.Event, asking: Coroutine[Any, Any, ClusterView]) -> ClusterView | None:
+    """None where the stop comes first: nodes that do not answer hold up the view for seconds, and nobody wants it."""
+    async with asyncio.TaskGroup() as tasks:
+        asked, stopped = tasks.create_task(asking), tasks.create_task(stop.wait())
+        await asyncio.wait([asked, stopped], return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        stopped.cancel()
+    return None if asked.cancelled() else asked.result()
 
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
@@ -147,29 +168,42 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
 # ---- down
 
 
-async def _stop_all(nodes: Sequence[LocalNode], started: Started, reason: str) -> None:
+async def _stop_all(nodes: Sequence[LocalNode], started: Started, reason: str, say: Say) -> None:
     async with asyncio.TaskGroup() as tasks:
         for node in nodes:
-            tasks.create_task(_stop_one(node, started, reason))
+            tasks.create_task(_stop_one(node, started, reason, say))
 
 
-async def _stop_one(node: LocalNode, started: Started, reason: str) -> None:
+async def _stop_one(node: LocalNode, started: Started, reason: str, say: Say) -> None:
     """Asked by its socket, else by signal; killed where it does not go in time."""
+    bound_s = node.options.limits.stop_ms / 1000 + STOP_SLACK_S
     try:
-        await ask_to_stop(node, reason)
-    except EblaError:
+        async with asyncio.timeout(ASK_S):
+            await ask_to_stop(node, reason)
+    except (EblaError, TimeoutError):
         end(node, signal.SIGTERM)
         if (process := started.processes.get(node.name)) is not None:
             process.terminate()
-    if await _gone_within(node, started, node.options.limits.stop_ms / 1000 + STOP_SLACK_S):
+    quiet_s = min(QUIET_S, bound_s / 2)
+    if await _gone_within(node, started, quiet_s):
         return
+    say(f"waiting for {node.name}: {_who_is_left(node)}; it is killed in {bound_s - quiet_s:.1f} s")
+    if await _gone_within(node, started, bound_s - quiet_s):
+        return
+    say(f"{node.name} did not stop within {bound_s:.1f} s: killed")
     end(node, signal.SIGKILL)
     if not await _gone_within(node, started, KILL_S):
-        held = file_lock.held_in(node.folder.run)
         raise Unavailable(
-            f"{node.name} is still there after it was killed: {node.name if held is None else held.message}",
+            f"{node.name} is still there after it was killed: {_who_is_left(node)}",
             advice="look at the process with ps; it may hang in the kernel",
         )
+
+
+def _who_is_left(node: LocalNode) -> str:
+    if (pid := node.running_pid()) is not None:
+        return f"process {pid} has not ended"
+    held = file_lock.held_in(node.folder.run)
+    return "its process has not ended" if held is None else held.message
 
 
 async def _gone_within(node: LocalNode, started: Started, seconds: float) -> bool:

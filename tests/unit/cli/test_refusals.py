@@ -22,7 +22,7 @@ NODES = 2
 
 @pytest.fixture(autouse=True)
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_nodes: object) -> Started:
+    def start(_nodes: object, _say: object) -> Started:
         raise AssertionError("a node would have been started")
 
     monkeypatch.setattr("ebla.cli.up.bring_up", start)
