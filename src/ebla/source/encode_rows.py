@@ -19,7 +19,7 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, TableSchema
 from ebla.source.errors import missing_column
 from ebla.source.typed_columns import WriteRules, column_to_stored
-from ebla.storage.byte_columns import Mask
+from ebla.storage.byte_columns import Mask, concatenated
 from ebla.storage.cell_columns import Seconds
 from ebla.storage.load_columns import (
     Encoded,
@@ -64,7 +64,7 @@ def encode_rows(form: RowForm, batch: pa.RecordBatch) -> Encoded:
         _encoded(form, operation, *_chosen(typed, ttls_s, members))
         for operation, members in operations_of(form, batch).items()
     ]
-    return pa.concat_arrays([keys for keys, _ in parts]), pa.concat_arrays([values for _, values in parts])
+    return concatenated([keys for keys, _ in parts]), concatenated([values for _, values in parts])
 
 
 def stored_columns(form: RowForm, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Seconds | None]:

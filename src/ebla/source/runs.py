@@ -14,6 +14,7 @@ import pyarrow as pa
 from ebla.model.errors import InternalError
 from ebla.model.schema import TableSchema
 from ebla.model.token import TOKEN_MIN, TokenRange
+from ebla.storage.byte_columns import concatenated
 from ebla.storage.key_columns import token_words
 from ebla.storage.load_columns import Encoded
 from ebla.storage.sorted_rows import sorted_rows
@@ -66,8 +67,8 @@ class RunBuffer:
         if not self._parts:
             return ()
         parts, self._parts, self._size_bytes = self._parts, [], 0
-        keys = pa.concat_arrays([keys for keys, _ in parts])
-        values = pa.concat_arrays([values for _, values in parts])
+        keys = concatenated([keys for keys, _ in parts])
+        values = concatenated([values for _, values in parts])
         parts.clear()
         return routed(sorted_rows(self._schema, keys, values), self._routes)
 

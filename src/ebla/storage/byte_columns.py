@@ -20,6 +20,8 @@ Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Piece: TypeAlias = "Bytes | pa.Array"
 """A part of every value: one row of a matrix each, or one entry of a binary column without nulls."""
+SHORT_BYTES_MAX = 64
+"""From where on Arrow copies values as quickly as numpy does."""
 
 
 @cache
@@ -138,13 +140,50 @@ def inverted(piece: Piece) -> Piece:
 def joined(pieces: Sequence[Piece], count: int) -> pa.Array:
     """A binary column whose values are the pieces one after another."""
     merged: list[Piece] = []
+    fixed: list[Bytes] = []
     for piece in pieces:
-        if merged and not isinstance(piece, pa.Array) and not isinstance(merged[-1], pa.Array):
-            merged[-1] = np.concatenate((merged[-1], piece), axis=1)
-        else:
-            merged.append(piece)
+        if not isinstance(piece, pa.Array):
+            fixed.append(piece)
+            continue
+        merged += [*_side_by_side(fixed), piece]
+        fixed = []
+    merged += _side_by_side(fixed)
     if not merged:
         return binary_of(np.empty((count, 0), np.uint8))
     if len(merged) == 1:
         return binary_of(merged[0])
     return pc.binary_join_element_wise(*(binary_of(piece) for piece in merged), _nothing())
+
+
+def _side_by_side(matrices: Sequence[Bytes]) -> list[Piece]:
+    """As one matrix, or none of none. What a row gets of one of them is copied at once and not byte by byte, which
+    takes a fifth of the time that numpy takes to concatenate them."""
+    if len(matrices) < 2:
+        return list(matrices)
+    count, width = len(matrices[0]), sum(matrix.shape[1] for matrix in matrices)
+    together = np.empty((count, width), np.uint8)
+    start = 0
+    for matrix in matrices:
+        if size := matrix.shape[1] if count else 0:
+            column: npt.NDArray[np.void] = np.ndarray((count,), f"V{size}", together, start, (width,))
+            # A constant is one row, told to every place.
+            rows = matrix if matrix.strides[0] else matrix[:1]
+            column[:] = np.ascontiguousarray(rows).view(f"V{size}").reshape(len(rows))
+            start += size
+    return [together]
+
+
+def taken(column: pa.Array, order: Places) -> pa.Array:
+    """The values at these places, of a binary column without nulls. Short ones of one length, as keys mostly are, in a
+    fifth of the time."""
+    run = run_of(column)
+    width = len(run.data) // max(1, len(run))
+    if 0 < width <= SHORT_BYTES_MAX and (run.ends == np.arange(1, len(run) + 1) * width).all():
+        found = run.data.view(f"V{width}")[order]
+        return binary_of(found.view(np.uint8).reshape(len(order), width))
+    return column.take(pa.array(order))
+
+
+def concatenated(columns: Sequence[pa.Array]) -> pa.Array:
+    """One after another. Arrow copies a single one, too."""
+    return columns[0] if len(columns) == 1 else pa.concat_arrays(columns)

@@ -17,7 +17,7 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, Row, list_path
 from ebla.model.schema import TTL_S_MAX, Column, TableSchema
 from ebla.model.values import split_elements
-from ebla.storage.byte_columns import Mask, binary_of, constant
+from ebla.storage.byte_columns import Mask, binary_of, concatenated, constant
 from ebla.storage.cell_columns import Moment, Seconds, encode_cell_values, encode_static_values
 from ebla.storage.columns import Shape, chunk_of
 from ebla.storage.key_columns import encode_head_keys, encode_keys
@@ -73,7 +73,7 @@ def encode_upserts(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp, ttl
     if count:
         regular = {column.number: columns[column.name] for column in schema.regular if column.name in columns}
         parts.append((encode_keys(schema, columns, count), _row_values(schema, regular, moment)))
-    return pa.concat_arrays([keys for keys, _ in parts]), pa.concat_arrays([values for _, values in parts])
+    return concatenated([keys for keys, _ in parts]), concatenated([values for _, values in parts])
 
 
 def encode_row_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: Stamp) -> Encoded:

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ebla.model.schema import TableSchema
-from ebla.storage.byte_columns import Mask
+from ebla.storage.byte_columns import Mask, taken
 from ebla.storage.merge import merge_all
 from ebla.storage.merge_chunks import KeyGroups, key_order, same_as_next
 from ebla.storage.row_file import ROWS_SCHEMA
@@ -17,8 +17,7 @@ def sorted_rows(
     """Columns `key` and `value`. A key that is there twice is merged by the one rule of all rows. `words` are the
     tokens of the keys (`token_words`), where they are known already."""
     order, same_key = key_order(keys, words)
-    places = pa.array(order)
-    keys, values = keys.take(places), values.take(places)
+    keys, values = taken(keys, order), taken(values, order)
     if same_key.any():
         keys, values = _merged(schema, keys, values, same_key)
     return pa.RecordBatch.from_arrays([keys, values], schema=ROWS_SCHEMA)
