@@ -2,7 +2,7 @@
 and writes one new folder, so it runs in any process that has them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -19,8 +19,8 @@ from ebla.storage.row_file import records_of
 
 ROUNDS_SUFFIX = "-rounds"
 """Of a folder beside the output, where many runs are brought down to few."""
-CHUNK_ROWS = 16 * 1024
-"""Written at once."""
+CHUNK_ROWS = 32 * 1024
+"""Written at once, about."""
 MERGED_RECORD_BYTES = 1 << 20
 
 
@@ -59,8 +59,10 @@ async def run_build(engine: LayerEngine, disk: Disk, job: BuildJob) -> BuildResu
     writer = BaseWriter(engine, disk, job.output_folder, job.schema)
     try:
         runs = await rounds.few(job.rows_files)
-        for batch in merged_rows(disk, runs, rules):
-            await _add(writer, batch)
+        for batch in evened(merged_rows(disk, runs, rules)):
+            writer.add_rows(*batch.columns)
+            # The loop of the process that builds must stay able to answer and to be cancelled.
+            await asyncio.sleep(0)
         if not writer.rows:
             raise Corruption(f"{job.rows_files[0]} has no rows", advice="cancel the job and start it again")
         await writer.finish()
@@ -70,8 +72,25 @@ async def run_build(engine: LayerEngine, disk: Disk, job: BuildJob) -> BuildResu
     return BuildResult(writer.facts, writer.rows)
 
 
-async def _add(writer: BaseWriter, batch: pa.RecordBatch) -> None:
-    for start in range(0, len(batch), CHUNK_ROWS):
-        writer.add_rows(*batch.slice(start, CHUNK_ROWS).columns)
-        # The loop of the process that builds must stay able to answer and to be cancelled.
-        await asyncio.sleep(0)
+def evened(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are neither large nor small, but perhaps the last: runs of one length reach the
+    ends of their records together, with a few rows between one and the next, and whatever is written costs a number of
+    calls beside its rows."""
+    small: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if len(batch) < CHUNK_ROWS // 2:
+            small.append(batch)
+            rows += len(batch)
+            if rows < CHUNK_ROWS // 2:
+                continue
+            batch = pa.concat_batches(small)
+        elif small:
+            yield pa.concat_batches(small)
+        small, rows = [], 0
+        count = max(1, round(len(batch) / CHUNK_ROWS))
+        size = -(-len(batch) // count)
+        for start in range(0, len(batch), size):
+            yield batch.slice(start, size)
+    if small:
+        yield pa.concat_batches(small)

@@ -7,7 +7,6 @@ Arrow files carry no checksums, so the index does: a damaged byte must not becom
 """
 
 import io
-import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ebla.journal.replace import read_checked_file, replace_file
 from ebla.model.errors import Corruption, Refused
 from ebla.model.schema import TableSchema
 from ebla.ports.disk import Disk, File
+from ebla.storage.checksums import crc32
 from ebla.storage.columns import KEY, Shape, field_name, joined_chunks, recounted, whole_shape
 from ebla.storage.layer import LayerDamaged
 from ebla.storage.merge import KeySpan
@@ -58,36 +58,39 @@ _decode = msgspec.msgpack.Decoder(SidecarIndex).decode
 
 
 class _BlockSink(io.RawIOBase):
-    """Gathers what Arrow writes until a block is whole: Arrow writes many small pieces, a file wants few."""
+    """Gathers what Arrow writes until a block is whole: Arrow writes many small pieces, a file wants few. The pieces
+    are Arrow's own buffers and not copied before that."""
 
     def __init__(self, file: File) -> None:
         self._file = file
-        self._waiting = bytearray()
+        self._pieces: list[Any] = []
+        self._end = 0
         self.offset = 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._waiting += data
+        self._pieces.append(data)
+        self._end += len(data)
         return len(data)
 
     def tell(self) -> int:
-        return self.offset + len(self._waiting)
+        return self._end
 
     def end_block(self, head: bytes) -> tuple[int, int, int]:
         """The offset, the size and the checksum of what came since the last block. Before the first one the file has
         a head, which Arrow writes together with it."""
-        data = bytes(self._waiting)
-        self._file.append(data)
-        self._waiting.clear()
-        began = self.offset
-        self.offset += len(data)
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._file.write(self.offset, data)
+        began, self.offset = self.offset, self._end
+        block = memoryview(data)
         if began == 0:
             assert data.startswith(head), "an Arrow file begins with its schema"
-            data = data[len(head) :]
+            block = block[len(head) :]
             began = len(head)
-        return began, len(data), zlib.crc32(data)
+        return began, len(block), crc32(block, 0)
 
 
 class SidecarWriter:
@@ -99,7 +102,8 @@ class SidecarWriter:
         self._shape = whole_shape(schema)
         self._file = disk.create(f"{folder}/{_COLUMNS}")
         self._sink = _BlockSink(self._file)
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        # A block is small: to hand its columns to other threads costs more than to compress them.
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, "w"), self._shape.arrow_schema, options=options)
         self._head = _MAGIC + self._shape.arrow_schema.serialize().to_pybytes()
         self._waiting: list[pa.RecordBatch] = []
@@ -196,7 +200,7 @@ class Sidecar:
 
     def _read(self, block: Block, shape: Shape) -> pa.RecordBatch:
         data = self.file.read(block.offset, block.size_bytes)
-        if len(data) != block.size_bytes or zlib.crc32(data) != block.checksum:
+        if len(data) != block.size_bytes or crc32(data, 0) != block.checksum:
             raise LayerDamaged(self.folder, f"its columns cannot be read at byte {block.offset}")
         wanted = shape.arrow_schema
         stored = [f"{name}" for name in wanted.names[:4]] + [field_name(number) for number in self.index.numbers]

@@ -15,7 +15,7 @@ from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.ports.disk import File
 from ebla.sim.disk import LifeDisk
 from ebla.storage import build_rows, merge_runs
-from ebla.storage.build_rows import ROUNDS_SUFFIX, BuildJob, run_build
+from ebla.storage.build_rows import ROUNDS_SUFFIX, BuildJob, evened, run_build
 from ebla.storage.key_codec import decode_token
 from ebla.storage.layer import Item
 from ebla.storage.memory import MemoryEngine
@@ -228,5 +228,35 @@ def test_the_largest_record_of_a_run_is_found_by_headers() -> None:
         disk.make_folder("/data")
         disk.create("/data/run").append(b"".join(records))
         assert largest_record_bytes(disk, "/data/run") == len(records[1])
+
+    machine().run(main)
+
+
+def test_batches_are_evened_and_keep_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_rows, "CHUNK_ROWS", 10)
+    sizes = [11, 4, 1, 2, 30, 3, 3, 3, 14, 1, 10, 2, 1]
+    items = [(bytes((0, 0, 0, 0, 0, 0, 0, number)), b"v") for number in range(sum(sizes))]
+    batches, start = [], 0
+    for size in sizes:
+        batches.append(rows_batch(items[start : start + size]))
+        start += size
+    found = list(evened(batches))
+    assert items_in(found) == items
+    assert [len(batch) for batch in found] == [11, 7, 10, 10, 10, 6, 3, 14, 1, 10, 3]
+
+
+@pytest.mark.parametrize("places", [(0, 0), (1, 0)])
+def test_rows_of_one_token_are_looked_at_key_by_key(places: tuple[int, int]) -> None:
+    """Their tokens do not tell whether they ascend."""
+    keys = [bytes(8) + bytes((place,)) for place in (0, 1)]
+    items = [(keys[place], b"v") for place in places]
+
+    async def main(disk: LifeDisk) -> None:
+        disk.make_folder("/data")
+        file = disk.create("/data/run")
+        file.append(encode_rows(rows_batch(items)))
+        file.close()
+        with pytest.raises(InvalidRequest, match="not in the order"):
+            list(merged_rows(disk, ["/data/run"], RULES))
 
     machine().run(main)
