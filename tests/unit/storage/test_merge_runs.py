@@ -242,7 +242,7 @@ def test_batches_are_evened_and_keep_their_rows(monkeypatch: pytest.MonkeyPatch)
         start += size
     found = list(evened(batches))
     assert items_in(found) == items
-    assert [len(batch) for batch in found] == [11, 7, 10, 10, 10, 6, 3, 14, 1, 10, 3]
+    assert [len(batch) for batch in found] == [11, 5, 2, 10, 10, 10, 6, 3, 14, 1, 10, 3]
 
 
 @pytest.mark.parametrize("places", [(0, 0), (1, 0)])
