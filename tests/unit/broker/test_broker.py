@@ -15,11 +15,13 @@ from ebla.broker.table_facts import is_captured
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import (
     DeadlineExceeded,
+    EblaError,
     NotFound,
     Outcome,
     Overloaded,
     Stale,
     TooFewReplicas,
+    Unavailable,
     Unreachable,
 )
 from ebla.model.identity import HostId
@@ -31,6 +33,7 @@ from ebla.wire.table_access import (
     CLOSE_READ,
     DESCRIBE_TABLE,
     OPEN_READ,
+    OPEN_WRITE,
     CallAnswer,
     CallRequest,
     CloseReadRequest,
@@ -74,6 +77,25 @@ def test_the_class_the_outcome_and_the_advice_come_along() -> None:
         assert failure.outcome is Outcome.NOT_APPLIED
         assert "nobody is there" in failure.message
         assert "lower consistency level" in failure.advice
+
+    with_rig(story)
+
+
+@pytest.mark.parametrize("error", [Unavailable("no read barrier within 9900 ms"), DeadlineExceeded("no answer")])
+def test_without_a_majority_it_is_told_who_is_down_and_what_to_do(error: EblaError) -> None:
+    async def story(rig: Rig) -> None:
+        rig.cluster.hooks["read_barrier"] = lambda _where, _request: raises(error)
+        with pytest.raises(Unavailable, match="none is held to be down") as unknown:
+            await rig.call(OPEN_READ, opening())
+        assert error.message in unknown.value.message
+        rig.cluster.view.down = frozenset((host(2), host(3)))
+        for ask in (lambda: rig.call(OPEN_READ, opening()), lambda: rig.call(OPEN_WRITE, rig.opening())):
+            with pytest.raises(Unavailable, match="more than half of its nodes") as refused:
+                await ask()
+            assert all(f"({down})" in refused.value.message for down in (host(2), host(3)))
+            assert str(host(1)) not in refused.value.message
+            assert "ebla status" in refused.value.advice
+            assert refused.value.outcome is Outcome.NOT_APPLIED
 
     with_rig(story)
 
