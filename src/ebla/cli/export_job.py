@@ -17,7 +17,6 @@ from pyspark.sql import functions as fn
 from ebla.cli.csv_text import WRITING, as_texts
 from ebla.cli.export_plan import (
     MANIFEST,
-    MANIFEST_FORMAT,
     Chunk,
     FileKind,
     Manifest,
@@ -25,13 +24,12 @@ from ebla.cli.export_plan import (
     chunk_count,
     condition,
     cut,
-    decode_manifest,
-    encode_manifest,
     file_prefix,
     missing,
 )
 from ebla.cli.job_wish import INTERRUPTED, ExportWish, take_wish
 from ebla.cli.note_file import replace
+from ebla.cli.note_format import decode_note, encode_note
 from ebla.cli.shown_jobs import counted
 from ebla.cli.shown_rows import print_json
 from ebla.cli.source_access import access_to, describe
@@ -65,7 +63,7 @@ def main() -> None:
 def _export(wish: ExportWish) -> Manifest:
     folder = Path(wish.folder)
     schema = describe(wish.options, wish.table).schema
-    manifest = begun(folder, Manifest(MANIFEST_FORMAT, wish.table, str(schema.id), wish.kind))
+    manifest = begun(folder, Manifest(Manifest.FORMAT, wish.table, str(schema.id), wish.kind))
     left = missing(chunk.range for chunk in manifest.chunks)
     if not left:
         return manifest
@@ -78,7 +76,7 @@ def _export(wish: ExportWish) -> Manifest:
         for within in pieces:
             chunk = run_piece(spark, f"export {wish.table}", _Piece(spark, wish, schema, within).write, shown)
             manifest = manifest.with_chunk(chunk)
-            replace(folder / MANIFEST, encode_manifest(manifest))
+            replace(folder / MANIFEST, encode_note(manifest))
             shown.piece_done(counted(chunk.rows, "row"))
     return manifest
 
@@ -90,9 +88,9 @@ def begun(folder: Path, wanted: Manifest) -> Manifest:
     if not path.exists():
         if any(folder.iterdir()):
             raise InvalidRequest(f"{folder} is not empty, and has no export in it", advice="name another folder")
-        replace(path, encode_manifest(wanted))
+        replace(path, encode_note(wanted))
         return wanted
-    found = decode_manifest(path.read_bytes(), str(path))
+    found = decode_note(Manifest, path.read_bytes(), str(path))
     check_same(found, wanted)
     _remove_unnamed(folder, found)
     return found

@@ -6,16 +6,17 @@ though tablets were split, merged or moved, or another number of pieces is asked
 
 import enum
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import msgspec
 
+from ebla.cli.note_format import Note
 from ebla.cql.create_text import quoted
-from ebla.model.errors import InvalidRequest, Refused
+from ebla.model.errors import InvalidRequest
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
 
 MANIFEST = "_ebla_export.json"
 """Spark leaves out files whose names begin so."""
-MANIFEST_FORMAT = 1
 CHUNK_BYTES = 512 << 20
 CHUNKS_MAX = 1_000
 
@@ -33,8 +34,11 @@ class Chunk(msgspec.Struct, frozen=True):
     rows: int
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    format: int
+class Manifest(Note, frozen=True):
+    FORMAT: ClassVar[int] = 1
+    WHAT: ClassVar[str] = "the manifest of an export"
+    ADVICE: ClassVar[str] = "name another folder"
+
     table: str
     table_id: str
     kind: FileKind
@@ -50,20 +54,6 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def with_chunk(self, chunk: Chunk) -> "Manifest":
         return msgspec.structs.replace(self, chunks=(*self.chunks, chunk))
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-
-
-def decode_manifest(data: bytes, path: str) -> Manifest:
-    try:
-        found = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise Refused(f"{path} is not the manifest of an export: {error}", advice="name another folder") from None
-    if found.format > MANIFEST_FORMAT:
-        raise Refused(f"{path} has format {found.format}, this release knows {MANIFEST_FORMAT}")
-    return found
 
 
 def check_same(found: Manifest, wanted: Manifest) -> None:

@@ -11,19 +11,17 @@ from pyspark.sql.types import StructField, StructType
 from ebla.cli.csv_text import from_texts, quoted, read_texts
 from ebla.cli.export_plan import FileKind
 from ebla.cli.import_plan import (
-    STATE_FORMAT,
     ImportState,
     InputFile,
     check_columns,
     check_same,
     chosen_files,
     chunks_of,
-    decode_state,
-    encode_state,
     kind_of,
 )
 from ebla.cli.job_wish import INTERRUPTED, ImportWish, take_wish
 from ebla.cli.note_file import replace
+from ebla.cli.note_format import decode_note, encode_note
 from ebla.cli.shown_jobs import counted
 from ebla.cli.shown_rows import print_json
 from ebla.cli.source_access import describe
@@ -67,7 +65,7 @@ def _import(wish: ImportWish) -> None:
             chunk = _Chunk(spark, wish, schema, state)
             run_piece(spark, state.job(number), lambda number=number, chunk=chunk: chunk.write(number), shown)  # type: ignore[misc]  # bound early
             state = state.with_done(number)
-            replace(note, encode_state(state))
+            replace(note, encode_note(state))
             shown.piece_done(counted(len(state.chunks[number]), "file"))
     _tell(wish, state, "imported")
 
@@ -81,7 +79,7 @@ def planned(wish: ImportWish, schema: TableSchema) -> ImportState:
     ]
     kind = kind_of((one.name for one in files), wish.kind, str(folder))
     chunks = chunks_of(chosen_files(files, kind, str(folder)))
-    return ImportState(STATE_FORMAT, uuid.uuid4().hex, wish.table, str(schema.id), kind, chunks)
+    return ImportState(ImportState.FORMAT, uuid.uuid4().hex, wish.table, str(schema.id), kind, chunks)
 
 
 def note_of(folder: Path, table: str) -> Path:
@@ -92,10 +90,10 @@ def note_of(folder: Path, table: str) -> Path:
 def begun(note: Path, wanted: ImportState, *, again: bool) -> ImportState:
     """The state to go on with. Noted before anything is written: a job whose name nobody knows is done again."""
     if note.exists() and not again:
-        found = decode_state(note.read_bytes(), str(note))
+        found = decode_note(ImportState, note.read_bytes(), str(note))
         check_same(found, wanted)
         return found
-    replace(note, encode_state(wanted))
+    replace(note, encode_note(wanted))
     return wanted
 
 

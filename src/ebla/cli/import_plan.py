@@ -5,13 +5,14 @@ chunk that was committed though nobody noted it here is not written again: the c
 """
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import msgspec
 
 from ebla.cli.export_plan import FileKind
-from ebla.model.errors import InvalidRequest, Refused
+from ebla.cli.note_format import Note
+from ebla.model.errors import InvalidRequest
 
-STATE_FORMAT = 1
 CHUNK_BYTES = 1 << 30
 HIDDEN = ("_", ".")
 ENDINGS = {FileKind.PARQUET: (".parquet",), FileKind.CSV: (".csv", ".csv.gz")}
@@ -23,8 +24,11 @@ class InputFile(msgspec.Struct, frozen=True, order=True):
     size_bytes: int
 
 
-class ImportState(msgspec.Struct, frozen=True):
-    format: int
+class ImportState(Note, frozen=True):
+    FORMAT: ClassVar[int] = 1
+    WHAT: ClassVar[str] = "the note of an import"
+    ADVICE: ClassVar[str] = "move it away"
+
     id: str
     table: str
     table_id: str
@@ -45,20 +49,6 @@ class ImportState(msgspec.Struct, frozen=True):
 
     def with_done(self, number: int) -> "ImportState":
         return msgspec.structs.replace(self, done=(*self.done, number))
-
-
-def encode_state(state: ImportState) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n"
-
-
-def decode_state(data: bytes, path: str) -> ImportState:
-    try:
-        found = msgspec.json.decode(data, type=ImportState)
-    except msgspec.MsgspecError as error:
-        raise Refused(f"{path} is not the note of an import: {error}", advice="move it away") from None
-    if found.format > STATE_FORMAT:
-        raise Refused(f"{path} has format {found.format}, this release knows {STATE_FORMAT}")
-    return found
 
 
 def kind_of(names: Iterable[str], asked: FileKind | None, folder: str) -> FileKind:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from ebla.cli.export_plan import (
     CHUNK_BYTES,
     CHUNKS_MAX,
-    MANIFEST_FORMAT,
     Chunk,
     FileKind,
     Manifest,
@@ -15,15 +14,14 @@ from ebla.cli.export_plan import (
     chunk_count,
     condition,
     cut,
-    decode_manifest,
-    encode_manifest,
     file_prefix,
     missing,
 )
+from ebla.cli.note_format import decode_note, encode_note
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 
-MANIFEST = Manifest(MANIFEST_FORMAT, "shop.orders", "id", FileKind.PARQUET)
+MANIFEST = Manifest(Manifest.FORMAT, "shop.orders", "id", FileKind.PARQUET)
 tokens = st.integers(TOKEN_MIN, TOKEN_MAX).map(Token)
 ranges = st.builds(TokenRange, tokens, tokens)
 
@@ -68,22 +66,22 @@ def test_a_small_table_is_one_piece_and_a_large_one_is_bounded() -> None:
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
     manifest = MANIFEST.with_chunk(Chunk(WHOLE_RING, ("a.parquet",), 7))
-    assert decode_manifest(encode_manifest(manifest), "x") == manifest
+    assert decode_note(Manifest, encode_note(manifest), "x") == manifest
     assert (manifest.rows, manifest.files) == (7, ("a.parquet",))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 99, "table": "a", "table_id": "b", "kind": "csv"}'])
 def test_another_file_is_no_manifest(data: bytes) -> None:
     with pytest.raises(Refused, match="somewhere"):
-        decode_manifest(data, "somewhere")
+        decode_note(Manifest, data, "somewhere")
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (Manifest(MANIFEST_FORMAT, "shop.other", "id", FileKind.PARQUET), "shop.other as parquet"),
-        (Manifest(MANIFEST_FORMAT, "shop.orders", "id", FileKind.CSV), "shop.orders as csv"),
-        (Manifest(MANIFEST_FORMAT, "shop.orders", "older", FileKind.PARQUET), "dropped since"),
+        (Manifest(Manifest.FORMAT, "shop.other", "id", FileKind.PARQUET), "shop.other as parquet"),
+        (Manifest(Manifest.FORMAT, "shop.orders", "id", FileKind.CSV), "shop.orders as csv"),
+        (Manifest(Manifest.FORMAT, "shop.orders", "older", FileKind.PARQUET), "dropped since"),
     ],
 )
 def test_another_export_is_not_gone_on_with(found: Manifest, words: str) -> None:

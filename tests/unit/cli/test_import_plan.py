@@ -7,21 +7,19 @@ from hypothesis import strategies as st
 
 from ebla.cli.export_plan import FileKind
 from ebla.cli.import_plan import (
-    STATE_FORMAT,
     ImportState,
     InputFile,
     check_columns,
     check_same,
     chosen_files,
     chunks_of,
-    decode_state,
-    encode_state,
     kind_of,
 )
+from ebla.cli.note_format import decode_note, encode_note
 from ebla.model.errors import InvalidRequest, Refused
 
 FILES = (InputFile("a.parquet", 10), InputFile("b.parquet", 20), InputFile("c.parquet", 5))
-STATE = ImportState(STATE_FORMAT, "f00", "shop.orders", "id", FileKind.PARQUET, (FILES[:2], FILES[2:]))
+STATE = ImportState(ImportState.FORMAT, "f00", "shop.orders", "id", FileKind.PARQUET, (FILES[:2], FILES[2:]))
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=30))
@@ -46,13 +44,13 @@ def test_an_import_goes_on_with_what_is_left() -> None:
     assert (STATE.left, begun.left, begun.is_whole) == ((0, 1), (1,), False)
     assert begun.with_done(1).is_whole
     assert STATE.job(0) == begun.job(0) != begun.job(1), "a chunk keeps its job, and no other has it"
-    assert decode_state(encode_state(begun), "x") == begun
+    assert decode_note(ImportState, encode_note(begun), "x") == begun
 
 
 @pytest.mark.parametrize("data", [b"[]", b'{"format": 1}'])
 def test_another_file_is_no_note(data: bytes) -> None:
     with pytest.raises(Refused, match="somewhere is not the note"):
-        decode_state(data, "somewhere")
+        decode_note(ImportState, data, "somewhere")
 
 
 def test_other_files_are_not_gone_on_with() -> None:
