@@ -10,6 +10,7 @@ from typing import TypeVar
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks.bulk_work import is_busy
 from benchmarks.group0_cluster import NodeProcess
 from benchmarks.row_client import RowBodies, Traffic, load, reading, writing
 from benchmarks.source_spark import DEFINITION, Spent, below_s, ended_s, own_s, spark_spent
@@ -96,7 +97,7 @@ class SourceCluster:
         still = 0
         ends_at = time.monotonic() + QUIET_S
         while still < QUIET_LOOKS and time.monotonic() < ends_at:
-            busy = any(process.children() for name, process in self._processes if name == "bulk")
+            busy = any(is_busy(process) for name, process in self._processes if name == "bulk")
             still = 0 if busy else still + 1
             time.sleep(QUIET_LOOK_S)
 

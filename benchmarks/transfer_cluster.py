@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import psutil
 
+from benchmarks.bulk_work import is_busy
 from benchmarks.group0_cluster import NodeProcess
 from benchmarks.row_client import load, writing
 from ebla.cli.asking import ask_all
@@ -125,7 +126,7 @@ class TransferCluster:
         still = 0
         ends_at = time.monotonic() + START_S
         while still < QUIET_LOOKS and time.monotonic() < ends_at:
-            busy = any(process.children() for name, process in self._processes() if name == "bulk")
+            busy = any(is_busy(process) for name, process in self._processes() if name == "bulk")
             still = 0 if busy else still + 1
             time.sleep(QUIET_LOOK_S)
 

@@ -81,8 +81,11 @@ def test_what_is_wrong_is_told_as_it_is_and_leaves_nothing(
 
 def test_a_build_that_is_late_is_killed(tmp_path: Path) -> None:
     async def story(_disk: FileDisk) -> None:
+        builds = BuildProcesses()
         with pytest.raises(BuildFailed, match="took longer than"):
-            await BuildProcesses().build(job_of(tmp_path, ITEMS), 0.01)
+            await builds.build(job_of(tmp_path, ITEMS), 0.01)
+        assert psutil.Process().children(recursive=True) == psutil.Process().children(), "who forks, and no fork"
+        await builds.close()
         assert psutil.Process().children() == []
 
     on_files(story)
@@ -99,11 +102,12 @@ def test_builds_take_turns_in_processes_that_stay(tmp_path: Path) -> None:
         jobs = [job_of(folder, ITEMS, cut=3 if place == 2 else 0) for place, folder in enumerate(folders)]
         found = await asyncio.gather(*(builds.build(job, 60) for job in jobs), return_exceptions=True)
         assert [isinstance(one, BaseException) for one in found] == [False, False, True, False, False, False]
-        kept = psutil.Process().children()
+        (ready,) = psutil.Process().children()
+        kept = ready.children()
         assert len(kept) == 2, "six builds, two processes"
         for child in kept:
             child.kill()
-        psutil.wait_procs(kept)
+        psutil.wait_procs(kept, timeout=60)
         again = job_of(folders[2], ITEMS)
         result = await _until_one_is_started_anew(builds, again)
         assert result.rows == len(ITEMS)

@@ -1,28 +1,34 @@
-"""A process that makes layers of staged rows, one after another, started by `layer_building.py`."""
+"""The process whose forks make layers of staged rows, started by `layer_building.py`."""
 
 import asyncio
 import sys
+from typing import NoReturn
 
 import msgspec
 
 from ebla.model.errors import EblaError
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.job_process import take_jobs, tell_outcome
+from ebla.runtime.job_forks import serve_jobs
 from ebla.runtime.layer_building import BuildOutcome
 from ebla.storage.build_rows import BuildJob, BuildResult, run_build
+from ebla.storage.kept_memory import keep_freed_buffers
 from ebla.storage.rocks import RocksEngine
 from ebla.wire.failures import failure_of
 
 
-def main() -> int:
-    for asked in take_jobs():
-        job = msgspec.msgpack.decode(asked, type=BuildJob)
-        try:
-            outcome = BuildOutcome(asyncio.run(_build(job)))
-        except EblaError as error:
-            outcome = BuildOutcome(None, failure_of(0, error))
-        tell_outcome(msgspec.msgpack.encode(outcome))
-    return 0
+def main() -> NoReturn:
+    serve_jobs(int(sys.argv[1]), build)
+
+
+def build(asked: bytes) -> bytes:
+    """In a fork."""
+    keep_freed_buffers()
+    job = msgspec.msgpack.decode(asked, type=BuildJob)
+    try:
+        outcome = BuildOutcome(asyncio.run(_build(job)))
+    except EblaError as error:
+        outcome = BuildOutcome(None, failure_of(0, error))
+    return msgspec.msgpack.encode(outcome)
 
 
 async def _build(job: BuildJob) -> BuildResult:
@@ -34,4 +40,4 @@ async def _build(job: BuildJob) -> BuildResult:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

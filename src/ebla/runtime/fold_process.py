@@ -9,12 +9,14 @@ from ebla.model.errors import EblaError
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.folding import FoldOutcome
 from ebla.runtime.job_process import take_job, tell_outcome
+from ebla.runtime.no_pandas import without_pandas
 from ebla.storage.fold import run_fold
 from ebla.storage.fold_plan import FoldJob, FoldResult
 from ebla.storage.rocks import RocksEngine
 
 
 def main() -> int:
+    without_pandas()
     job = msgspec.msgpack.decode(take_job(), type=FoldJob)
     try:
         outcome = FoldOutcome(asyncio.run(_fold(job)))

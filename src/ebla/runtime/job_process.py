@@ -5,18 +5,18 @@ A job goes to the child's standard input, the outcome comes from its standard ou
 stays open: its end means that the parent is gone, and then the child is too. Whatever becomes of the child, nothing
 counts until whoever asked says so, so every error here says: not applied.
 
-Large jobs, which come one by one, have a process each. Small ones, of which many come together, are taken one after
-another by a few that are kept: to start one takes as long as to write a hundred thousand rows.
+Large jobs, which come one by one, have a process each. Small ones, of which many come together, have forks of one that
+is ready (`forked_jobs.py`).
 """
 
 import asyncio
 import os
 import struct
 import sys
-from collections.abc import Iterator
 
 from ebla.model.errors import EblaError, Outcome
 from ebla.runtime.death_signal import die_with_parent
+from ebla.runtime.priorities import child_stands_back
 
 NICENESS = 10
 """Serving comes first; such a job takes what is left."""
@@ -35,81 +35,23 @@ async def run_in_process(module: str, job: bytes, deadline_s: float) -> bytes:
     """What the child answers. Raises `JobFailed`. A child that is late, or whose caller is cancelled, is killed and
     reaped first. A process and not a thread: the work holds the interpreter for long stretches, which would keep the
     process that answers from answering, and one that dies of its input or of memory takes nobody along."""
-    child = await _started(module, ())
+    child = await _started(module)
     try:
         return await _asked(child, job, deadline_s)
     finally:
         await _reaped(child)
 
 
-class KeptProcesses:
-    """So many at once; who comes meanwhile waits. Those without a job end after a while, or with the parent."""
-
-    def __init__(self, module: str, at_once: int, idle_s: float) -> None:
-        self._module = module
-        self._idle_s = idle_s
-        self._room = asyncio.Semaphore(at_once)
-        self._idle: dict[asyncio.subprocess.Process, asyncio.TimerHandle] = {}
-        self._leaving: list[asyncio.subprocess.Process] = []
-        self._parent_ends, self._parent_lives = os.pipe()
-        """Children watch one end for the end of the other, which is this process's alone. Not at their input: that
-        would swallow the next job."""
-
-    async def run(self, job: bytes, deadline_s: float) -> bytes:
-        """What a child answers. Raises `JobFailed`. `deadline_s` is for the job itself. A child that is late, or whose
-        caller is cancelled, is killed and reaped first."""
-        async with self._room:
-            child = self._kept() or await _started(self._module, (self._parent_ends,))
-            try:
-                answer = await _asked(child, job, deadline_s)
-            except BaseException:
-                await _reaped(child)
-                raise
-            timer = asyncio.get_running_loop().call_later(self._idle_s, self._let_go, child)
-            self._idle[child] = timer
-            return answer
-
-    async def close(self) -> None:
-        """For good, when no job runs."""
-        for timer in self._idle.values():
-            timer.cancel()
-        for child in (*self._idle, *self._leaving):
-            await _reaped(child)
-        self._idle.clear()
-        self._leaving.clear()
-        os.close(self._parent_ends)
-        os.close(self._parent_lives)
-
-    def _kept(self) -> asyncio.subprocess.Process | None:
-        while self._idle:
-            child, timer = self._idle.popitem()
-            timer.cancel()
-            if child.returncode is None:
-                return child
-        return None
-
-    def _let_go(self, child: asyncio.subprocess.Process) -> None:
-        del self._idle[child]
-        assert child.stdin is not None
-        child.stdin.close()
-        self._leaving = [one for one in self._leaving if one.returncode is None] + [child]
-
-
-async def _started(module: str, pipes: tuple[int, ...]) -> asyncio.subprocess.Process:
+async def _started(module: str) -> asyncio.subprocess.Process:
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         module,
         str(os.getpid()),
-        *map(str, pipes),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        pass_fds=pipes,
     )
-    try:
-        os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-    except ProcessLookupError:
-        pass  # whoever asks it finds that out
+    child_stands_back(child.pid, NICENESS)
     return child
 
 
@@ -151,17 +93,6 @@ def take_job() -> bytes:
         raise SystemExit(1) from None
     die_with_parent(int(sys.argv[1]), _STANDARD_INPUT)
     return job
-
-
-def take_jobs() -> Iterator[bytes]:
-    """One after another, for `KeptProcesses`. Ends when the parent lets go of this process."""
-    die_with_parent(int(sys.argv[1]), int(sys.argv[2]))
-    while True:
-        try:
-            job = _read_framed()
-        except EOFError:
-            return
-        yield job
 
 
 def tell_outcome(outcome: bytes) -> None:

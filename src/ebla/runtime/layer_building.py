@@ -6,14 +6,16 @@ import os
 import msgspec
 
 from ebla.model.errors import EblaError, Outcome
-from ebla.runtime.job_process import JobFailed, KeptProcesses
+from ebla.runtime.forked_jobs import ForkedJobs
+from ebla.runtime.job_process import JobFailed
 from ebla.storage.build_rows import BuildJob, BuildResult
 from ebla.wire.failures import error_of
 from ebla.wire.frames import Failure
 
 BUILDS_AT_ONCE = max(1, min(4, os.cpu_count() or 1))
-IDLE_S = 20.0
-"""So long a process waits for another build before it ends."""
+IDLE_S = 600.0
+"""So long the process that is ready for builds waits for another: a job that comes every few minutes finds it. What it
+holds for itself are 40 MB."""
 
 
 class BuildFailed(EblaError):
@@ -34,7 +36,7 @@ class BuildProcesses:
     time, by processes that stay for the next."""
 
     def __init__(self, at_once: int = BUILDS_AT_ONCE) -> None:
-        self._processes = KeptProcesses("ebla.runtime.build_process", at_once, IDLE_S)
+        self._processes = ForkedJobs("ebla.runtime.build_process", at_once, IDLE_S)
 
     async def close(self) -> None:
         await self._processes.close()

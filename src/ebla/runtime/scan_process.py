@@ -12,6 +12,7 @@ import pyarrow as pa
 from ebla.model.errors import EblaError, InternalError
 from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.no_pandas import without_pandas
 from ebla.storage.checkpoint_scan import CheckpointScan, ScanPlace, opened_checkpoint
 from ebla.storage.columns import whole_shape
 from ebla.storage.range_hashes import HASHES_SCHEMA
@@ -29,6 +30,7 @@ _STANDARD_INPUT = 0
 
 def main() -> int:
     die_with_parent(int(sys.argv[1]), _STANDARD_INPUT)
+    without_pandas()
     with socket.socket(fileno=int(sys.argv[2])) as sock:
         while (job := _next_job(sock)) is not None:
             try:

@@ -1,0 +1,17 @@
+"""Whether a bulk process has work under way in other processes."""
+
+import psutil
+
+READY = "ebla.runtime.build_process"
+"""The process that is ready for builds, which its forks do: it stays when there is none."""
+
+
+def is_busy(bulk: psutil.Process) -> bool:
+    return any(_works(child) for child in bulk.children())
+
+
+def _works(child: psutil.Process) -> bool:
+    try:
+        return READY not in child.cmdline() or bool(child.children())
+    except psutil.NoSuchProcess:
+        return False

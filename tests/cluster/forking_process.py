@@ -1,0 +1,35 @@
+"""What `test_forked_jobs.py` starts: a process whose forks do as they are told."""
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import pyarrow as pa
+
+from ebla.runtime import job_forks
+
+
+def work(job: bytes) -> bytes:
+    match job:
+        case b"who":
+            return str(os.getpid()).encode()
+        case b"die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case b"wait":
+            signal.pause()
+        case b"fail":
+            raise ValueError("on purpose")
+        case b"pandas":
+            assert len(pa.array([1])) == 1
+            return str("pandas" in sys.modules).encode()
+    return job
+
+
+def main() -> NoReturn:
+    job_forks.FORK_IDLE_S = float(os.environ.get("FORK_IDLE_S", "60"))
+    job_forks.serve_jobs(int(sys.argv[1]), work)
+
+
+if __name__ == "__main__":
+    main()
