@@ -20,7 +20,7 @@ MUTATIONS = (
     # -- rows that are nowhere
     Mutation(
         name="table-jobs-a-range-that-nobody-has-is-taken-for-empty",
-        module="ebla.source.commit",
+        module="ebla.source.brought",
         find="        if not any(plan.targets[target].transfer in present for target in route.targets):\n",
         replace="        if False:\n",
         check=COMMITS,

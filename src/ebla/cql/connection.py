@@ -25,6 +25,7 @@ from ebla.cql.frames import (
     HEADER,
     RESPONSE,
     VERSION,
+    BatchKind,
     BrokenFrame,
     Flag,
     Frame,
@@ -35,7 +36,6 @@ from ebla.cql.login import ANONYMOUS, Login
 from ebla.cql.notation import BodyReader
 from ebla.cql.responses import EventKind, WriteType
 from ebla.cql.results import Answer, BatchItem, Begun, Parameters, Prepared, Rows, Session, Void
-from ebla.cql.statements import BatchKind
 from ebla.cql.supported import TABLET_ROUTING
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.error_groups import leaves

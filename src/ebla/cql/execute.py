@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ebla.cql.bind import Bound, Source, arranged
 from ebla.cql.caches import Recent
 from ebla.cql.catalog import Catalog, StoredTable, VirtualTables
+from ebla.cql.frames import BatchKind
 from ebla.cql.list_elements import known_lists
 from ebla.cql.parser import parse
 from ebla.cql.plan_batch import BatchPlan, plan_batch
@@ -36,7 +37,6 @@ from ebla.cql.statements import (
     AlterKeyspace,
     AlterTable,
     Batch,
-    BatchKind,
     Call,
     CreateKeyspace,
     CreateTable,

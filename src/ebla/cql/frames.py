@@ -39,6 +39,22 @@ class Opcode(enum.IntEnum):
     AUTH_SUCCESS = 0x10
 
 
+class QueryFlag(enum.IntFlag):
+    VALUES = 0x01
+    SKIP_METADATA = 0x02
+    PAGE_SIZE = 0x04
+    PAGING_STATE = 0x08
+    SERIAL_CONSISTENCY = 0x10
+    TIMESTAMP = 0x20
+    NAMES = 0x40
+
+
+class BatchKind(enum.IntEnum):
+    LOGGED = 0
+    UNLOGGED = 1
+    COUNTER = 2
+
+
 class Flag(enum.IntFlag):
     COMPRESSED = 0x01
     TRACING = 0x02

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from ebla.cql.frames import BatchKind
 from ebla.cql.lexer import Kind
 from ebla.cql.parse_terms import simple_term, term
 from ebla.cql.parse_where import table_name, using, where
@@ -11,7 +12,6 @@ from ebla.cql.statements import (
     AssignElement,
     Assignment,
     Batch,
-    BatchKind,
     ChangeCollection,
     CollectionChange,
     Delete,

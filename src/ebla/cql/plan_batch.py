@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from ebla.cql.bind import Binder, Receiver, Source
+from ebla.cql.frames import BatchKind
 from ebla.cql.plan_writes import WritePlan, plan_write
 from ebla.cql.results import ColumnSpec
-from ebla.cql.statements import Batch, BatchKind, Modification, TableName
+from ebla.cql.statements import Batch, Modification, TableName
 from ebla.cql.terms import Marker
 from ebla.model.cql_types import SCALARS
 from ebla.model.errors import InvalidRequest

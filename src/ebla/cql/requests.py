@@ -1,27 +1,16 @@
 """Messages of clients, decoded. Pure; raises `BadProtocol` or `InvalidRequest`."""
 
-import enum
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ebla.cql.frames import BatchKind, QueryFlag
 from ebla.cql.notation import BodyReader
 from ebla.cql.results import UNSET, BatchItem, BoundValue, Parameters
-from ebla.cql.statements import BatchKind
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import BadProtocol, InvalidRequest
 
 _ANY, _SERIAL, _LOCAL_SERIAL = 0, 8, 9
-
-
-class QueryFlag(enum.IntFlag):
-    VALUES = 0x01
-    SKIP_METADATA = 0x02
-    PAGE_SIZE = 0x04
-    PAGING_STATE = 0x08
-    SERIAL_CONSISTENCY = 0x10
-    TIMESTAMP = 0x20
-    NAMES = 0x40
 
 
 # As plain numbers: these are looked at with every request.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ebla.cql.frames import BatchKind
 from ebla.cql.terms import FunctionCall, Marker, Term
 from ebla.model.cql_types import CqlType
 
@@ -202,14 +203,6 @@ class Delete:
     """Empty: whole rows."""
     where: tuple[Relation, ...]
     using: Using = NO_USING
-
-
-class BatchKind(enum.IntEnum):
-    """The numbers are those of the protocol."""
-
-    LOGGED = 0
-    UNLOGGED = 1
-    COUNTER = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ebla.cql import notation
-from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, VERSION, Flag, Opcode
+from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, VERSION, BatchKind, Flag, Opcode, QueryFlag
 from ebla.cql.notation import BodyReader
-from ebla.cql.requests import QueryFlag
 from ebla.cql.results import UNSET, BoundValue
-from ebla.cql.statements import BatchKind
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.error_codes import CqlCode
 from ebla.model.errors import (

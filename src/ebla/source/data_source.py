@@ -1,38 +1,44 @@
-"""What `format("ebla")` does, by the names that Spark's data source calls."""
+"""What `format("ebla")` does, by the names that Spark's data source calls.
 
+Spark asks in processes of its own, each for one of these, and most of them start for nothing else: only what the one
+that is asked for needs is loaded.
+"""
+
+import importlib
 import sys
 from collections.abc import Mapping
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from ebla.source import stream_writer, writer
-from ebla.source.contact import Contact
 from ebla.source.options import read_options
-from ebla.source.reader import PushingReader, TableReader, asked_columns, describe
-from ebla.source.type_mapping import spark_schema
 
 FILTERS_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def table_schema(options: Mapping[str, str]) -> StructType:
     asked = read_options(options)
-    with Contact(asked.access.contact) as contact:
-        schema = describe(contact, asked.access)
-    return spark_schema(schema, asked_columns(schema, asked))
+    found: StructType = importlib.import_module("ebla.source.reader").shown_schema(asked)
+    return found
 
 
 def make_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     asked = read_options(options)
-    return (PushingReader if asked.takes_filters and _is_asked_for_filters() else TableReader)(asked, schema)
+    reader = importlib.import_module("ebla.source.reader")
+    is_pushing = asked.takes_filters and _is_asked_for_filters()
+    found: DataSourceReader = (reader.PushingReader if is_pushing else reader.TableReader)(asked, schema)
+    return found
 
 
 def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
-    return writer.make_writer(options, schema, overwrite)
+    found: DataSourceWriter = importlib.import_module("ebla.source.writer").make_writer(options, schema, overwrite)
+    return found
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    return stream_writer.make_stream_writer(options, schema, overwrite)
+    streams = importlib.import_module("ebla.source.stream_writer")
+    found: DataSourceStreamWriter = streams.make_stream_writer(options, schema, overwrite)
+    return found
 
 
 def _is_asked_for_filters() -> bool:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, TableSchema
-from ebla.source.errors import missing_column
+from ebla.source.column_names import matching
 from ebla.source.typed_columns import WriteRules, column_to_stored
 from ebla.storage.byte_columns import Mask, concatenated
 from ebla.storage.cell_columns import Seconds
@@ -73,18 +73,6 @@ def stored_columns(form: RowForm, batch: pa.RecordBatch) -> tuple[pa.RecordBatch
     arrays = [column_to_stored(column.type, batch.column(name), name, form.rules) for name, column in given.items()]
     ttls_s = _ttls(form, batch.column(form.ttl_column)) if form.ttl_column else None
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in given.values()]), ttls_s
-
-
-def matching(schema: TableSchema, name: str) -> Column:
-    """The column of this name or, since Spark's names have no case, the one whose name differs by that alone. Raises
-    `NotFound`."""
-    found = schema.by_name.get(name)
-    if found is not None:
-        return found
-    alike = [column for column in schema.columns if column.name.lower() == name.lower()]
-    if len(alike) != 1:
-        raise missing_column(schema.full_name, name, schema.by_name)
-    return alike[0]
 
 
 def operations_of(form: RowForm, batch: pa.RecordBatch) -> dict[Operation, Mask | None]:

@@ -9,16 +9,14 @@ from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, NullTyp
 from ebla.model.errors import InvalidRequest, NotFound, Refused
 from ebla.model.identity import SessionId
 from ebla.model.schema import TableSchema
+from ebla.source.column_names import matching
 from ebla.source.contact import Contact
 from ebla.source.cql_client import Statement
-from ebla.source.encode_rows import RowForm, matching
 from ebla.source.errors import missing_table
 from ebla.source.options import nearest
-from ebla.source.task_write import draw_session
+from ebla.source.task_order import draw_session
 from ebla.source.type_mapping import refuse_writing
-from ebla.source.typed_columns import WriteRules
-from ebla.source.write_options import Nulls, Timestamps, WriteOptions
-from ebla.storage.load_columns import Stamp
+from ebla.source.write_options import WriteOptions
 from ebla.wire.table_access import (
     ABORT_WRITE,
     DESCRIBE_TABLE,
@@ -83,15 +81,6 @@ def _opened(contact: Contact, options: WriteOptions, schema: TableSchema) -> Ope
     job = options.job or str(session)
     request = OpenWriteRequest(session, schema.id, options.access.level, job, life_ms=options.life_ms)
     return Opened(contact.call(OPEN_WRITE, request, options.access.timeout_s), session, job)
-
-
-def row_form(options: WriteOptions, plan: WritePlan) -> RowForm:
-    """All times follow from the job's timestamp, so that a job that is run again writes the very same."""
-    schema = plan.schema
-    ttl_s = schema.options.default_ttl_s if options.ttl_s is None else options.ttl_s
-    stamp = Stamp(plan.timestamp_us, plan.timestamp_us // 1_000_000, options.nulls is Nulls.DELETE, ttl_s)
-    rules = WriteRules(options.timestamps is Timestamps.CUT)
-    return RowForm(schema, stamp, options.ttl_column, options.op_column, rules)
 
 
 # ---- the DataFrame and the table

@@ -26,7 +26,7 @@ from ebla.source.plan_read import ReadShare, Wanted, decode_share, encode_share,
 from ebla.source.pushdown import push
 from ebla.source.share_rows import ShareRows
 from ebla.source.shipped import Reduced, ship
-from ebla.source.type_mapping import OF_ASKED, refuse_reading
+from ebla.source.type_mapping import OF_ASKED, refuse_reading, spark_schema
 from ebla.source.typed_columns import columns_to_spark
 from ebla.storage.asked_columns import answer_columns
 from ebla.wire.table_access import DESCRIBE_TABLE, OPEN_READ, DescribeTableRequest, OpenReadRequest, ReadId
@@ -41,6 +41,13 @@ def describe(contact: Contact, access: Access) -> TableSchema:
         return contact.call(DESCRIBE_TABLE, request, access.timeout_s).schema
     except NotFound as error:
         raise missing_table(contact, access, error) from None
+
+
+def shown_schema(options: ReadOptions) -> StructType:
+    """What Spark shows of a table where the user gives no schema."""
+    with Contact(options.access.contact) as contact:
+        schema = describe(contact, options.access)
+    return spark_schema(schema, asked_columns(schema, options))
 
 
 def asked_columns(schema: TableSchema, options: ReadOptions) -> tuple[AskedColumn, ...]:

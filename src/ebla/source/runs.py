@@ -14,14 +14,12 @@ import pyarrow as pa
 from ebla.model.errors import InternalError
 from ebla.model.schema import TableSchema
 from ebla.model.token import TOKEN_MIN, TokenRange
+from ebla.source.task_order import RUN_BYTES
 from ebla.storage.byte_columns import concatenated
 from ebla.storage.key_columns import token_words
 from ebla.storage.load_columns import Encoded
 from ebla.storage.sorted_rows import sorted_rows
 from ebla.wire.table_access import WriteRoute
-
-RUN_BYTES = 64 << 20
-"""What a task holds before it stages it. Sorting and sending hold about as much again, twice."""
 
 Piece = tuple[int, int]
 """From the place of a row up to and without that of another."""

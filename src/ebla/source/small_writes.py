@@ -6,7 +6,6 @@ with such columns are always staged.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from ebla.model.cql_types import ListType, is_multi_cell
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.source.cql_client import Statement
 from ebla.source.encode_rows import Operation, RowForm, operations_of, refuse_null_keys, stored_columns
+from ebla.source.write_ways import Batches
 from ebla.storage.key_columns import encode_head_keys, token_words
 from ebla.storage.wire_columns import to_wire
 
@@ -31,14 +31,6 @@ BATCH_BYTES = 128 << 10
 
 _OF_PARTITION = (ColumnKind.PARTITION_KEY, ColumnKind.STATIC)
 """What a row without a clustering key writes."""
-
-
-class Batches(Protocol):
-    """`contact.Contact`, as far as batches go."""
-
-    def batch(
-        self, statements: Sequence[Statement], level: ConsistencyLevel, timeout_s: float, timestamp_us: int
-    ) -> None: ...
 
 
 def pack_batches(batches: Sequence[pa.RecordBatch]) -> bytes:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from ebla.model.errors import (
     ConnectionLost,
@@ -30,7 +29,9 @@ from ebla.model.errors import (
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import ROWS_NAME, StagedFile, Target
 from ebla.pipeline.short_cut import is_open
+from ebla.source.brought import Staged
 from ebla.source.runs import RoutedRows
+from ebla.source.write_ways import Sink
 from ebla.storage.checksums import crc32
 from ebla.storage.row_file import records_of
 from ebla.wire.table_access import StagedRun
@@ -42,22 +43,6 @@ _GONE = (Unreachable, ConnectionLost, DeadlineExceeded, Unavailable, Overloaded)
 """What becomes of a node that is down, or so busy that it turned the task away for as long as it asked."""
 _NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Sink(Protocol):
-    """A way to the nodes, for one thread at a time."""
-
-    def put_records(self, target: Target, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What a task has brought, and the transfers that lack some of it."""
-
-    runs: tuple[StagedRun, ...] = ()
-    lost: tuple[TransferId, ...] = ()
 
 
 @dataclass(slots=True)

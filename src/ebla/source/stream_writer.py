@@ -8,9 +8,9 @@ checkpoint, has another session, the same timestamp, and nothing to do if it had
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -18,14 +18,14 @@ from pyspark.sql.types import StructType
 from ebla.model.errors import EblaError, InternalError, InvalidRequest
 from ebla.model.identity import SessionId, TableId
 from ebla.pipeline.attempts import prepare_worker
-from ebla.source.commit import WriteJob, commit_rows, told
+from ebla.source.commit import commit_rows, told
 from ebla.source.contact import Contact
-from ebla.source.flight_sink import FlightSink
-from ebla.source.open_write import check_columns, describe, row_form
+from ebla.source.open_write import check_columns, describe
 from ebla.source.shipped import Reduced, ship
-from ebla.source.task_write import TaskRows, write_rows
+from ebla.source.task_order import TaskRows
 from ebla.source.write_options import WriteOptions, write_options
-from ebla.source.writer import Written, message_of, note_outcome, order_of, rows_in, ways_of
+from ebla.source.write_ways import WriteJob
+from ebla.source.writer import Written, form_of, message_of, note_outcome, order_of, rows_in, ways_of, write_task
 from ebla.wire.table_access import (
     ABORT_WRITE,
     OPEN_WRITE,
@@ -34,6 +34,9 @@ from ebla.wire.table_access import (
     WritePlan,
     WriteState,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -67,7 +70,7 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
         self._state = state
         self._options, self._table, self._run = state.options, state.table, state.run
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Written:
         prepare_worker()
         context = TaskContext.get()
         assert context is not None
@@ -79,9 +82,7 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
         if plan.state is WriteState.DONE:
             rows = TaskRows(batch.session, sum(map(len, iterator)))
         else:
-            order = order_of(self._options, plan, batch.session)
-            form = row_form(self._options, plan)
-            rows = write_rows(order, form, iterator, lambda: FlightSink(plan.authority))
+            rows = write_task(self._options, order_of(self._options, plan, batch.session), iterator)
         return message_of(rows.of_stream(batch.job, batch.number))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
@@ -96,7 +97,7 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
                     return
                 job = WriteJob(batch.session, self._table, batch.job, self._options.access.level, batch.number)
                 ways = ways_of(self._options, contact, plan.authority)
-                answer = commit_rows(ways, job, plan, row_form(self._options, plan), tasks)
+                answer = commit_rows(ways, job, plan, lambda: form_of(self._options, plan), tasks)
             except EblaError as error:
                 raise told(error, batch.job) from error
         note_outcome(answer)

@@ -1,50 +1,28 @@
 """What a task of a write does with its rows: few of them go along with its message, the others are staged as runs."""
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
 import pyarrow as pa
 
-from ebla.model.identity import SessionId, TransferId
 from ebla.source.encode_rows import RowForm, encode_rows
-from ebla.source.runs import RUN_BYTES, RunBuffer
+from ebla.source.flight_sink import FlightSink
+from ebla.source.row_form import row_form
+from ebla.source.runs import RunBuffer
 from ebla.source.small_writes import SMALL_BYTES_MAX, pack_batches
-from ebla.source.stage_runs import Sink, Stager
+from ebla.source.stage_runs import Stager
+from ebla.source.task_order import TaskOrder, TaskRows
+from ebla.source.write_options import WriteOptions
+from ebla.source.write_ways import Sink
 from ebla.storage.kept_memory import keep_freed_buffers
-from ebla.wire.table_access import StagedRun, WritePlan
 
 JOINED_ROWS = 100_000
 JOINED_BYTES = 16 << 20
 """Spark's batches are of 10,000 rows; what is done once for each costs less in larger ones."""
 
 
-class TaskRows(msgspec.Struct, frozen=True, array_like=True):
-    """What a task has done, as its message says."""
-
-    session: SessionId
-    rows: int = 0
-    runs: tuple[StagedRun, ...] = ()
-    lost: tuple[TransferId, ...] = ()
-    """Which lack some of the rows, since their node could not be reached."""
-    small: bytes = b""
-    """Rows as Spark gave them (`small_writes`); nothing of them is staged."""
-    job: str = ""
-    batch: int | None = None
-    """Of a stream, whose job is known to its tasks first."""
-
-    def of_stream(self, job: str, batch: int) -> "TaskRows":
-        return msgspec.structs.replace(self, job=job, batch=batch)
-
-
-class TaskOrder(msgspec.Struct, frozen=True):
-    """What all tasks of a job are told."""
-
-    plan: WritePlan
-    session: SessionId
-    small_rows: int = 0
-    run_bytes: int = RUN_BYTES
-    uses_short_cut: bool = True
+def write_task(options: WriteOptions, order: TaskOrder, batches: Iterable[pa.RecordBatch]) -> TaskRows:
+    """All that a task does, by the nodes of the order's plan."""
+    return write_rows(order, row_form(options, order.plan), batches, lambda: FlightSink(order.plan.authority))
 
 
 def write_rows(
@@ -129,7 +107,3 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def draw_session() -> SessionId:
-    return SessionId(uuid.uuid4())

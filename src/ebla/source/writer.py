@@ -3,26 +3,32 @@
 Where rows go is decided in the driver, each task stages its own, and the driver's commit names those that count.
 """
 
+import importlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from ebla.model.errors import EblaError
 from ebla.model.identity import SessionId
 from ebla.pipeline.attempts import prepare_worker
-from ebla.source.commit import Ways, WriteJob, commit_rows, told
+from ebla.source.commit import commit_rows, told
 from ebla.source.contact import Contact
-from ebla.source.flight_sink import FlightSink
-from ebla.source.open_write import open_write, row_form
+from ebla.source.open_write import open_write
 from ebla.source.shipped import Reduced, ship
-from ebla.source.task_write import TaskOrder, TaskRows, write_rows
+from ebla.source.task_order import TaskOrder, TaskRows
 from ebla.source.write_options import WriteOptions, write_options
+from ebla.source.write_ways import Carrier, Ways, WriteJob
 from ebla.wire.table_access import ABORT_WRITE, AbortWriteRequest, CommitWriteAnswer, WritePlan, WriteState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ebla.source.encode_rows import RowForm
 
 _log = logging.getLogger("ebla.source")
 _messages = msgspec.msgpack.Decoder(TaskRows)
@@ -64,14 +70,13 @@ class EblaWriter(DataSourceArrowWriter):
         """The job has ended well before: there is nothing to write."""
         return self._order.plan.state is WriteState.DONE
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Written:
         prepare_worker()
         order = self._order
         if self.is_done:
             # Read to the end: a worker that leaves rows behind is not used again.
             return message_of(TaskRows(order.session, sum(map(len, iterator))))
-        form = row_form(self._options, order.plan)
-        return message_of(write_rows(order, form, iterator, lambda: FlightSink(order.plan.authority)))
+        return message_of(write_task(self._options, order, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if self.is_done:
@@ -81,7 +86,7 @@ class EblaWriter(DataSourceArrowWriter):
         with Contact(self._options.access.contact) as contact:
             ways = ways_of(self._options, contact, plan.authority)
             try:
-                answer = commit_rows(ways, job, plan, row_form(self._options, plan), rows_in(messages))
+                answer = commit_rows(ways, job, plan, lambda: form_of(self._options, plan), rows_in(messages))
             except EblaError as error:
                 raise told(error, self._options.job) from error
         note_outcome(answer)
@@ -115,7 +120,26 @@ def order_of(options: WriteOptions, plan: WritePlan, session: SessionId) -> Task
 
 def ways_of(options: WriteOptions, contact: Contact, authority: bytes) -> Ways:
     access = options.access
-    return Ways(contact, lambda: FlightSink(authority), access.timeout_s, access.uses_short_cut)
+    return Ways(contact, lambda: connect(authority), access.timeout_s, access.uses_short_cut)
+
+
+# ---- loaded in tasks, and where a commit has rows in its own hands: with it Arrow, Flight and all that rows are made
+# with, which takes longer to load than a plan or a commit takes
+
+
+def write_task(options: WriteOptions, order: TaskOrder, batches: "Iterable[pa.RecordBatch]") -> TaskRows:
+    found: TaskRows = importlib.import_module("ebla.source.task_write").write_task(options, order, batches)
+    return found
+
+
+def form_of(options: WriteOptions, plan: WritePlan) -> "RowForm":
+    found: RowForm = importlib.import_module("ebla.source.row_form").row_form(options, plan)
+    return found
+
+
+def connect(authority: bytes) -> Carrier:
+    found: Carrier = importlib.import_module("ebla.source.flight_sink").FlightSink(authority)
+    return found
 
 
 def note_outcome(answer: CommitWriteAnswer) -> None:

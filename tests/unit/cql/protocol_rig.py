@@ -10,11 +10,10 @@ from ebla.cql import notation
 from ebla.cql.clients import Peer
 from ebla.cql.connection import Connection, ConnectionLimits, ConnectionParts, CqlCounts, Load, Started
 from ebla.cql.events import EventDesk
-from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, Frame, Opcode
+from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, BatchKind, Frame, Opcode
 from ebla.cql.login import EveryoneMayLogin, Login
 from ebla.cql.notation import BodyReader
 from ebla.cql.results import Answer, BatchItem, Begun, Parameters, Prepared, Rows, Session, Void
-from ebla.cql.statements import BatchKind
 from ebla.cql.supported import Sharding, supported_options
 from ebla.model.errors import BadSyntax
 from ebla.observe.metrics import Metrics

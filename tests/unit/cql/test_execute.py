@@ -10,6 +10,7 @@ import pytest
 from tests.unit.cql.world import Cql, python_rows
 
 from ebla.cql.execute import UNLOGGED_WARNING, by_partition
+from ebla.cql.frames import BatchKind
 from ebla.cql.paging_state import FORMAT, PagingState, decode_state, encode_state
 from ebla.cql.results import (
     Answer,
@@ -22,7 +23,6 @@ from ebla.cql.results import (
     Void,
 )
 from ebla.cql.routing_hint import KEY
-from ebla.cql.statements import BatchKind
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import InvalidRequest, NotFound, TooLarge, Unprepared
 from ebla.model.identity import TableId

@@ -3,6 +3,7 @@
 import pytest
 
 from ebla.cql import statements as s
+from ebla.cql.frames import BatchKind
 from ebla.cql.parser import parse
 from ebla.cql.terms import (
     Arithmetic,
@@ -187,7 +188,7 @@ def test_describe(text: str, described: s.Describe) -> None:
 
 def test_comments_and_empty_batches() -> None:
     found = parse("/* a\n b */ BEGIN -- c\n BATCH // d\n APPLY BATCH").statement
-    assert found == s.Batch(s.BatchKind.LOGGED, ())
+    assert found == s.Batch(BatchKind.LOGGED, ())
 
 
 @pytest.mark.parametrize(

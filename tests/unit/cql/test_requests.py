@@ -10,9 +10,9 @@ from cassandra.protocol import BatchMessage, ExecuteMessage, PrepareMessage, Que
 from cassandra.query import BatchType
 
 from ebla.cql import notation, requests
+from ebla.cql.frames import BatchKind
 from ebla.cql.notation import BodyReader
 from ebla.cql.results import UNSET
-from ebla.cql.statements import BatchKind
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import BadProtocol, InvalidRequest
 

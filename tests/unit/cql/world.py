@@ -10,8 +10,8 @@ from tests.unit.topology.world import cluster
 from ebla.control.schema_wishes import Seen, plan
 from ebla.cql.describe import Describer
 from ebla.cql.execute import Executor, ExecutorLimits, ExecutorParts
+from ebla.cql.frames import BatchKind
 from ebla.cql.results import Answer, BatchItem, BoundValue, Parameters, Rows, Session
-from ebla.cql.statements import BatchKind
 from ebla.cql.system_tables.facts import NodeFacts
 from ebla.cql.system_tables.registry import system_tables
 from ebla.model.consistency import ConsistencyLevel

@@ -22,9 +22,12 @@ from ebla.model.errors import InvalidRequest, Overloaded, Stale, TooFewReplicas,
 from ebla.model.schema import ColumnKind
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.source import commit
-from ebla.source.commit import LatePlace, Ways, WriteJob, commit_rows, sources_of, told
+from ebla.source.brought import LatePlace, sources_of
+from ebla.source.commit import commit_rows, told
 from ebla.source.encode_rows import RowForm, encode_rows
-from ebla.source.task_write import TaskOrder, TaskRows, write_rows
+from ebla.source.task_order import TaskOrder, TaskRows
+from ebla.source.task_write import write_rows
+from ebla.source.write_ways import Ways, WriteJob
 from ebla.storage.key_codec import decode_token
 from ebla.storage.load_columns import Stamp
 from ebla.wire.table_access import (
@@ -72,7 +75,7 @@ class Rig:
 
     def commit(self) -> CommitWriteAnswer:
         ways = Ways(self.contact, self.nodes.connect, 5.0, True, self.pauses.append, lambda: sum(self.pauses))
-        return commit_rows(ways, JOB, self.plan, FORM, self.tasks)
+        return commit_rows(ways, JOB, self.plan, lambda: FORM, self.tasks)
 
     @property
     def last(self) -> CommitWriteRequest:
@@ -212,7 +215,7 @@ def test_lists_are_always_staged() -> None:
     task = write_rows(TaskOrder(plan, SESSION, 10), form, [given], rig.nodes.connect)
     assert task.small
     ways = Ways(rig.contact, rig.nodes.connect, 5.0)
-    commit_rows(ways, JOB, plan, form, [task])
+    commit_rows(ways, JOB, plan, lambda: form, [task])
     assert rig.contact.batches == []
     assert [run.rows for run in rig.last.runs] == [1]
 

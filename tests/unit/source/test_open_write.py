@@ -12,7 +12,8 @@ from ebla.model.errors import InvalidRequest, NotFound, Refused
 from ebla.model.schema import TableOptions, TableSchema
 from ebla.model.token import WHOLE_RING
 from ebla.source.encode_rows import RowForm
-from ebla.source.open_write import check_columns, open_write, row_form
+from ebla.source.open_write import check_columns, open_write
+from ebla.source.row_form import row_form
 from ebla.source.write_options import Nulls, Timestamps, write_options
 from ebla.storage.load_columns import Stamp
 from ebla.wire.table_access import CallDone, DescribeTableAnswer, WriteState

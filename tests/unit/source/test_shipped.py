@@ -65,6 +65,7 @@ print(ebla.__path__[0])
 print(importlib.metadata.version("ebla"))
 print(list(reader.read(InputPartition(None))), source.name(), isinstance(source, DataSource), source.options["table"])
 import ebla.source.reader, ebla.source.commit, ebla.source.task_write, ebla.source.writer, ebla.source.stream_writer
+import ebla.source.driver_rows, ebla.source.data_source
 """
     for _ in range(2):
         ended = run(stranger, code, data, tmp_path)

@@ -20,7 +20,8 @@ from ebla.source.encode_rows import RowForm, encode_rows
 from ebla.source.runs import RoutedRows, routed
 from ebla.source.small_writes import unpack_batches
 from ebla.source.stage_runs import Stager
-from ebla.source.task_write import TaskOrder, TaskRows, joined_batches, write_rows
+from ebla.source.task_order import TaskOrder, TaskRows
+from ebla.source.task_write import joined_batches, write_rows
 from ebla.storage.checksums import crc32
 from ebla.storage.load_columns import Stamp
 from ebla.storage.row_file import decode_records

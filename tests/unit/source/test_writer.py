@@ -16,9 +16,9 @@ from tests.unit.storage.random_rows import column, table
 from ebla.model.errors import EblaError, InternalError, InvalidRequest
 from ebla.model.schema import ColumnKind
 from ebla.model.token import WHOLE_RING
-from ebla.source import stream_writer, writer
+from ebla.source import stream_writer, task_write, writer
 from ebla.source.stream_writer import EblaStreamWriter, batch_of, make_stream_writer
-from ebla.source.task_write import TaskRows
+from ebla.source.task_order import TaskRows
 from ebla.source.writer import make_writer, message_of, rows_in
 from ebla.wire.table_access import CallDone, CommitWriteAnswer, DescribeTableAnswer, OpenWriteRequest, WriteState
 
@@ -47,8 +47,8 @@ class World:
         )
         for module in (writer, stream_writer):
             monkeypatch.setattr(module, "Contact", lambda _: self.contact)
-            monkeypatch.setattr(module, "FlightSink", lambda _: self.nodes.connect())
             monkeypatch.setattr(module, "prepare_worker", lambda: None)
+        monkeypatch.setattr(task_write, "FlightSink", lambda _: self.nodes.connect())
 
     def _open(self, request: OpenWriteRequest) -> Any:
         is_done = (request.job, request.batch) in self.done
