@@ -1,6 +1,7 @@
 """A user's Spark on this machine, the rows that it reads and writes, and what its processes cost."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -84,8 +85,9 @@ class Timed:
 
 
 class _Ledger:
-    """CPU of processes that come and go below another. One that was waited for is in its parent's books; one whose
-    parent ended before it is in nobody's, and stays here as it was last seen."""
+    """CPU of processes that come and go below another. One that was waited for is in its parent's books. One whose
+    parent ended before it, or does not wait for its children as Spark's daemons do not, is in nobody's, and stays here
+    as it was last seen: what it did between the last look and its end is lost."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, float], tuple[int, float]] = {}
@@ -96,10 +98,19 @@ class _Ledger:
             for one in root.children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     there[one.pid, one.create_time()] = (one.ppid(), own_s(one) + ended_s(one))
-        parents = {root.pid, *(pid for pid, _ in there)}
-        gone = {key: seen for key, seen in self._known.items() if key not in there and seen[0] not in parents}
+        waiting = {pid for pid in (root.pid, *(pid for pid, _ in there)) if waits_for_children(pid)}
+        gone = {key: seen for key, seen in self._known.items() if key not in there and seen[0] not in waiting}
         self._known = gone | there
         return sum(spent for _, spent in self._known.values())
+
+
+def waits_for_children(pid: int) -> bool:
+    """Of a process that ignores the signal of their end, the kernel forgets them with what they have spent."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigIgn:"):
+                return not int(line.split()[1], 16) >> (signal.SIGCHLD - 1) & 1
+    return False
 
 
 _tasks = _Ledger()
