@@ -10,7 +10,10 @@ from tests.pipeline.flight_rig import LoopThread
 from tests.pipeline.standalone import free_port
 
 from ebla.model.identity import JobId
+from ebla.pipeline.class_archive import archive_path
+from ebla.pipeline.java import find_java
 from ebla.pipeline.process_tree import descendants, is_running
+from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfers import EngineState, PipelineUnavailable
 
@@ -25,17 +28,24 @@ def test_without_java_the_cause_is_told(loop: LoopThread, tmp_path: Path) -> Non
             loop.run(running.engine.run(JobId(uuid.uuid4()), []))
 
 
-def test_stopped_while_it_starts_it_leaves_no_process(loop: LoopThread, tmp_path: Path) -> None:
+def test_stopped_while_it_starts_it_leaves_no_process_and_the_archive_of_classes(
+    loop: LoopThread, tmp_path: Path
+) -> None:
+    """An archive that is no good, which Java passes over: that a start was broken off says nothing about it."""
+    archive = archive_path(tmp_path, find_java("", os.environ), SPARK_HOME)
+    archive.touch()
     before = {mark.pid for mark in descendants(os.getpid())}
 
     def started() -> list[int]:
         return [mark.pid for mark in descendants(os.getpid()) if mark.pid not in before]
 
-    with RunningEngine(loop, SparkOptions(tmp_path / "spark"), b"", EngineState.STARTING):
+    options = SparkOptions(tmp_path / "spark", archive_folder=tmp_path)
+    with RunningEngine(loop, options, b"", EngineState.STARTING):
         loop.run(until(lambda: (tmp_path / "spark" / "spark.log").exists() and bool(started())))
         marks = [mark for mark in descendants(os.getpid()) if mark.pid not in before]
     assert marks
     assert not [mark for mark in marks if is_running(mark)]
+    assert archive.exists()
 
 
 def test_a_master_that_is_not_there_is_told(loop: LoopThread, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -88,7 +89,7 @@ class SessionStart:
             warm_up(spark)
         except BaseException as error:
             cause, words = said_by(error), process.last_words()
-            if places.archive is not None and process.exit_code is not None:
+            if places.archive is not None and not self._aborted and ended_by_itself(process.exit_code):
                 # Whatever it was, it is not tried again with what was made on another day.
                 places.archive.unlink(missing_ok=True)
             process.kill()
@@ -118,6 +119,11 @@ class SessionStart:
                 raise PipelineUnavailable("Spark is being stopped")
             self._process = JavaProcess(start)
             return self._process
+
+
+def ended_by_itself(exit_code: int | None) -> bool:
+    """Not by one of those who end a start, a lost lead for one: the next start is no better without the archive."""
+    return exit_code not in (None, -signal.SIGKILL, -signal.SIGTERM)
 
 
 def said_by(error: BaseException) -> str:
