@@ -236,7 +236,7 @@ MUTATIONS = (
     Mutation(
         name="disk-slow-device-synced-on-the-loop",
         module="ebla.runtime.disk_syncs",
-        find="        return self._longest_s < SHORT_SYNC_S\n",
+        find="        return self._usual_s < SHORT_SYNC_S\n",
         replace="        return True\n",
         check=REAL_DISK,
         why="a loop stands still for every sync of a slow device, and elections are lost over it",

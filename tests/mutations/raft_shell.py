@@ -5,6 +5,7 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 SEEDS = SimSeeds("raft", "1-40")
 SERVER = "ebla.control.raft_server"
 LOG = "ebla.control.raft_log"
+READS = "ebla.control.read_rounds"
 RECEIVING = "ebla.control.snapshot_receiving"
 SENDING = "ebla.control.snapshot_sending"
 DIRECTED = "tests/unit/control/test_raft_server.py"
@@ -29,12 +30,10 @@ MUTATIONS = (
         "answer-before-sync",
         SERVER,
         (
-            """            await self._persist(writes)
-            self._is_writing = False
-""",
-            """            assert self._tasks is not None
-            self._tasks.create_task(self._persist(writes))
-            self._is_writing = False
+            "            self._idle_writer.set_result((writes, begun))\n",
+            """            early = [answer for write in writes for answer in write.answers]
+            self._send([answer for answer in early if not isinstance(answer, Written)])
+            self._idle_writer.set_result((writes, begun))
 """,
         ),
         "an acknowledged entry is gone after a power cut",
@@ -68,13 +67,13 @@ MUTATIONS = (
     _bug(
         "read-without-a-round",
         SERVER,
-        ("        self._readers.append(future)\n", "        future.set_result(self.core.commit_index)\n"),
+        ("        future = self._reads.add()\n", "        return self.core.commit_index\n"),
         "a leader that was replaced answers reads from the past",
     ),
     _bug(
         "read-context-repeated",
-        SERVER,
-        ("context = self._reads_of_this_life + self._reads.to_bytes(8)", "context = self._reads.to_bytes(8)"),
+        READS,
+        ("context = self._this_life + self._count.to_bytes(8)", "context = self._count.to_bytes(8)"),
         "an answer to somebody else's read, or to a former life's, passes for one to this read",
         PytestCheck(f"{DIRECTED}::test_reads_of_two_lives_never_share_a_name"),
     ),

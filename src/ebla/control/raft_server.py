@@ -1,9 +1,10 @@
 """One Raft peer at work: drives the core, its log on disk and its messages. Decides nothing.
 
-Whatever comes in waits for the next turn: `_turn` feeds all of it to the core and carries out what the core asks for.
-`_write` makes all waiting writes durable with one sync while the next batch gathers; `_tick` lets time pass. What a
-write's answers promise leaves only after its sync (rule 2 of `raft/effects.py`); appends to others leave at once, so
-the leader's disk and the followers' work side by side.
+Whatever comes in waits for the next turn, or has one at once in calm times: `_turn` feeds all of it to the core and
+carries out what the core asks for. All waiting writes are made durable with one sync, begun in the turn itself and
+ended by `_write` if it takes time, while the next batch gathers; `_tick` lets time pass. What a write's answers promise
+leaves only after its sync (rule 2 of `raft/effects.py`); appends to others leave at once, so the leader's disk and the
+followers' work side by side.
 """
 
 import asyncio
@@ -13,22 +14,23 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from ebla.control.begun import Begun
 from ebla.control.commit_notices import CommitNotices
 from ebla.control.raft_log import RaftLog, RecoveredRaft, needs_disk
+from ebla.control.read_rounds import ReadRounds, fail
 from ebla.control.snapshot_receiving import Desk, IncomingSnapshots, Receiver
 from ebla.journal.recovery import LogLimits
 from ebla.journal.segments import DEFAULT_LIMITS
 from ebla.model.errors import Corruption, DiskFull, EblaError, Refused, Unavailable
 from ebla.ports.surroundings import Surroundings
 from ebla.raft.core import Core
-from ebla.raft.effects import Apply, Effects, ReadState, Standing, Write
+from ebla.raft.effects import Apply, Effects, Standing, Write
 from ebla.raft.events import (
     ApplyMembership,
     Compact,
     Event,
     PeerUnreachable,
     Propose,
-    ReadIndex,
     SnapshotSent,
     SnapshotTaken,
     Tick,
@@ -113,19 +115,17 @@ class RaftServer(Generic[Content]):
         self._wire = wire
         self._inbox: list[Event] = []
         self._proposals: list[_Proposal] = []
-        self._readers: list[asyncio.Future[int]] = []
-        self._reading: dict[bytes, list[asyncio.Future[int]]] = {}
-        self._reading_since: deque[tuple[float, bytes]] = deque()
-        # A context names one read of the whole group for ever: after a restart an answer to a former life's read may
-        # still come, and at the leader the reads of all peers meet. An old answer would pass for a new one.
-        self._reads_of_this_life = setup.options.peer.to_bytes(8) + surroundings.chance.bytes(8)
-        self._reads = 0
+        self._reads = ReadRounds(setup.options.peer, surroundings.chance, setup.read_wait_max_ms)
         self._writes: deque[tuple[Write, int]] = deque()
         self._is_writing = False
         self._turn_due = False
+        self._in_turn = False
+        self._proposed_together = 0
+        """In the last turn that proposed anything."""
         self._broken: asyncio.Future[None] | None = None
         """Pending while `run` runs; what breaks a turn ends it."""
-        self._idle_writer: asyncio.Future[None] | None = None
+        self._idle_writer: asyncio.Future[tuple[list[Write], Begun]] | None = None
+        """Made by `run`; given what has begun and takes time."""
         self._applies: deque[Apply] = deque()
         """Handed out by the core, and to be applied before any other."""
         self._notices = CommitNotices(self.post)
@@ -171,6 +171,7 @@ class RaftServer(Generic[Content]):
 
     async def run(self) -> None:
         self._broken = asyncio.get_running_loop().create_future()
+        self._idle_writer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._write())
@@ -214,8 +215,9 @@ class RaftServer(Generic[Content]):
         self._wake()
 
     def post_all(self, events: Sequence[Event]) -> None:
+        """What came from a peer together."""
         self._inbox.extend(events)
-        self._wake()
+        self._wake_now()
 
     def propose(self, payload: bytes, kind: EntryKind, by: PeerId = NOBODY) -> None:
         """Proposals of one turn become one event. The machine sees the entry if and when it is committed; whether it
@@ -223,13 +225,16 @@ class RaftServer(Generic[Content]):
         self._proposals.append((payload, kind))
         if by != NOBODY:
             self._notices.hurry(by, self._clock.boot_ms())
-        self._wake()
+        log = self._core.state.log
+        if log.committed == log.last_index:
+            self._wake_now()
+        else:
+            self._wake()
 
     async def read_index(self) -> int:
         """An index such that whoever has applied it sees every write that was answered before this call. Reads of one
         turn share one round. Raises `Unavailable`; the caller sets the bound and may ask again."""
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._readers.append(future)
+        future = self._reads.add()
         self._wake()
         return await future
 
@@ -258,6 +263,14 @@ class RaftServer(Generic[Content]):
             self._turn_due = True
             self._broken.get_loop().call_soon(self._turn_when_due)
 
+    def _wake_now(self) -> None:
+        """A step of the loop earlier, which for what is alone is a good part of its way. Not where proposals came in
+        crowds lately: the first of the next crowd would have a sync of its own, and each answer a turn."""
+        if self._turn_due or self._in_turn or self._proposed_together > 1:
+            self._wake()
+        else:
+            self._guarded(self._turn)
+
     def _turn_when_due(self) -> None:
         self._turn_due = False
         self._guarded(self._turn)
@@ -271,12 +284,19 @@ class RaftServer(Generic[Content]):
             self._broken.set_exception(error)
 
     def _turn(self) -> None:
+        self._in_turn = True
+        try:
+            self._take_turn()
+        finally:
+            self._in_turn = False
+
+    def _take_turn(self) -> None:
         core = self._core
         now_ms = self._clock.boot_ms()
         applied_bytes = 0
         if self._proposals:
             self._step_proposals(now_ms)
-        if self._readers:
+        if self._reads.gathered:
             self._step_readers(now_ms)
         while True:
             inbox, self._inbox = self._inbox, []
@@ -289,22 +309,36 @@ class RaftServer(Generic[Content]):
                     break  # nothing was stepped in meanwhile
                 applied_bytes += effects.apply.answer.payload_bytes
                 if applied_bytes >= APPLY_BYTES_MAX:
+                    self._begin_writing()
                     self._wake()
                     return
+            self._begin_writing()
             if not self._inbox:
                 return
 
     async def _write(self) -> None:
         while True:
-            if not self._writes:
-                self._idle_writer = asyncio.get_running_loop().create_future()
-                await self._idle_writer
-            writes = self._take_writes()
-            self._is_writing = True
-            await self._persist(writes)
+            assert self._idle_writer is not None
+            writes, begun = await self._idle_writer
+            await begun.finish()
+            self._idle_writer = asyncio.get_running_loop().create_future()
             self._is_writing = False
             self._answer(writes)
             self._turn()
+
+    def _begin_writing(self) -> None:
+        """All that waits, with one sync. Where that is short it is done on return, and its answers are on their way."""
+        if self._is_writing or not self._writes:
+            return
+        assert self._idle_writer is not None, "turns are taken while it runs"
+        writes = self._take_writes()
+        self._is_writing = True
+        begun = Begun(self._persist(writes))
+        if begun.is_done:
+            self._is_writing = False
+            self._answer(writes)
+        else:
+            self._idle_writer.set_result((writes, begun))
 
     def _answer(self, writes: Sequence[Write]) -> None:
         """They and all before them are durable."""
@@ -335,7 +369,7 @@ class RaftServer(Generic[Content]):
         while True:
             await asyncio.sleep(self._setup.options.tick_ms / 1000)
             self.post(Tick())
-            self._drop_old_reads()
+            self._reads.drop_old()
             self._incoming.drop_idle()
 
     # ---- carrying out
@@ -348,15 +382,18 @@ class RaftServer(Generic[Content]):
             self._send(effects.messages)
         if effects.write is not None:
             self._take_up(effects.write)
-            if effects.write.hard_state is not None and self.is_leader:
-                self._notices.committed(effects.write.hard_state.commit, now_ms)
+            if self.is_leader:
+                if effects.write.hard_state is not None:
+                    self._notices.committed(effects.write.hard_state.commit, now_ms)
+                if effects.apply is not None and effects.write.snapshot is None:
+                    self._begin_writing()  # the disk is at work while it applies
         if effects.apply is not None:
             if self._applies or (self._writes and not self.is_leader):
                 self._apply_soon(effects.apply)
             else:
                 self._apply(effects.apply, now_ms)
         for read in effects.reads:
-            self._answer_read(read)
+            self._reads.answer(read)
 
     def _take_up(self, write: Write) -> None:
         # Nothing that must reach the disk, and nothing before it on its way there: it is as durable as it will be.
@@ -369,11 +406,6 @@ class RaftServer(Generic[Content]):
             self._answer((write,))
             return
         self._writes.append((write, self._core.state.log.size_of(write.entries)))
-        self._wake_writer()
-
-    def _wake_writer(self) -> None:
-        if self._idle_writer is not None and not self._idle_writer.done():
-            self._idle_writer.set_result(None)
 
     def _stand(self, standing: Standing) -> None:
         self._setup.report(
@@ -381,17 +413,14 @@ class RaftServer(Generic[Content]):
             {"role": standing.role.__name__.lower(), "leader": standing.leader, "term": self._core.term},
         )
         # Reads that a former leader was asked for may never be answered.
-        for waiting in self._reading.values():
-            _fail(waiting, "the leader changed")
-        self._reading.clear()
-        self._reading_since.clear()
+        self._reads.fail_all("the leader changed")
         changed, self._standing_changed = self._standing_changed, asyncio.Event()
         changed.set()
 
     def _apply_soon(self, apply: Apply) -> None:
         """A follower first writes and answers what its leader waits for; that something older may be applied nobody
-        here waits for. Two steps of the loop later: in the first it is written, or handed to a thread that writes it,
-        in the second the answer leaves."""
+        here waits for. Two steps of the loop later: by then a short write is done and its answer has left, a long one
+        is on its way."""
         self._applies.append(apply)
         if len(self._applies) == 1:
             assert self._broken is not None, "turns are taken while it runs"
@@ -443,6 +472,7 @@ class RaftServer(Generic[Content]):
     def _step_proposals(self, now_ms: int) -> None:
         """Neighbours go together, up to what one message may hold; a membership change always stands alone."""
         proposals, self._proposals = self._proposals, []
+        self._proposed_together = len(proposals)
         together: list[bytes] = []
         size, bytes_max = 0, self._setup.options.message_bytes_max
         for payload, kind in proposals:
@@ -464,30 +494,13 @@ class RaftServer(Generic[Content]):
             if refusal is not None:
                 self._setup.report("raft.proposal_refused", {"count": len(payloads), "cause": refusal.value})
 
-    # ---- reads
-
     def _step_readers(self, now_ms: int) -> None:
-        readers, self._readers = self._readers, []
-        self._reads += 1
-        context = self._reads_of_this_life + self._reads.to_bytes(8)
-        refusal = self._core.step(ReadIndex(context), now_ms)
-        if refusal is not None:
-            _fail(readers, refusal.value)
-            return
-        self._reading[context] = readers
-        self._reading_since.append((asyncio.get_running_loop().time(), context))
-
-    def _answer_read(self, read: ReadState) -> None:
-        for reader in self._reading.pop(read.context, ()):
-            if not reader.done():
-                reader.set_result(read.index)
-
-    def _drop_old_reads(self) -> None:
-        """A lost request is never answered; its readers have their own bounds, this bounds the memory."""
-        oldest = asyncio.get_running_loop().time() - self._setup.read_wait_max_ms / 1000
-        while self._reading_since and self._reading_since[0][0] < oldest:
-            _, context = self._reading_since.popleft()
-            _fail(self._reading.pop(context, []), "no quorum answered in time")
+        question, readers = self._reads.next_round()
+        refusal = self._core.step(question, now_ms)
+        if refusal is None:
+            self._reads.asked(question, readers)
+        else:
+            fail(readers, refusal.value)
 
     # ---- disk and snapshots
 
@@ -496,8 +509,7 @@ class RaftServer(Generic[Content]):
         told = False
         while True:
             try:
-                # A leader is never idle: two others may be done before its own disk is.
-                return await self._log.persist(writes, idle=not self.is_leader)
+                return await self._log.persist(writes, idle=not (self._proposals or self._inbox))
             except DiskFull as error:
                 if not told:
                     self._setup.report("raft.disk_full", {"cause": error.message})
@@ -578,9 +590,3 @@ class RaftServer(Generic[Content]):
         self._received = {other: kept for other, kept in self._received.items() if other.index > meta.index}
         self._machine.install(content)
         self._bytes_since_snapshot = 0
-
-
-def _fail(readers: Sequence["asyncio.Future[int]"], reason: str) -> None:
-    for reader in readers:
-        if not reader.done():
-            reader.set_exception(Unavailable(f"no quorum for a read: {reason}"))

@@ -34,6 +34,11 @@ class Link(Protocol):
         """Queues the frame; frames of one loop turn leave together. Silently dropped on a closed link."""
         ...
 
+    def send_now(self, frame: bytes) -> None:
+        """As `send`, but it leaves at once where nothing else is queued: for one that nothing else of its turn will
+        join."""
+        ...
+
     @property
     def queued_bytes(self) -> int:
         """Bytes accepted by `send` and not yet taken by the network: what back-pressure is decided by."""

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 UNKNOWN_SYNC_S = 0.1
 """What a sync is taken to last before any was made."""
-SHORT_SYNC_S = 0.0005
+SHORT_SYNC_S = 0.001
 """A loop that is away for so long is away for less than many a turn of its own."""
 SHORT_SYNC_BYTES_MAX = 4096
-MEMORY_SHARE = 7 / 8
-"""What is left of a long sync in the memory after each one that follows."""
+NEWEST_SHARE = 1 / 8
+"""Of the newest sync in what is taken for usual."""
 
 Ended = Callable[[BaseException | None], None]
 _Sync = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]", Callable[[], None], Ended]
@@ -118,18 +118,19 @@ class SyncPace:
     on the way of a commit that waits for nothing else, as much as the whole sync of a fast device. Such a sync is made
     on the loop, if its caller is idle, little was written (a batch that gathered little shows that little is waiting)
     and nothing else of this disk is under way. Otherwise, and from the first long one on, a thread syncs and the next
-    batch gathers meanwhile: one of 10 ms is forgotten after twenty short ones, and a slow device is never tried.
+    batch gathers meanwhile: one of 10 ms is forgotten after a handful of short ones, since every device has some now
+    and then, one of a second after sixty, and a slow device is never tried.
     """
 
     def __init__(self) -> None:
-        self._longest_s = UNKNOWN_SYNC_S
+        self._usual_s = UNKNOWN_SYNC_S
 
     def note(self, took_s: float) -> None:
-        self._longest_s = max(took_s, self._longest_s * MEMORY_SHARE)
+        self._usual_s += (took_s - self._usual_s) * NEWEST_SHARE
 
     @property
     def is_short(self) -> bool:
-        return self._longest_s < SHORT_SYNC_S
+        return self._usual_s < SHORT_SYNC_S
 
 
 class Syncing:

@@ -147,6 +147,15 @@ class TcpLink(asyncio.BufferedProtocol):
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
+    def send_now(self, frame: bytes) -> None:
+        if self._flush_due or self._closing:
+            self.send(frame)
+            return
+        self._out.append(_HEADER.pack(len(frame)))
+        self._out.append(frame)
+        self._out_bytes += len(frame) + 4
+        self._flush()
+
     async def wait_drained(self) -> None:
         """Waits only where the high mark was passed and the low one is not reached again."""
         self._flush()

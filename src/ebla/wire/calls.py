@@ -229,7 +229,7 @@ class Caller:
         return self._decode_answer(verb, result)
 
     def send(self, notice: Notice[Q], message: Q) -> bool:
-        """Sends without an answer. False: dropped, because the connection is not ready or its queue is full."""
+        """Sends without an answer, at once. False: dropped, because the connection is not ready or its queue is full."""
         link = self._link
         if self.welcome is None or link is None or self.closed_cause is not None:
             return False
@@ -238,7 +238,7 @@ class Caller:
         frame = encode(OneWay(notice.number, with_body(message)))
         if len(frame) > self._frame_bytes_max:
             raise _too_large(notice.name, len(frame), self._frame_bytes_max)
-        link.send(frame)
+        link.send_now(frame)
         return True
 
     def _decode_answer(self, verb: Verb[Q, A], body: msgspec.Raw) -> A:

@@ -79,6 +79,9 @@ class MemoryLink:
             self.queue.append(frame)
             asyncio.get_running_loop().call_soon(self.flush)
 
+    def send_now(self, frame: bytes) -> None:
+        self.send(frame)
+
     def flush(self) -> None:
         if self.held:
             return
