@@ -35,7 +35,6 @@ from ebla.broker.plan_writes import (
     too_few,
     unmet,
 )
-from ebla.broker.together import together
 from ebla.broker.wave import Pace, Questions, wave
 from ebla.broker.write_book import Run, adopting, committing, ended, is_done
 from ebla.broker.write_store import WriteStore
@@ -55,6 +54,7 @@ from ebla.model.token import TokenRange
 from ebla.model.transfers import Target
 from ebla.pipeline.transfer_steps import Scope
 from ebla.wire.table_access import CommitWriteAnswer, CommitWriteRequest, LackingCopy
+from ebla.wire.together import together
 from ebla.wire.topology_view import View
 from ebla.wire.transfer_messages import AdoptAnswer, SealAnswer, SealRequest
 from ebla.wire.verbs import SEAL

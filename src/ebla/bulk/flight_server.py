@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from ebla.bulk.data_plane import DataPlane
-from ebla.bulk.flight_streams import FlightLimits, FlightStreams, LoopCalls, Scans, decode_get, decode_put
+from ebla.bulk.flight_streams import FlightLimits, FlightStreams, Scans, decode_get, decode_put
+from ebla.bulk.loop_calls import LoopCalls
 from ebla.model.errors import (
     DeadlineExceeded,
     EblaError,

@@ -5,26 +5,24 @@ their bound. A thread holds one batch at a time and the one before it, whatever 
 reader has not taken is not read from disk.
 """
 
-import asyncio
 import os
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from ebla.bulk.data_plane import DataPlane, OpenedRows, OpenedSource, PutPlace
+from ebla.bulk.files_put import FilesPut, PutReader, PutWriter, each_put, next_chunk, told
+from ebla.bulk.loop_calls import LoopCalls
 from ebla.bulk.tickets import is_of_read
 from ebla.model.errors import (
     ConnectionLost,
     Corruption,
-    DeadlineExceeded,
     InvalidRequest,
     NotFound,
-    Unavailable,
 )
 from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, CheckpointFile
@@ -35,10 +33,12 @@ from ebla.wire.flight_forms import (
     BYTES_SCHEMA,
     CHECKSUM_BYTES,
     END_OF_ROWS,
+    FILES_TOGETHER_MAX,
     MERGED_RUNS,
     NO_BYTES,
     bytes_batch,
     bytes_in,
+    values_batch,
 )
 from ebla.wire.frames import encode
 from ebla.wire.scan_messages import ScanJob
@@ -59,6 +59,11 @@ from ebla.wire.transfer_messages import (
 T = TypeVar("T")
 Piece = tuple[pa.RecordBatch, bytes]
 """A batch and its metadata."""
+Values = tuple[list[bytes], bytes]
+"""Pieces for one batch, and its metadata."""
+
+GATHERED_BYTES_MAX = 64 << 10
+"""What is copied to be sent in one batch."""
 
 _gets = msgspec.msgpack.Decoder(FlightGet)
 _puts = msgspec.msgpack.Decoder(FlightPut)
@@ -91,51 +96,6 @@ class Scans(Protocol):
     """Carries scans out, in other processes."""
 
     async def start(self, deadline_s: float) -> ScanStream: ...
-
-
-class PutReader(Protocol):
-    """`pyarrow.flight.MetadataRecordBatchReader`, as far as it is used."""
-
-    def read_chunk(self) -> Any: ...
-
-
-class PutWriter(Protocol):
-    """`pyarrow.flight.FlightMetadataWriter`."""
-
-    def write(self, metadata: pa.Buffer) -> None: ...
-
-
-class LoopCalls:
-    """Calls of the loop from other threads, with a bound."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
-        self._loop = loop
-        self._wait_s = wait_s
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise Unavailable("the bulk process is ending") from None
-
-    def wait(self, begun: Future[T]) -> T:
-        try:
-            return begun.result(self._wait_s)
-        except FutureTimeout:
-            begun.cancel()
-            raise DeadlineExceeded(f"the bulk process did not answer within {self._wait_s:g} s") from None
-        except asyncio.CancelledError:
-            raise Unavailable("the bulk process is ending") from None
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.wait(self.begin(work))
-
-    def tell(self, act: Any, *arguments: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(act, *arguments)
-        except RuntimeError:
-            pass  # the process is ending, and what was to be let go goes with it
 
 
 class FlightStreams:
@@ -176,7 +136,7 @@ class FlightStreams:
         match question:
             case FilesQuestion():
                 yield BYTES_SCHEMA
-                yield from self._file(source, question)
+                yield from self._files(source, question)
             case StoredRowsQuestion() | TypedRowsQuestion() | HashesQuestion():
                 yield from self._scan(source, ScanJob(source.schema, _stacks(source, question.range), question))
             case LocateQuestion() if source.session is None:
@@ -222,7 +182,23 @@ class FlightStreams:
         self._calls.call(self._plane.admit_sending(source, len(data)))
         return bytes_batch(data), b""
 
-    def _file(self, source: OpenedSource, question: FilesQuestion) -> Iterator[Piece]:
+    def _files(self, source: OpenedSource, question: FilesQuestion) -> Iterator[Piece]:
+        """Small ones that follow each other in one batch: a batch costs more than all of their bytes."""
+        gathered = _Gathered()
+        for one in each_file(question):
+            for data, checksum in self._file(source, one):
+                if not gathered.has_room(data):
+                    yield self._admitted(source, gathered.take())
+                gathered.add(data, checksum)
+        yield self._admitted(source, gathered.take())
+
+    def _admitted(self, source: OpenedSource, values: Values) -> Piece:
+        pieces, checksums = values
+        self._calls.call(self._plane.admit_sending(source, sum(len(data) for data in pieces)))
+        return bytes_batch(pieces[0]) if len(pieces) == 1 else values_batch(pieces), checksums
+
+    def _file(self, source: OpenedSource, question: FilesQuestion) -> Iterator[tuple[bytes, bytes]]:
+        """Its pieces, with its checksum at the last one."""
         path, known = file_of(source, question)
         offset, size = question.offset, known.size_bytes
         if not 0 <= offset <= size:
@@ -234,11 +210,10 @@ class FlightStreams:
                 data = _read(descriptor, path, offset, min(self._limits.piece_bytes, size - offset))
                 checksum = crc32(data, checksum)
                 offset += len(data)
-                self._calls.call(self._plane.admit_sending(source, len(data)))
                 if offset == size:
-                    yield bytes_batch(data), checksum.to_bytes(CHECKSUM_BYTES)
+                    yield data, checksum.to_bytes(CHECKSUM_BYTES)
                     return
-                yield bytes_batch(data), b""
+                yield data, b""
         finally:
             os.close(descriptor)
 
@@ -266,21 +241,25 @@ class FlightStreams:
 
     def take(self, put: FlightPut, reader: PutReader, writer: PutWriter) -> None:
         """What arrives is appended, one batch behind the one that is being received."""
-        place = self._calls.call(self._plane.open_put(put))
+        wanted = each_put(put)
+        place = self._calls.call(self._plane.open_put(wanted[0]))
+        if len(wanted) > 1 and not place.received_bytes:
+            FilesPut(self._plane, self._calls, place, wanted[1:]).take(reader, writer)
+            return
         try:
-            writer.write(_told(PutAnswer(place.received_bytes, place.checksum)))
+            writer.write(told(PutAnswer(place.received_bytes, place.checksum)))
             if place.name == ROWS_NAME:
                 self._take_rows(place, reader, writer)
             else:
                 self._take_file(place, reader)
-            writer.write(_told(self._calls.call(self._plane.finish_put(place))))
+            writer.write(told(self._calls.call(self._plane.finish_put(place))))
         finally:
             self._calls.tell(self._plane.close_put, place)
 
     def _take_file(self, place: PutPlace, reader: PutReader) -> None:
         running: Future[None] | None = None
         try:
-            while (chunk := _next_chunk(reader)) is not None:
+            while (chunk := next_chunk(reader)) is not None:
                 for data in bytes_in(chunk.data):
                     if running is not None:
                         self._calls.wait(running)
@@ -293,7 +272,7 @@ class FlightStreams:
     def _take_rows(self, place: PutPlace, reader: PutReader, writer: PutWriter) -> None:
         """Every record is acknowledged once it is written: the sender keeps it until then. A connection that broke
         looks like an end from here, so the end is said."""
-        while (chunk := _next_chunk(reader)) is not None:
+        while (chunk := next_chunk(reader)) is not None:
             if chunk.data is None:
                 if chunk.app_metadata == END_OF_ROWS:
                     return
@@ -301,8 +280,38 @@ class FlightStreams:
             for data in bytes_in(chunk.data):
                 check_record(data)
                 self._calls.call(self._plane.append(place, data))
-                writer.write(_told(PutAnswer(place.received_bytes)))
+                writer.write(told(PutAnswer(place.received_bytes)))
         raise ConnectionLost("the stream of rows broke off")
+
+
+class _Gathered:
+    """Pieces of files that are to go in one batch: a large one alone, which is not copied then."""
+
+    def __init__(self) -> None:
+        self._values: list[bytes] = []
+        self._checksums: list[bytes] = []
+        self._bytes = 0
+
+    def has_room(self, data: bytes) -> bool:
+        return not self._values or self._bytes + len(data) <= GATHERED_BYTES_MAX
+
+    def add(self, data: bytes, checksum: bytes) -> None:
+        self._values.append(data)
+        self._checksums.append(checksum)
+        self._bytes += len(data)
+
+    def take(self) -> Values:
+        taken = self._values, b"".join(self._checksums)
+        self._values, self._checksums, self._bytes = [], [], 0
+        return taken
+
+
+def each_file(question: FilesQuestion) -> list[FilesQuestion]:
+    """A question for each file of it. Raises `InvalidRequest`."""
+    if len(question.more) >= FILES_TOGETHER_MAX:
+        raise InvalidRequest(f"{len(question.more) + 1} files are more than come on one stream")
+    further = [FilesQuestion(question.part, layer, file) for layer, file in question.more]
+    return [msgspec.structs.replace(question, more=()), *further]
 
 
 def decode_get(data: bytes) -> FlightGet:
@@ -372,16 +381,3 @@ def _read(descriptor: int, path: str, offset: int, size: int) -> bytes:
     if len(data) != size:
         raise Corruption(f"{path} ends at {offset + len(data)}, before its size")
     return data
-
-
-def _next_chunk(reader: PutReader) -> Any:
-    try:
-        return reader.read_chunk()
-    except StopIteration:
-        return None
-    except pa.ArrowException as error:
-        raise ConnectionLost(f"the stream broke off: {error}") from None
-
-
-def _told(answer: PutAnswer) -> pa.Buffer:
-    return pa.py_buffer(encode(answer))

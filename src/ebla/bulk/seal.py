@@ -10,7 +10,7 @@ Of rows several attempts may count together, each a run in key order. Every one 
 a single one; what is left behind is one layer, or one file of rows where they are few, made of all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,8 +35,11 @@ from ebla.storage.staging_format import (
     sealed_path,
     write_sealed,
 )
+from ebla.wire.together import together
 
 _COPY_SUFFIX = ".copy"
+SYNCS_AT_ONCE = 8
+PORTION_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,6 @@ class Sealer:
         try:
             _check_order(staged, order)
             sealed = await self._gathered(staged, order)
-            # The names of what the marker is about to name.
-            await self._disk.sync_folder(staged.folder)
             await write_sealed(self._disk, staged.folder, sealed)
             staged.sealed_is_durable = True
         finally:
@@ -114,14 +115,15 @@ class Sealer:
         if not order.files:
             return SealedFile(order.attempt)
         folder = f"{staged.folder}/{self._folder_name(staged, order)}"
-        await make_durable_folder(self._disk, folder)
         staged.copied_files = 0
         match staged.target.kind:
             case StagingKind.FILES:
                 sealed = await self._files(staged, order, folder)
             case StagingKind.ROWS:
+                await make_durable_folder(self._disk, folder)
                 sealed = await self._rows(staged, order, folder)
-        await self._disk.sync_folder(folder)
+        # The names of what the marker is about to name: in the folder, and its own.
+        await together([partial(self._disk.sync_folder, one) for one in (folder, staged.folder)], SYNCS_AT_ONCE)
         return sealed
 
     def _folder_name(self, staged: StagedTransfer, order: SealOrder) -> str:
@@ -136,24 +138,24 @@ class Sealer:
     # -- files -------------------------------------------------------------------------------------------------------
 
     async def _files(self, staged: StagedTransfer, order: SealOrder, folder: str) -> SealedFile:
-        layers = []
-        for place, token_range in enumerate(order.layers):
-            below = f"{folder}/{place}"
-            await make_durable_folder(self._disk, below)
-            files = [one for one in order.files if layer_of(one.name) == place]
-            await self._taken(staged, order.attempt, folder, files)
-            await self._disk.sync_folder(below)
-            layers.append(SealedLayer(_below(staged, below), token_range))
-        return SealedFile(order.attempt, tuple(layers), size_bytes=sum(one.size_bytes for one in order.files))
+        """Small files are taken over by one call and synced side by side: they share what a sync costs."""
+        below = [f"{folder}/{place}" for place in range(len(order.layers))]
+        for one in below:
+            self._disk.make_folder(one)
+        for files in _portions(order.files):
+            staged.copied_files += await self._disk.run(
+                partial(self._take_all, staged.attempt_folder(order.attempt), folder, files)
+            )
+            await together([partial(self._sync, f"{folder}/{one.name}") for one in files], SYNCS_AT_ONCE)
+        await together([partial(self._disk.sync_folder, one) for one in below], SYNCS_AT_ONCE)
+        layers = tuple(
+            SealedLayer(_below(staged, one), token_range) for one, token_range in zip(below, order.layers, strict=True)
+        )
+        return SealedFile(order.attempt, layers, size_bytes=sum(one.size_bytes for one in order.files))
 
-    async def _taken(
-        self, staged: StagedTransfer, attempt: AttemptId, folder: str, files: Sequence[StagedFile]
-    ) -> None:
-        source = staged.attempt_folder(attempt)
-        for one in files:
-            paths = f"{source}/{one.name}", f"{folder}/{one.name}"
-            staged.copied_files += await self._disk.run(partial(self._take_over, paths, one))
-            await self._sync(paths[1])
+    def _take_all(self, source: str, folder: str, files: Sequence[StagedFile]) -> int:
+        """Blocks. How many had to be copied."""
+        return sum(self._take_over((f"{source}/{one.name}", f"{folder}/{one.name}"), one) for one in files)
 
     async def _sync(self, path: str) -> None:
         file = self._disk.open(path)
@@ -289,6 +291,18 @@ def _check_order(staged: StagedTransfer, order: SealOrder) -> None:
                 f"a layer of {token_range.start} to {token_range.end} is not for a place of "
                 f"{target.range.start} to {target.range.end}"
             )
+
+
+def _portions(files: Sequence[StagedFile]) -> Iterator[list[StagedFile]]:
+    """What is taken over by one call, in their order. Large files one at a time: whoever cancels waits for a call."""
+    portion: list[StagedFile] = []
+    for one in files:
+        if portion and sum(taken.size_bytes for taken in portion) + one.size_bytes > PORTION_BYTES:
+            yield portion
+            portion = []
+        portion.append(one)
+    if portion:
+        yield portion
 
 
 def _below(staged: StagedTransfer, path: str) -> str:

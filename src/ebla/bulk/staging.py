@@ -6,7 +6,8 @@ written into a place is in `puts.py`; the seal is in `seal.py`.
 
 import asyncio
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -108,6 +109,12 @@ class StagedTransfer:
         return StagingStatus(self.session, self.transfer, str(self.state.phase), received, len(self.state.attempts))
 
 
+@dataclass(slots=True, eq=False)
+class _Opening:
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    askers: int = 0
+
+
 class Staging:
     def __init__(self, parts: StagingParts) -> None:
         self._parts = parts
@@ -117,7 +124,9 @@ class Staging:
         """With a folder."""
         self._going: dict[str, None] = {}
         """Folders that are just being removed."""
-        self._opening = asyncio.Lock()
+        self._opening: dict[TransferId, _Opening] = {}
+        self._made: dict[SessionId, None] = {}
+        """Whose folder is durable under its name."""
 
     # -- the start ---------------------------------------------------------------------------------------------------
 
@@ -162,34 +171,52 @@ class Staging:
         self, session: SessionId, transfer: TransferId, target: TargetFile, size_bytes: int = 0
     ) -> StagedTransfer:
         """Again: the same place. Raises `Refused` where it was opened for something else."""
-        async with self._opening:
-            found = self._transfers.get(transfer)
-            if found is not None:
-                _check_same(found, session, target)
-                self.check_space(size_bytes)
-                found.state = found.state.opened()
-                return found
-            self._check_room(size_bytes)
-            folder = transfer_folder(self._parts.folder, session, transfer)
-            try:
-                await self._lay_out(session, folder, target)
-            except BaseException:
-                self._disk.remove_folder(folder)
-                raise
-            opened = self._transfers[transfer] = StagedTransfer(session, transfer, folder, target)
-            return opened
+        # One at a time of a transfer; those of a job lie in one folder and on one disk, and share their syncs.
+        opening = self._opening.setdefault(transfer, _Opening())
+        opening.askers += 1
+        try:
+            async with opening.turn:
+                return await self._open(session, transfer, target, size_bytes)
+        finally:
+            opening.askers -= 1
+            if not opening.askers:
+                del self._opening[transfer]
+
+    async def _open(
+        self, session: SessionId, transfer: TransferId, target: TargetFile, size_bytes: int
+    ) -> StagedTransfer:
+        found = self._transfers.get(transfer)
+        if found is not None:
+            _check_same(found, session, target)
+            self.check_space(size_bytes)
+            found.state = found.state.opened()
+            return found
+        self._check_room(size_bytes)
+        folder = transfer_folder(self._parts.folder, session, transfer)
+        try:
+            await self._lay_out(session, folder, target)
+        except BaseException:
+            self._disk.remove_folder(folder)
+            raise
+        opened = self._transfers[transfer] = StagedTransfer(session, transfer, folder, target)
+        return opened
 
     async def _lay_out(self, session: SessionId, folder: str, target: TargetFile) -> None:
         disk = self._disk
+        above = f"{self._parts.folder}/{session}"
         self._sessions[session] = None
-        await make_durable_folder(disk, f"{self._parts.folder}/{session}")
-        await make_durable_folder(disk, folder)
+        if session not in self._made:
+            await make_durable_folder(disk, above)
+            self._made[session] = None
+        disk.make_folder(folder)
         disk.create(f"{folder}/{self._parts.machine}").close()
         await write_target(disk, folder, target)
+        await disk.sync_folder(above)
 
     def _check_room(self, size_bytes: int) -> None:
         limits = self._parts.limits
-        if sum(1 for one in self._transfers.values() if one.state.phase is not Phase.RELEASED) >= limits.transfers_max:
+        staged = sum(1 for one in self._transfers.values() if one.state.phase is not Phase.RELEASED)
+        if staged + len(self._opening) > limits.transfers_max:
             raise Overloaded(f"{limits.transfers_max} transfers are staged on this node already")
         self.check_space(size_bytes)
 
@@ -204,17 +231,15 @@ class Staging:
 
     async def release(self, session: SessionId, transfers: Iterable[TransferId]) -> list[TransferId]:
         """Those that are gone now. What is not there is no error."""
-        released = []
-        for transfer in transfers:
-            found = self._transfers.get(transfer)
-            if found is None or found.session != session:
-                continue
-            async with found.changing:
-                found.state = found.state.released()
-                found.received.clear()
-                await self._remove(found.folder)
-            released.append(transfer)
-        return released
+        known = [self._transfers.get(transfer) for transfer in dict.fromkeys(transfers)]
+        found = [one for one in known if one is not None and one.session == session]
+        async with AsyncExitStack() as held:
+            for staged in found:
+                await held.enter_async_context(staged.changing)
+                staged.state = staged.state.released()
+                staged.received.clear()
+            await self._remove([staged.folder for staged in found])
+        return [staged.transfer for staged in found]
 
     async def drop_attempt(self, staged: StagedTransfer, attempt: AttemptId) -> None:
         """What it brought is not wanted any more."""
@@ -242,7 +267,8 @@ class Staging:
         """All of it, once nothing of the session can have an effect any more (INV-XFER-5)."""
         for staged in [one for one in self._transfers.values() if one.session == session]:
             del self._transfers[staged.transfer]
-        await self._remove(f"{self._parts.folder}/{session}")
+        self._made.pop(session, None)
+        await self._remove([f"{self._parts.folder}/{session}"])
         self._sessions.pop(session, None)
 
     async def remove_leftovers(self) -> None:
@@ -251,22 +277,25 @@ class Staging:
             if name.startswith(GOING_PREFIX) and name not in self._going:
                 await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{name}"))
 
-    async def _remove(self, folder: str) -> None:
-        """INV-XFER-3: out of the way in one step, and only then file by file. A shard may be adopting from it, under a
-        guard that this process knows nothing of: it lists a sealed folder and links what it finds, and would take one
-        that is half removed for a whole layer."""
-        name = f"{GOING_PREFIX}{self._parts.chance.bytes(8).hex()}"
-        self._going[name] = None
+    async def _remove(self, folders: Sequence[str]) -> None:
+        """INV-XFER-3: out of the way in one step each, and only then file by file. A shard may be adopting from it,
+        under a guard that this process knows nothing of: it lists a sealed folder and links what it finds, and would
+        take one that is half removed for a whole layer."""
+        names = {f"{GOING_PREFIX}{self._parts.chance.bytes(8).hex()}": folder for folder in folders}
+        self._going |= dict.fromkeys(names)
         try:
-            await self._disk.run(partial(self._remove_by, folder, f"{self._parts.folder}/{name}"))
+            await self._disk.run(partial(self._remove_by, names))
         finally:
-            del self._going[name]
+            for name in names:
+                del self._going[name]
 
-    def _remove_by(self, folder: str, going: str) -> None:
+    def _remove_by(self, names: Mapping[str, str]) -> None:
         """Blocks."""
-        if self._disk.exists(folder):
-            self._disk.rename(folder, going)
-            self._disk.remove_folder(going)
+        for name, folder in names.items():
+            if self._disk.exists(folder):
+                going = f"{self._parts.folder}/{name}"
+                self._disk.rename(folder, going)
+                self._disk.remove_folder(going)
 
     def statuses(self, session: SessionId | None) -> tuple[StagingStatus, ...]:
         shown = (one for one in self._transfers.values() if one.state.phase is not Phase.RELEASED)

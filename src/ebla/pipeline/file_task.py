@@ -68,11 +68,8 @@ def move_files(client: FlightClient, move: FileMove) -> Moved:
             # Gone, full or forbidden: the doors of the nodes say in words which. What was linked is swept there.
             pass
     attempt = draw_attempt()
-    staged = tuple(
-        client.move_file(
-            move.source, FilePlace(move.part, place, file.name), move.target, attempt, f"{place}/{file.name}"
-        )
-        for place, layer in enumerate(part.layers)
-        for file in layer.files
-    )
+    places = [
+        FilePlace(move.part, number, file.name) for number, layer in enumerate(part.layers) for file in layer.files
+    ]
+    staged = client.move_files(move.source, places, move.target, attempt)
     return Moved(move.target.transfer, attempt, staged, size_bytes=sum(file.size_bytes for file in staged))

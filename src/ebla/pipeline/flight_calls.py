@@ -16,7 +16,7 @@ from ebla.model.errors import ConnectionLost, Corruption, DeadlineExceeded, Ebla
 from ebla.model.transfers import StagedFile
 from ebla.storage.checksums import crc32
 from ebla.storage.row_file import decode_records
-from ebla.wire.flight_forms import END_OF_ROWS, MERGED_RUNS, bytes_in, decode_failure
+from ebla.wire.flight_forms import END_OF_ROWS, MERGED_RUNS, bytes_in, checksums_in, decode_failure
 from ebla.wire.transfer_messages import PutAnswer
 
 _answers = msgspec.msgpack.Decoder(PutAnswer)
@@ -42,18 +42,23 @@ class ClientLimits:
     """Read while the ones before are being written."""
     straight_bytes: int = 1 << 20
     """What is no larger is not read ahead."""
+    together_bytes: int = 32 << 20
+    """Of small files that move on one stream. One of more than half of it has a stream of its own, which goes on from
+    where it broke."""
     unconfirmed_records: int = 8
     """Of rows, kept for the case that the stream breaks."""
     record_bytes: int = 2 << 20
 
 
 class FileBytes:
-    """The bytes of a file from an offset on; iterated once. `checksum` is the whole file's, known at the end."""
+    """The bytes of a file from an offset on, or of several files; iterated once. Their checksums, each of a whole file,
+    are known at the end."""
 
-    def __init__(self, reader: Any, peer: str) -> None:
+    def __init__(self, reader: Any, peer: str, files: int = 1) -> None:
         self._reader = reader
         self._peer = peer
-        self.checksum: int | None = None
+        self._files = files
+        self.checksums: list[int] = []
 
     def __iter__(self) -> Iterator[memoryview]:
         for batch in self.batches():
@@ -67,9 +72,9 @@ class FileBytes:
                 except StopIteration:
                     break
             if chunk.app_metadata is not None and chunk.app_metadata.size:
-                self.checksum = int.from_bytes(chunk.app_metadata.to_pybytes())
+                self.checksums += checksums_in(chunk.app_metadata.to_pybytes())
             yield chunk.data
-        if self.checksum is None:
+        if len(self.checksums) != self._files:
             raise ConnectionLost(f"the file from {self._peer} ended without its checksum")
 
     def cancel(self) -> None:
@@ -152,15 +157,18 @@ class PutStream:
                 self._find_error()
 
     def finish(self, metadata: bytes = b"") -> PutAnswer:
+        return self.finish_all(1, metadata)[0]
+
+    def finish_all(self, files: int, metadata: bytes = b"") -> list[PutAnswer]:
         with raising(self._peer):
             if metadata:
                 self._writer.write_metadata(metadata)
             self._writer.done_writing()
-        answer = self.read_answer()
+        answers = [self.read_answer() for _ in range(files)]
         with raising(self._peer):
             self._is_over = True
             self._writer.close()
-        return answer
+        return answers
 
     def drop(self) -> None:
         """Twice is no error. The peer finds the stream at its end."""

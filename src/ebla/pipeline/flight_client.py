@@ -9,7 +9,7 @@ A stream that breaks is no failure yet: the target says how far it has come, and
 
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from ebla.model.token import TokenRange
 from ebla.model.transfers import Source, StagedFile, Target
 from ebla.pipeline.flight_calls import ClientLimits, FileBytes, PutStream, StagedRecords, raising
 from ebla.pipeline.flight_puts import LocalFile, Pieces, ReadAhead, RowsPut, Straight
+from ebla.pipeline.task_bundles import together
 from ebla.storage.kept_memory import keep_freed_buffers
 from ebla.storage.row_file import records_of
 from ebla.wire.flight_forms import BYTES_SCHEMA, flight_uri, host_name
@@ -65,6 +66,10 @@ class FilePlace:
     part: int
     layer: int
     file: str
+
+    @property
+    def staged_name(self) -> str:
+        return f"{self.layer}/{self.file}"
 
 
 class FlightClient:
@@ -139,18 +144,68 @@ class FlightClient:
         expected: list[int] = []
 
         def read(offset: int) -> Pieces:
-            content = self.get_file(source, place, offset)
-            if size - offset <= self._limits.straight_bytes:
-                return Straight(content, expected)
-            return ReadAhead(content, self._limits.ahead_pieces, expected)
+            return self._read(self.get_file(source, place, offset), size - offset, expected)
 
         answer = self._put_bytes(target, FlightPut(target.ticket, attempt, name, size), read)
         if answer.checksum != expected[-1]:
-            raise Corruption(
-                f"{name} came to {target.flight} with checksum {answer.checksum:08x}, "
-                f"at {source.flight} it has {expected[-1]:08x}"
-            )
+            raise _other_bytes(name, source, target, answer, expected[-1])
         return StagedFile(name, size, answer.checksum)
+
+    def move_files(
+        self, source: Source, places: Sequence[FilePlace], target: Target, attempt: AttemptId
+    ) -> tuple[StagedFile, ...]:
+        """Files of one part, under their layers and names, none of them begun before. Small ones move together: to open
+        and end two streams costs more than the bytes of most. What breaks there goes on file by file, each from where
+        it has come to."""
+        staged: list[StagedFile] = []
+        for group in together([(place, _size_of(source, place)) for place in places], self._limits.together_bytes):
+            moved: Sequence[StagedFile] | None = None
+            if len(group) > 1:
+                try:
+                    moved = self._move_together(source, group, target, attempt)
+                except _WORTH_ANOTHER_TRY:
+                    pass
+            if moved is None:
+                moved = [self.move_file(source, one, target, attempt, one.staged_name) for one in group]
+            staged += moved
+        return tuple(staged)
+
+    def _move_together(
+        self, source: Source, places: Sequence[FilePlace], target: Target, attempt: AttemptId
+    ) -> list[StagedFile] | None:
+        """None: the target takes them one by one."""
+        first, *others = places
+        sizes = [_size_of(source, place) for place in places]
+        more = tuple((place.staged_name, size) for place, size in zip(others, sizes[1:]))
+        time_s, expected = self._time_for(sum(sizes)), list[int]()
+        stream = self.open_put(target, FlightPut(target.ticket, attempt, first.staged_name, sizes[0], 0, more), time_s)
+        try:
+            if stream.begin.files != len(places):
+                return None
+            question = FilesQuestion(
+                first.part, first.layer, first.file, 0, tuple((place.layer, place.file) for place in others)
+            )
+            content = FileBytes(self._ask(source, question, time_s), str(source.flight), len(places))
+            pieces = self._read(content, sum(sizes), expected)
+            try:
+                for batch in pieces:
+                    stream.write(batch)
+            finally:
+                pieces.close()
+            answers = stream.finish_all(len(places))
+        finally:
+            stream.drop()
+        for place, answer, checksum in zip(places, answers, expected):
+            if answer.checksum != checksum:
+                raise _other_bytes(place.staged_name, source, target, answer, checksum)
+        return [
+            StagedFile(place.staged_name, size, answer.checksum) for place, size, answer in zip(places, sizes, answers)
+        ]
+
+    def _read(self, content: FileBytes, size_bytes: int, checksums: list[int]) -> Pieces:
+        if size_bytes <= self._limits.straight_bytes:
+            return Straight(content, checksums)
+        return ReadAhead(content, self._limits.ahead_pieces, checksums)
 
     def put_file(self, target: Target, attempt: AttemptId, name: str, path: str) -> StagedFile:
         """A file of this machine, which nobody changes meanwhile."""
@@ -247,6 +302,12 @@ class FlightClient:
 
     def _time_for(self, size_bytes: int) -> float:
         return self._limits.call_s + size_bytes / self._limits.bytes_per_s_min
+
+
+def _other_bytes(name: str, source: Source, target: Target, answer: PutAnswer, expected: int) -> Corruption:
+    return Corruption(
+        f"{name} came to {target.flight} with checksum {answer.checksum:08x}, at {source.flight} it has {expected:08x}"
+    )
 
 
 def _size_of(source: Source, place: FilePlace) -> int:

@@ -35,7 +35,7 @@ class Opener(Protocol):
 
 
 class Pieces(Protocol):
-    """Batches of a file's bytes. Behind the last one the checksum of the whole file stands in a list of the asker."""
+    """Batches of the bytes of files. Behind the last one the checksum of each file stands in a list of the asker."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
@@ -43,7 +43,7 @@ class Pieces(Protocol):
 
 
 class ReadAhead:
-    """A file of a node, read by a thread while what came before is written."""
+    """Files of a node, read by a thread while what came before is written."""
 
     def __init__(self, content: FileBytes, ahead: int, checksums: list[int]) -> None:
         self._content = content
@@ -59,8 +59,7 @@ class ReadAhead:
             if isinstance(found, EblaError):
                 raise found
             if found is None:
-                assert self._content.checksum is not None
-                self._checksums.append(self._content.checksum)
+                self._checksums += self._content.checksums
                 return
             yield found
 
@@ -87,7 +86,7 @@ class ReadAhead:
 
 
 class Straight:
-    """A file of a node that comes in a piece or two: a thread would cost more than it gains."""
+    """Files of a node that come in a piece or two: a thread would cost more than it gains."""
 
     def __init__(self, content: FileBytes, checksums: list[int]) -> None:
         self._content = content
@@ -95,8 +94,7 @@ class Straight:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         yield from self._content.batches()
-        assert self._content.checksum is not None
-        self._checksums.append(self._content.checksum)
+        self._checksums += self._content.checksums
 
     def close(self) -> None:
         self._content.cancel()

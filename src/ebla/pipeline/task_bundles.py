@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from ebla.model.token import TokenRange
 from ebla.model.transfers import FileMove, RowMove, Source
+from ebla.wire.flight_forms import FILES_TOGETHER_MAX
 
 W = TypeVar("W")
 
@@ -14,7 +15,8 @@ ROW_TASKS_MAX = 8
 
 
 def bundles(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tuple[tuple[W, ...], ...]:
-    """Tasks of about so many bytes at most, as even as can be; at least one for each slot if there is work for it.
+    """Tasks of about so many bytes at most, as even as can be; as many for one slot as for another, if there is work
+    for it: all of them wait for the last one.
 
     The largest pieces are dealt first, each to the task that has least: with sizes known beforehand no order of tasks
     ends much later than the best one.
@@ -23,7 +25,8 @@ def bundles(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tupl
     if not sized:
         return ()
     total = sum(size for _, size in sized)
-    count = min(len(sized), max(slots, -(-total // task_bytes)))
+    rounds = max(1, -(-total // (task_bytes * slots)))
+    count = min(len(sized), rounds * slots)
     loads = [(0, task) for task in range(count)]
     dealt: list[list[int]] = [[] for _ in range(count)]
     largest_first = sorted(range(len(sized)), key=lambda place: (-sized[place][1], place))
@@ -43,6 +46,23 @@ def few_bundles(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> 
         return bundles(sized, task_bytes, slots)
     total = sum(size for _, size in sized)
     return bundles(sized, max(task_bytes, -(-total // ROW_TASKS_MAX)), ROW_TASKS_MAX)
+
+
+def together(sized: Sequence[tuple[W, int]], bytes_max: int) -> list[list[W]]:
+    """What moves on one stream each: several that are small, and alone what is more than half of what one may have."""
+    groups: list[list[W]] = []
+    small: list[W] = []
+    room = bytes_max
+    for one, size in sized:
+        if size > bytes_max // 2:
+            groups.append([one])
+            continue
+        if small and (size > room or len(small) == FILES_TOGETHER_MAX):
+            groups.append(small)
+            small, room = [], bytes_max
+        small.append(one)
+        room -= size
+    return [*groups, small] if small else groups
 
 
 def file_bytes(move: FileMove) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ebla.model.error_groups import leaves
 from ebla.model.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -25,6 +24,7 @@ from ebla.model.transfers import Moved, Source, StagingKind, Target
 from ebla.pipeline.doors import Doors
 from ebla.ports.chance import Chance
 from ebla.wire.report import Report, unreported
+from ebla.wire.together import together
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     AdoptRequest,
@@ -73,8 +73,8 @@ class StepLimits:
     """How long a verb that fails in passing is asked again: a process of a node is back by then, or will not be."""
     pause_first_ms: int = 200
     pause_max_ms: int = 3_000
-    at_once_max: int = 8
-    """Questions of one job under way at the same time."""
+    at_once_max: int = 16
+    """Questions of one job under way at the same time: those that wait for the same disk share its syncs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +180,7 @@ class TransferSteps:
 
     async def all(self, steps: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         """Some at once, the results in their order. The first error ends the others and is raised by itself."""
-        room = asyncio.Semaphore(self._limits.at_once_max)
-
-        async def within(step: Callable[[], Awaitable[T]]) -> T:
-            async with room:
-                return await step()
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(within(step)) for step in steps]
-        except BaseExceptionGroup as group:
-            raise next(leaves(group)) from group
-        return [task.result() for task in running]
+        return await together(steps, self._limits.at_once_max)
 
     # ---- asking again
 

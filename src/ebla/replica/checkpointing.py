@@ -5,6 +5,7 @@ later, reaches the target by other ways.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
 from ebla.model.identity import ShardNumber, TableId, TopologyVersion
@@ -16,6 +17,7 @@ from ebla.storage.stack import Stack
 from ebla.storage.staging_format import checkpoints_folder, is_inside
 from ebla.storage.store import Store
 from ebla.wire.session_guards import Guards
+from ebla.wire.together import together
 from ebla.wire.topology_view import TopologyView
 from ebla.wire.transfer_messages import CheckpointAnswer, CheckpointedStack, CheckpointRequest
 
@@ -60,8 +62,10 @@ class Checkpoints:
         parts = self._parts
         check_table(parts, request.table)
         stacks = parts.stacks.overlapping(request.table, request.range)
-        taken = tuple([await self._take(stack, request.folder) for stack in stacks])
-        return CheckpointAnswer(taken, parts.view.current.version)
+        taken = await together(
+            [partial(self._take, stack, request.folder) for stack in stacks], parts.limits.checkpoints_at_once_max
+        )
+        return CheckpointAnswer(tuple(taken), parts.view.current.version)
 
     async def _take(self, stack: Stack, below: str) -> CheckpointedStack:
         parts = self._parts

@@ -12,7 +12,6 @@ from functools import partial
 
 import msgspec
 
-from ebla.journal.recovery import make_durable_folder
 from ebla.journal.replace import parent_folder
 from ebla.model.errors import DiskFull, EblaError, Overloaded
 from ebla.model.rows import NEVER_US
@@ -236,8 +235,7 @@ async def checkpoint(parts: StoreParts, stack: Stack, folder: str) -> Manifest:
     async with stack.changing:
         stack.check()
         await _settle_seal(parts, stack)
-        await make_durable_folder(parts.disk, folder)
-        await make_durable_folder(parts.disk, layers_folder(folder))
+        parts.disk.make_folder(layers_folder(folder))
         entries = []
         for entry in stack.layer_entries:
             async with parts.layers.hold(stack.place_of(entry)) as layer:
@@ -248,6 +246,8 @@ async def checkpoint(parts: StoreParts, stack: Stack, folder: str) -> Manifest:
         empty = LayerEntry(parts.draw_layer(), stack.entry.range)
         whole = msgspec.structs.replace(stack.entry, live=empty, bases=tuple(entries))
     manifest = Manifest(tables=(stack.schema,), stacks=(whole,))
+    # The layers' names are durable by their own checkpoints; those above them by the syncs around the manifest.
+    await parts.disk.sync_folder(parent_folder(folder))
     await save_manifest(parts.disk, folder, manifest)
     return manifest
 

@@ -1,5 +1,6 @@
 """The forms that both ends of a Flight stream know: how bytes stand in batches, and errors beside a status."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -15,6 +16,8 @@ BYTES_SCHEMA = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
 """Of files in either direction, and of rows on their way into staging, where a batch is one record of
 `storage/row_file.py`."""
 CHECKSUM_BYTES = 4
+FILES_TOGETHER_MAX = 1024
+"""On one stream."""
 END_OF_ROWS = b"end"
 """Metadata behind the last record of rows: a connection that breaks must not look like their end."""
 
@@ -44,6 +47,11 @@ def bytes_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column], schema=BYTES_SCHEMA)
 
 
+def values_batch(values: Sequence[bytes]) -> pa.RecordBatch:
+    """Several values, copied into one buffer."""
+    return pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=BYTES_SCHEMA)
+
+
 def bytes_in(batch: pa.RecordBatch) -> list[memoryview]:
     """The values of the one column, without a copy."""
     column = batch.column(0)
@@ -53,6 +61,12 @@ def bytes_in(batch: pa.RecordBatch) -> list[memoryview]:
     offsets = np.frombuffer(offsets_buffer, np.int32, len(column) + 1, column.offset * 4).tolist()
     whole = memoryview(data)
     return [whole[start:end] for start, end in pairwise(offsets)]
+
+
+def checksums_in(metadata: bytes) -> list[int]:
+    """Of the files that end in a batch."""
+    places = range(0, len(metadata), CHECKSUM_BYTES)
+    return [int.from_bytes(metadata[place : place + CHECKSUM_BYTES]) for place in places]
 
 
 def encode_failure(error: EblaError) -> bytes:

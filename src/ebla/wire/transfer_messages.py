@@ -224,12 +224,17 @@ class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 class FilesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="files"):
     """One file of a checkpoint from an offset on. Batches have one column `bytes`, a value each; the last carries the
-    CRC-32 of all the file's bytes, as 4 bytes big-endian, in its metadata."""
+    CRC-32 of all the file's bytes, as 4 bytes big-endian, in its metadata.
+
+    Several files come one behind the other: no value has bytes of two, a batch may have values of many, and its
+    metadata are the checksums of those that end in it, in their order."""
 
     part: int
     layer: int
     file: str
     offset: int = 0
+    more: tuple[tuple[int, str], ...] = ()
+    """Further files of the part, by layer and name, each from its beginning."""
 
 
 class StoredRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="stored_rows"):
@@ -302,10 +307,16 @@ class FlightPut(msgspec.Struct, frozen=True, array_like=True):
     name: str
     size_bytes: int
     offset: int = 0
+    more: tuple[tuple[str, int], ...] = ()
+    """Further files of the attempt, by name and size, that come on the same stream behind the first one, each from its
+    beginning. No value has bytes of two."""
 
 
 class PutAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Sent back at the end of each put, and at its begin as where to go on."""
+    """Sent back at the end of each put, for each of its files, and at its begin as where to go on."""
 
     received_bytes: int
     checksum: int = 0
+    files: int = 1
+    """At the begin: how many of those that were named are taken on this stream. Fewer than all: send the first one
+    alone."""

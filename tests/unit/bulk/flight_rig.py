@@ -58,6 +58,7 @@ class RigPlane:
     """By reads of the table."""
     refused: int = 0
     sources: int = 0
+    sources_ever: int = 0
     places: int = 0
     sent_bytes: int = 0
     rows: StagedRows | None = None
@@ -69,6 +70,7 @@ class RigPlane:
     def open_source(self, ticket: bytes) -> OpenedSource:
         self._check(self.tickets.read(ticket, GrantKind.GET, self.now_ms).session)
         self.sources += 1
+        self.sources_ever += 1
         folder = str(self.folder / "checkpoint")
         return OpenedSource(SESSION, CHECKPOINT, self.schema.id, folder, self.parts, self.schema)
 

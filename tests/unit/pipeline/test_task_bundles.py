@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from ebla.model.identity import Address, CheckpointId, HostId, ShardNumber, TableId
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, RowMove, Source
-from ebla.pipeline.task_bundles import ROW_TASKS_MAX, bundles, few_bundles, row_bytes
+from ebla.pipeline.task_bundles import ROW_TASKS_MAX, bundles, few_bundles, row_bytes, together
+from ebla.wire.flight_forms import FILES_TOGETHER_MAX
 
 MB = 1_000_000
 
@@ -20,7 +21,7 @@ def sizes_of(sizes: list[int], task_bytes: int = 100 * MB, slots: int = 2) -> li
 
 def test_small_ones_go_together() -> None:
     tasks = sizes_of([5 * MB] * 100)
-    assert [len(task) for task in tasks] == [20] * 5
+    assert sorted(len(task) for task in tasks) == [16, 16, 17, 17, 17, 17]
 
 
 def test_every_slot_gets_some() -> None:
@@ -44,7 +45,7 @@ def test_each_piece_is_in_one_task_and_none_is_overloaded(sizes: list[int], task
     tasks = bundles(pieces, task_bytes, slots)
     assert sorted(one for task in tasks for one in task) == sorted(piece for piece, _ in pieces)
     assert all(tasks)
-    assert len(tasks) <= max(slots, -(-sum(sizes) // task_bytes))
+    assert len(tasks) < max(slots, -(-sum(sizes) // task_bytes)) + slots
     largest = max(sizes, default=0)
     for task in tasks:
         # Dealt to the one that has least, none is above the even share by more than one piece (and its floor of 1).
@@ -73,3 +74,18 @@ def test_work_on_rows_has_few_tasks_however_many_slots_there_are() -> None:
     assert len(few) == ROW_TASKS_MAX
     assert sorted(place for task in few for place in task) == list(range(40))
     assert len(few_bundles(sized[:3], 100, 32)) == 3
+
+
+def test_no_slot_is_left_over_in_the_last_round() -> None:
+    assert len(sizes_of([5 * MB] * 100, slots=2)) == 6
+    assert len(sizes_of([5 * MB] * 100, slots=4)) == 8
+    assert len(sizes_of([150 * MB] * 3, slots=4)) == 3
+
+
+def test_small_pieces_go_together_and_large_ones_alone() -> None:
+    assert together([], 10) == []
+    sized = [("a", 3), ("b", 6), ("c", 5), ("d", 2), ("e", 1), ("f", 0)]
+    assert together(sized, 10) == [["b"], ["a", "c", "d"], ["e", "f"]]
+    assert together([("a", 11)], 10) == [["a"]]
+    many = [(number, 0) for number in range(FILES_TOGETHER_MAX + 1)]
+    assert [len(group) for group in together(many, 10)] == [FILES_TOGETHER_MAX, 1]

@@ -157,7 +157,8 @@ def test_damage_is_told_and_sets_the_replica_aside() -> None:
         await asyncio.sleep(1)
         assert first.damage
         assert not second.damage
-        assert len((await shard.checkpoints.take(request_of(HALVES[1]), AT_ONCE_MS)).stacks) == 1
+        again = request_of(HALVES[1], folder=f"{FOLDER}-again")
+        assert len((await shard.checkpoints.take(again, AT_ONCE_MS)).stacks) == 1
 
     in_shard(fill, rig=rig)
     in_shard(take, rig=rig)
