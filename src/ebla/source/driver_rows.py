@@ -11,7 +11,7 @@ from ebla.model.token import TokenRange
 from ebla.model.transfers import Target
 from ebla.source.brought import Brought, LatePlace, Staged, sources_of
 from ebla.source.encode_rows import RowForm, encode_rows
-from ebla.source.runs import RunBuffer, rows_within
+from ebla.source.runs import routed_run, rows_within
 from ebla.source.small_writes import may_go_by_cql, unpack_batches, write_by_cql
 from ebla.source.stage_runs import RECORD_BYTES, Stager, new_attempt
 from ebla.source.task_order import RUN_BYTES
@@ -41,10 +41,8 @@ class FewRows:
         """As one more run, where they are not few together."""
         stager = Stager(plan.targets, ways.connect, short_cut=ways.uses_short_cut)
         try:
-            buffer = RunBuffer(self._form.schema, plan.routes)
-            for batch in self._batches:
-                buffer.add(encode_rows(self._form, batch))
-            stager.stage(buffer.take())
+            encoded = [encode_rows(self._form, batch) for batch in self._batches]
+            stager.stage(routed_run(self._form.schema, plan.routes, encoded))
         finally:
             stager.close()
         return stager.staged()

@@ -1,10 +1,10 @@
-"""Rows of a task, gathered up to a bound, in key order, and cut by where they go.
+"""Rows of a task, in key order, and cut by where they go.
 
 Keys begin with their token, so that in key order the rows of a route stand side by side, and cutting is a search for
 the routes' ends. A route over the top of the ring has two such places.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +14,16 @@ import pyarrow as pa
 from ebla.model.errors import InternalError
 from ebla.model.schema import TableSchema
 from ebla.model.token import TOKEN_MIN, TokenRange
-from ebla.source.task_order import RUN_BYTES
-from ebla.storage.byte_columns import concatenated
+from ebla.storage.byte_columns import concatenated, taken
 from ebla.storage.key_columns import token_words
 from ebla.storage.load_columns import Encoded
+from ebla.storage.merge_chunks import key_order
+from ebla.storage.row_file import ROWS_SCHEMA
 from ebla.storage.sorted_rows import sorted_rows
 from ebla.wire.table_access import WriteRoute
 
+Words = npt.NDArray[np.uint64]
+"""Tokens as numbers of the order of keys."""
 Piece = tuple[int, int]
 """From the place of a row up to and without that of another."""
 
@@ -42,61 +45,53 @@ class RoutedRows:
         return sum(batch.nbytes for batch in self.batches)
 
 
-class RunBuffer:
-    """Encoded rows in the order in which they come."""
-
-    def __init__(self, schema: TableSchema, routes: Sequence[WriteRoute], run_bytes: int = RUN_BYTES) -> None:
-        self._schema = schema
-        self._routes = tuple(routes)
-        self._run_bytes = run_bytes
-        self._parts: list[Encoded] = []
-        self._size_bytes = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self._size_bytes >= self._run_bytes
-
-    def add(self, encoded: Encoded) -> None:
-        self._parts.append(encoded)
-        self._size_bytes += sum(column.nbytes for column in encoded)
-
-    def take(self) -> tuple[RoutedRows, ...]:
-        """All that came since the last time, as one run for each target that any is for."""
-        if not self._parts:
-            return ()
-        parts, self._parts, self._size_bytes = self._parts, [], 0
-        keys = concatenated([keys for keys, _ in parts])
-        values = concatenated([values for _, values in parts])
-        parts.clear()
-        return routed(sorted_rows(self._schema, keys, values), self._routes)
+def routed_run(schema: TableSchema, routes: Sequence[WriteRoute], parts: Sequence[Encoded]) -> Iterator[RoutedRows]:
+    """Rows in any order as one run for each target that any is for. Each is made when it is asked for, so that there is
+    no copy of all of them together."""
+    keys = concatenated([keys for keys, _ in parts])
+    values = concatenated([values for _, values in parts])
+    words = token_words(keys)
+    order, same_key = key_order(keys, words)
+    if same_key.any():
+        yield from routed(sorted_rows(schema, keys, values, words), routes)
+        return
+    keys = taken(keys, order)
+    for pieces, targets in _alike(words[order], routes).items():
+        batches = [[keys.slice(start, end - start), values.take(pa.array(order[start:end]))] for start, end in pieces]
+        yield RoutedRows(targets, tuple(pa.RecordBatch.from_arrays(one, schema=ROWS_SCHEMA) for one in batches))
 
 
 def routed(rows: pa.RecordBatch, routes: Sequence[WriteRoute]) -> tuple[RoutedRows, ...]:
     """Rows in key order, by where they go. Targets that get the very same rows stand together."""
-    pieces = _pieces_of_targets(rows, routes)
-    alike: dict[tuple[Piece, ...], list[int]] = {}
-    for target, found in sorted(pieces.items()):
-        alike.setdefault(_joined(found), []).append(target)
     return tuple(
-        RoutedRows(tuple(targets), tuple(rows.slice(start, end - start) for start, end in found))
-        for found, targets in alike.items()
+        RoutedRows(targets, tuple(rows.slice(start, end - start) for start, end in pieces))
+        for pieces, targets in _alike(token_words(rows.column(0)), routes).items()
     )
 
 
 def rows_within(rows: pa.RecordBatch, ranges: Sequence[TokenRange]) -> pa.RecordBatch:
     """What of rows in key order is in any of the ranges, still in key order."""
     chosen = np.zeros(len(rows), np.bool_)
-    for start, end in _cuts(rows, [part for one in ranges for part in one.unwrapped()]):
+    words = token_words(rows.column(0))
+    for start, end in _cuts(words, [part for one in ranges for part in one.unwrapped()]):
         chosen[start:end] = True
     return rows if chosen.all() else rows.filter(pa.array(chosen))
 
 
-def _pieces_of_targets(rows: pa.RecordBatch, routes: Sequence[WriteRoute]) -> dict[int, list[Piece]]:
+def _alike(words: Words, routes: Sequence[WriteRoute]) -> dict[tuple[Piece, ...], tuple[int, ...]]:
+    """Targets by what they get of rows with these tokens in order."""
+    alike: dict[tuple[Piece, ...], list[int]] = {}
+    for target, found in sorted(_pieces_of_targets(words, routes).items()):
+        alike.setdefault(_joined(found), []).append(target)
+    return {pieces: tuple(targets) for pieces, targets in alike.items()}
+
+
+def _pieces_of_targets(words: Words, routes: Sequence[WriteRoute]) -> dict[int, list[Piece]]:
     ranges = [(part, route.targets) for route in routes for part in route.range.unwrapped()]
-    cuts = _cuts(rows, [part for part, _ in ranges])
+    cuts = _cuts(words, [part for part, _ in ranges])
     found = sum(end - start for start, end in cuts)
-    if found != len(rows):
-        raise InternalError(f"the plan of a write has {found} places for {len(rows)} rows")
+    if found != len(words):
+        raise InternalError(f"the plan of a write has {found} places for {len(words)} rows")
     pieces: dict[int, list[Piece]] = {}
     for cut, (_, targets) in zip(cuts, ranges):
         if cut[1] > cut[0]:
@@ -105,15 +100,14 @@ def _pieces_of_targets(rows: pa.RecordBatch, routes: Sequence[WriteRoute]) -> di
     return pieces
 
 
-def _cuts(rows: pa.RecordBatch, ranges: Sequence[TokenRange]) -> list[Piece]:
+def _cuts(words: Words, ranges: Sequence[TokenRange]) -> list[Piece]:
     """Where the rows of each range stand; none of them goes over the top of the ring."""
-    words = token_words(rows.column(0))
     starts = np.searchsorted(words, _words([one.start for one in ranges]), side="right")
     ends = np.searchsorted(words, _words([one.end for one in ranges]), side="right")
     return list(zip(starts.tolist(), ends.tolist()))
 
 
-def _words(tokens: Sequence[int]) -> npt.NDArray[np.uint64]:
+def _words(tokens: Sequence[int]) -> Words:
     return np.array([token - TOKEN_MIN for token in tokens], np.uint64)
 
 

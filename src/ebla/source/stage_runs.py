@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ebla.model.errors import (
     ConnectionLost,
@@ -33,7 +32,7 @@ from ebla.source.brought import Staged
 from ebla.source.runs import RoutedRows
 from ebla.source.write_ways import Sink
 from ebla.storage.checksums import crc32
-from ebla.storage.row_file import records_of
+from ebla.storage.row_file import Record, record_parts_of, records_of
 from ebla.wire.table_access import StagedRun
 
 RECORD_BYTES = 2 << 20
@@ -56,13 +55,13 @@ class _Run:
     errors: list[EblaError] = field(default_factory=list)
     _records: list[bytes] = field(default_factory=list)
 
-    def records(self) -> Iterator[bytes]:
-        return records_of(self.rows.batches, RECORD_BYTES)
+    def record_parts(self) -> Iterator[Record]:
+        return record_parts_of(self.rows.batches, RECORD_BYTES)
 
     def kept_records(self) -> list[bytes]:
         """For more than one sender."""
         if not self._records:
-            self._records = list(self.records())
+            self._records = list(records_of(self.rows.batches, RECORD_BYTES))
         return self._records
 
     def note(self, target: Target, attempt: AttemptId, file: StagedFile) -> None:
@@ -81,12 +80,18 @@ class Stager:
         self._runs: list[StagedRun] = []
         self._lost: dict[TransferId, EblaError] = {}
 
-    def stage(self, parts: Sequence[RoutedRows]) -> None:
-        """Returns when all of it is where it belongs. Raises what no other replica makes up for."""
-        runs = [_Run(part, [self._targets[place] for place in part.targets]) for part in parts]
-        for run in runs:
-            run.targets = [target for target in run.targets if target.transfer not in self._lost]
+    def stage(self, parts: Iterable[RoutedRows]) -> None:
+        """Returns when all of it is where it belongs. Raises what no other replica makes up for. What is written here
+        is not held any longer; the rest goes to all nodes at once."""
+        runs = []
+        for part in parts:
+            targets = [self._targets[place] for place in part.targets]
+            run = _Run(part, [target for target in targets if target.transfer not in self._lost])
             self._write_here(run)
+            if run.staged and not run.targets:
+                self._runs += run.staged
+            else:
+                runs.append(run)
         self._send(runs)
         for run in runs:
             if not run.staged:
@@ -108,13 +113,13 @@ class Stager:
         local = [target for target in run.targets if self._is_here(target)]
         if not local:
             return
-        origin: Path | None = None
+        origin: str | None = None
         file = StagedFile(ROWS_NAME, 0)
         for target in local:
             attempt = new_attempt()
             try:
                 if origin is None:
-                    file, origin = _written(target, attempt, run.records())
+                    file, origin = _written(target, attempt, run.record_parts())
                 else:
                     _linked(origin, target, attempt)
             except OSError as error:
@@ -177,38 +182,40 @@ def new_attempt() -> AttemptId:
     return AttemptId(uuid.uuid4())
 
 
-def _written(target: Target, attempt: AttemptId, records: Iterable[bytes]) -> tuple[StagedFile, Path]:
-    path = _made_folder(target, attempt) / ROWS_NAME
+def _written(target: Target, attempt: AttemptId, records: Iterable[Record]) -> tuple[StagedFile, str]:
+    path = _made_folder(target, attempt)
     size_bytes = checksum = 0
-    with path.open("xb", buffering=0) as file:
+    with open(path, "xb", buffering=0) as file:
         for record in records:
-            _write_all(file.fileno(), record)
-            size_bytes += len(record)
-            checksum = crc32(record, checksum)
+            for part in record:
+                _write_all(file.fileno(), part)
+                size_bytes += len(part)
+                checksum = crc32(part, checksum)
     return StagedFile(ROWS_NAME, size_bytes, checksum), path
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def _linked(origin: Path, target: Target, attempt: AttemptId) -> None:
-    path = _made_folder(target, attempt) / ROWS_NAME
+def _linked(origin: str, target: Target, attempt: AttemptId) -> None:
+    path = _made_folder(target, attempt)
     try:
-        path.hardlink_to(origin)
+        os.link(origin, path)
     except OSError as error:
         if error.errno not in _NOT_LINKABLE:
             raise
         shutil.copyfile(origin, path)
 
 
-def _made_folder(target: Target, attempt: AttemptId) -> Path:
-    """Not its parents: those of a session that was closed are gone, and stay so."""
-    folder = Path(target.folder, str(attempt))
-    folder.mkdir(mode=0o700)
-    return folder
+def _made_folder(target: Target, attempt: AttemptId) -> str:
+    """Where the rows of an attempt go, in a folder of its own. Not its parents: those of a session that was closed are
+    gone, and stay so."""
+    folder = f"{target.folder}/{attempt}"
+    os.mkdir(folder, mode=0o700)
+    return f"{folder}/{ROWS_NAME}"
 
 
 def _no_replica(run: _Run, lost: dict[TransferId, EblaError]) -> EblaError:

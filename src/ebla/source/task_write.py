@@ -7,7 +7,7 @@ import pyarrow as pa
 from ebla.source.encode_rows import RowForm, encode_rows
 from ebla.source.flight_sink import FlightSink
 from ebla.source.row_form import row_form
-from ebla.source.runs import RunBuffer
+from ebla.source.runs import routed_run
 from ebla.source.small_writes import SMALL_BYTES_MAX, pack_batches
 from ebla.source.stage_runs import Stager
 from ebla.source.task_order import TaskOrder, TaskRows
@@ -15,9 +15,8 @@ from ebla.source.write_options import WriteOptions
 from ebla.source.write_ways import Sink
 from ebla.storage.kept_memory import keep_freed_buffers
 
-JOINED_ROWS = 100_000
-JOINED_BYTES = 16 << 20
-"""Spark's batches are of 10,000 rows; what is done once for each costs less in larger ones."""
+JOINED_ROWS_MAX = 1_000_000
+"""Of one run. Spark's batches are of 10,000 rows; what is done once for each costs less in larger ones."""
 
 
 def write_task(options: WriteOptions, order: TaskOrder, batches: Iterable[pa.RecordBatch]) -> TaskRows:
@@ -29,7 +28,7 @@ def write_rows(
     order: TaskOrder, form: RowForm, batches: Iterable[pa.RecordBatch], connect: Callable[[], Sink]
 ) -> TaskRows:
     keep_freed_buffers()
-    pieces = joined_batches(batches)
+    pieces = joined_batches(batches, order.run_bytes)
     few, rest = _first_few(pieces, order.small_rows)
     if rest is None:
         for batch in few:
@@ -46,14 +45,10 @@ def write_rows(
 
 
 def _stage(order: TaskOrder, form: RowForm, batches: Iterable[pa.RecordBatch], stager: Stager) -> int:
-    buffer = RunBuffer(form.schema, order.plan.routes, order.run_bytes)
     rows = 0
     for batch in batches:
-        buffer.add(encode_rows(form, batch))
+        stager.stage(routed_run(form.schema, order.plan.routes, [encode_rows(form, batch)]))
         rows += len(batch)
-        if buffer.is_full:
-            stager.stage(buffer.take())
-    stager.stage(buffer.take())
     return rows
 
 
@@ -80,29 +75,31 @@ def _chained(
     yield from rest
 
 
-def joined_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Larger ones, and none that is larger than is good; without empty ones."""
+def joined_batches(batches: Iterable[pa.RecordBatch], run_bytes: int) -> Iterator[pa.RecordBatch]:
+    """As large as a run is to be, and at most twice that; without empty ones."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
-        for piece in _pieces(batch):
+        for piece, piece_bytes in _pieces(batch, run_bytes):
             waiting.append(piece)
             rows += len(piece)
-            size_bytes += piece.nbytes
-            if rows >= JOINED_ROWS or size_bytes >= JOINED_BYTES:
+            size_bytes += piece_bytes
+            if rows >= JOINED_ROWS_MAX or size_bytes >= run_bytes:
                 yield _joined(waiting)
                 waiting, rows, size_bytes = [], 0, 0
     if waiting:
         yield _joined(waiting)
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _pieces(batch: pa.RecordBatch, run_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """With about what each holds: asking Arrow is no small matter, once for each of Spark's batches will do."""
     if not len(batch):
         return
-    count = min(len(batch), -(-batch.nbytes // JOINED_BYTES) or 1)
+    size_bytes = batch.nbytes
+    count = min(len(batch), -(-size_bytes // run_bytes) or 1)
     rows = -(-len(batch) // count)
     for start in range(0, len(batch), rows):
-        yield batch.slice(start, rows)
+        yield batch.slice(start, rows), -(-size_bytes // count)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

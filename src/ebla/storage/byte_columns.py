@@ -177,11 +177,22 @@ def taken(column: pa.Array, order: Places) -> pa.Array:
     """The values at these places, of a binary column without nulls. Short ones of one length, as keys mostly are, in a
     fifth of the time."""
     run = run_of(column)
-    width = len(run.data) // max(1, len(run))
-    if 0 < width <= SHORT_BYTES_MAX and (run.ends == np.arange(1, len(run) + 1) * width).all():
+    width = _common_length(run)
+    if width and width <= SHORT_BYTES_MAX:
         found = run.data.view(f"V{width}")[order]
         return binary_of(found.view(np.uint8).reshape(len(order), width))
     return column.take(pa.array(order))
+
+
+def _common_length(run: Run) -> int | None:
+    """Of all values; None where there are several, or no values."""
+    count = len(run)
+    if not count or len(run.data) % count:
+        return None
+    width = len(run.data) // count
+    if run.ends[0] != width or run.ends[count // 2] != (count // 2 + 1) * width:
+        return None  # most columns of texts end here, and nothing more is looked at
+    return width if bool((np.diff(run.starts) == width).all()) else None
 
 
 def concatenated(columns: Sequence[pa.Array]) -> pa.Array:

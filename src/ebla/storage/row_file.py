@@ -27,6 +27,9 @@ _HEADER = struct.Struct("<III")  # length of the body, rows, checksum of what st
 _CHECKED = struct.Struct("<II")
 RECORD_HEADER_BYTES = _HEADER.size
 
+Record = tuple[bytes, memoryview]
+"""Its header and its body."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordHead:
@@ -47,20 +50,29 @@ def rows_batch(items: Sequence[Item]) -> pa.RecordBatch:
 
 def encode_rows(batch: pa.RecordBatch) -> bytes:
     """Raises `TooLarge`: the batch is to be cut then."""
+    return b"".join(_encoded(batch))
+
+
+def _encoded(batch: pa.RecordBatch) -> Record:
     assert batch.num_rows
     assert batch.num_columns == len(ROWS_SCHEMA)
     keys, values = batch.columns
     assert keys.null_count == 0
     assert values.null_count == 0
     same = pa.RecordBatch.from_arrays([keys.cast(pa.binary()), values.cast(pa.binary())], schema=ROWS_SCHEMA)
-    body: bytes = same.serialize().to_pybytes()
+    body = memoryview(same.serialize())
     if _HEADER.size + len(body) > RECORD_BYTES_MAX:
         raise TooLarge(f"a record of {len(body)} bytes of rows is over the limit of {RECORD_BYTES_MAX}")
-    return _HEADER.pack(len(body), same.num_rows, _checksum(len(body), same.num_rows, body)) + body
+    return _HEADER.pack(len(body), same.num_rows, _checksum(len(body), same.num_rows, body)), body
 
 
 def records_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[bytes]:
     """Rows as records of about this size; a single row may be larger."""
+    return (b"".join(record) for record in record_parts_of(batches, record_bytes))
+
+
+def record_parts_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[Record]:
+    """The same, for whoever writes the parts of a record one after another and needs no copy of it."""
     for batch in batches:
         count = max(1, -(-batch.nbytes // record_bytes))
         rows = max(1, -(-len(batch) // count))
@@ -68,14 +80,14 @@ def records_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator
             yield from _records(batch.slice(start, rows))
 
 
-def _records(batch: pa.RecordBatch) -> Iterator[bytes]:
+def _records(batch: pa.RecordBatch) -> Iterator[Record]:
     """Halved until it fits: a slice may hold the one large row of its batch."""
     if len(batch) > 1 and batch.nbytes > RECORD_BYTES_MAX // 2:
         middle = len(batch) // 2
         yield from _records(batch.slice(0, middle))
         yield from _records(batch.slice(middle))
     else:
-        yield encode_rows(batch)
+        yield _encoded(batch)
 
 
 def read_head(data: bytes, path: str = "") -> RecordHead:
@@ -150,7 +162,7 @@ def read_record(file: File, offset: int) -> tuple[pa.RecordBatch, int]:
     return decode_body(head, body, file.path), head.record_bytes
 
 
-def _checksum(length: int, rows: int, body: bytes) -> int:
+def _checksum(length: int, rows: int, body: bytes | memoryview) -> int:
     return crc32(body, crc32(_CHECKED.pack(length, rows), 0))
 
 

@@ -70,7 +70,7 @@ def test_every_replica_has_every_row(run_bytes: int) -> None:
 
 
 def test_large_input_makes_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_write, "JOINED_ROWS", 300)
+    monkeypatch.setattr(task_write, "JOINED_ROWS_MAX", 300)
     nodes, batches = FakeNodes(), [batch(start, 300) for start in range(0, 3_000, 300)]
     found = write(nodes, batches, run_bytes=10_000)
     assert len(found.runs) > 3 * len(TABLETS) * 3
@@ -114,7 +114,7 @@ def test_a_replica_that_is_down_is_told_of_and_nothing_of_it_counts() -> None:
 
 
 def test_a_replica_that_goes_down_between_runs_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_write, "JOINED_ROWS", 300)
+    monkeypatch.setattr(task_write, "JOINED_ROWS_MAX", 300)
     nodes = FakeNodes()
 
     batches = [batch(start, 300) for start in range(0, 1_200, 300)]
@@ -149,12 +149,11 @@ def test_what_is_wrong_with_the_job_is_not_taken_for_a_node_that_is_down() -> No
 
 @pytest.mark.parametrize("seed", range(5))
 def test_batches_are_joined_and_cut(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_write, "JOINED_ROWS", 100)
-    monkeypatch.setattr(task_write, "JOINED_BYTES", 2_000)
+    monkeypatch.setattr(task_write, "JOINED_ROWS_MAX", 100)
     chance = Random(seed)
     sizes = [chance.choice([0, 1, 10, 1_000]) for _ in range(20)]
     given = [batch(sum(sizes[:place]), size) for place, size in enumerate(sizes)]
-    found = list(joined_batches(given))
+    found = list(joined_batches(given, 2_000))
     assert [row for one in found for row in one.to_pylist()] == [row for one in given for row in one.to_pylist()]
     assert all(0 < one.nbytes < 5_000 for one in found)
     assert len(found) < sum(1 + one.nbytes // 2_000 for one in given)
@@ -227,10 +226,10 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
 
 
 def test_where_links_are_not_possible_bytes_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, _: Path) -> None:
-        raise OSError(errno.EXDEV, "another disk", str(self))
+    def refuse(_: str, path: str) -> None:
+        raise OSError(errno.EXDEV, "another disk", path)
 
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     targets = [local_target(tmp_path, host, here()) for host in range(2)]
     stager = Stager(targets, FakeNodes().connect)
     stager.stage(routed_to(2))
