@@ -52,6 +52,8 @@ GREATEST_SLACK_US = 10_000_000
 greatest timestamp almost every time; storing it this much too late makes that one batch in many."""
 FIRST_ROWS = 16
 
+_LZ4_WINDOW_BITS = -14
+"""Says nothing to LZ4: the library's own default."""
 _NOT_OF_A_CHECKPOINT = ("LOCK", "LOG")
 _BUILD_SUFFIX = ".build"
 _encode_facts = msgspec.msgpack.Encoder().encode
@@ -69,6 +71,9 @@ class RocksLimits(msgspec.Struct, frozen=True):
     arena_block_bytes: int = 64 << 10
     """Each layer takes one as soon as it is written to."""
     bloom_bits: int = 10
+    compression_haste: int = 3
+    """How fast LZ4 passes over what it finds no match in. At three times its own pace a file is a hundredth larger as a
+    rule, and takes a fifth less time to write."""
     background_jobs: int = 2
     built_file_bytes: int = 256 << 20
     info_log_bytes: int = 256 << 10
@@ -541,11 +546,14 @@ def _options(limits: RocksLimits, cache: Cache) -> Options:
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)
     options.set_compression_type(DBCompressionType.lz4())
+    options.set_compression_options(_LZ4_WINDOW_BITS, -limits.compression_haste, 0, 0)
     options.set_write_buffer_size(limits.write_buffer_bytes)
     options.set_max_write_buffer_number(limits.write_buffers)
     options.set_arena_block_size(limits.arena_block_bytes)
     options.set_write_buffer_manager(WriteBufferManager(limits.write_buffers_total_bytes, False))
     options.set_max_background_jobs(limits.background_jobs)
+    # Of its own accord the library starts sixteen threads to open what are, in a layer, a few files.
+    options.set_max_file_opening_threads(1)
     # One database would hardly notice these; hundreds of them would fill the folder and the disk with their notes.
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(limits.info_log_bytes)

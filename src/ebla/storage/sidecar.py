@@ -28,6 +28,8 @@ from ebla.storage.merge_chunks import rows_before
 
 BLOCK_ROWS = 16 * 1024
 BLOCK_BYTES = 32 << 20
+COMPRESSION_HASTE = 3
+"""How fast LZ4 passes over what it finds no match in: see `RocksLimits`."""
 SIDECAR_FORMAT = 1
 _MAGIC = b"ARROW1\0\0"
 _COLUMNS, _INDEX = "columns.arrow", "columns.index"
@@ -103,7 +105,8 @@ class SidecarWriter:
         self._file = disk.create(f"{folder}/{_COLUMNS}")
         self._sink = _BlockSink(self._file)
         # A block is small: to hand its columns to other threads costs more than to compress them.
-        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        codec = pa.Codec("lz4", compression_level=-COMPRESSION_HASTE)
+        options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, "w"), self._shape.arrow_schema, options=options)
         self._head = _MAGIC + self._shape.arrow_schema.serialize().to_pybytes()
         self._waiting: list[pa.RecordBatch] = []
