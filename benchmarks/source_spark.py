@@ -31,6 +31,10 @@ def new_session(folder: Path, jars: Path | None) -> SparkSession:
     os.environ["JAVA_HOME"] = str(make_java_home(find_java("", os.environ), folder))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Of an installed package Python keeps what it has compiled; a checkout whose surroundings forbid that would compile
+    # anew in each process that Spark or a node starts.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={folder}",
