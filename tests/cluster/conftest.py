@@ -25,7 +25,6 @@ QUICK = (
     "limits.child_restart_pause_ms=50",
     "limits.free_disk_bytes_min=0",
     "pipeline.enabled=false",
-    "pipeline.enabled=false",
 )
 """Limits short enough for a test and long enough for a busy machine."""
 
@@ -128,6 +127,12 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("compiled")))
         yield
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By a short name: nodes have sockets below it, whose paths may have a hundred letters."""
+    return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture

@@ -3,36 +3,30 @@ and remember what became of each write."""
 
 import asyncio
 import itertools
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
+from tests.cluster.background import Background
 from tests.cluster.group0_load import ask
+from tests.cluster.node_calls import ask_socket, calling
 
 from ebla.cli.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import EblaError
-from ebla.model.identity import Address, TableId
+from ebla.model.identity import TableId
 from ebla.model.rows import Cell, Row
 from ebla.model.schema import Column, ColumnKind, TableSchema, new_schema
 from ebla.model.token import token_of
-from ebla.runtime.system_chance import SystemChance
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.storage.key_codec import after_prefix, partition_prefix, row_key
 from ebla.storage.row_codec import decode_row, encode_row
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.calls import Caller, Target
-from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
-from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
+from ebla.wire.calls import Caller
 from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
 from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaAnswer, SchemaRequest
 from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, SCHEMA, A, Q, Verb
@@ -116,26 +110,12 @@ def socket_of(node: LocalNode, shard: int) -> Path:
     return node.folder.shard_socket(shard)
 
 
-@asynccontextmanager
-async def asking_shard(node: LocalNode, shard: int) -> AsyncIterator[Caller]:
-    identity = node.folder.read_identity()
-    assert identity is not None
-    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "test")
-    async with TcpTransport(None, TransportLimits(), unreported) as transport:
-        context = PeersContext(transport, SystemChance(), introduction, WireLimits(), unreported)
-        caller, _ = await connect(context, Address(str(socket_of(node, shard))), Target(Lane.DATA))
-        try:
-            yield caller
-        finally:
-            caller.close("done")
+def asking_shard(node: LocalNode, shard: int) -> AbstractAsyncContextManager[Caller]:
+    return calling(node, socket_of(node, shard))
 
 
 def ask_shard(node: LocalNode, shard: int, verb: Verb[Q, A], request: Q, deadline_ms: int = DEADLINE_MS) -> A:
-    async def run() -> A:
-        async with asking_shard(node, shard) as caller:
-            return await caller.call(verb, request, deadline_ms)
-
-    return asyncio.run(run())
+    return ask_socket(node, socket_of(node, shard), verb, request, deadline_ms)
 
 
 def write_numbers(
@@ -190,7 +170,7 @@ class KeyStory:
     acknowledged_at: list[float] = field(default_factory=list)
 
 
-class RowsLoad:
+class RowsLoad(Background):
     """A context: a client per shard given, each with keys of its own, writes at QUORUM and reads back in between."""
 
     KEYS_EACH = 25
@@ -198,6 +178,7 @@ class RowsLoad:
     _loads = itertools.count(1)
 
     def __init__(self, rows: Numbers, shards: Sequence[tuple[LocalNode, int]]) -> None:
+        super().__init__(2 * DEADLINE_MS / 1000 + 5)
         self._rows = rows
         self._shards = list(shards)
         # Apart from those of every other load: what that one left would hide what this one loses.
@@ -205,19 +186,6 @@ class RowsLoad:
         self.stories: dict[int, KeyStory] = {}
         self.lost: list[str] = []
         self.errors: dict[str, int] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-
-    def __enter__(self) -> "RowsLoad":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(2 * DEADLINE_MS / 1000 + 5)
-        assert not self._thread.is_alive(), "a client does not end"
 
     @property
     def acknowledged(self) -> int:
@@ -236,7 +204,10 @@ class RowsLoad:
             assert story.acknowledged <= (found or 0) <= story.tried, f"key {key}: {found} for {story}"
         assert not self.lost
 
-    async def _run(self) -> None:
+    def work(self) -> None:
+        asyncio.run(self._clients())
+
+    async def _clients(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for number in range(len(self._shards)):
                 tasks.create_task(self._client(number))
@@ -249,11 +220,11 @@ class RowsLoad:
             self.stories[key] = KeyStory()
         turn = itertools.cycle(keys)
         for shard in itertools.cycle(range(number, number + len(self._shards))):
-            if self._stop.is_set():
+            if self.stopped.is_set():
                 return
             try:
                 async with asking_shard(*self._shards[shard % len(self._shards)]) as caller:
-                    while not self._stop.is_set():
+                    while not self.stopped.is_set():
                         await self._once(caller, next(turn))
             except EblaError as error:
                 name = f"{type(error).__name__}: {error.message[:60]}"

@@ -1,6 +1,5 @@
 """Group 0 on real processes: what is acknowledged stays, whoever is killed, stopped or out of disk."""
 
-import errno
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import PREFIX, Group0Load, Record, ask, read_all, report_of
+from tests.cluster.small_disks import fill, move_to, small_disk
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
@@ -176,35 +176,24 @@ def _follows(group: Group, number: int) -> bool:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own. Needs the right to mount one."""
-    if os.geteuid() != 0:
-        pytest.skip("a full disk needs a file system of its own, and only root may mount one")
-    folder = tmp_path / "small-disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128m", "none", str(folder)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"a full disk needs a file system of its own: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 128 << 20) as is_mounted:
+        if not is_mounted:
+            pytest.skip("a full disk needs a file system of its own, and only root may mount one")
+        yield tmp_path / "disk"
 
 
-def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(small_disk: Path, make_nodes: Make) -> None:
+def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(disk: Path, make_nodes: Make) -> None:
     nodes = make_nodes(3, FASTER)
     group = Group(nodes)
-    shutil.copytree(nodes.nodes[2].options.folder, small_disk / "node3", dirs_exist_ok=True)
-    shutil.rmtree(nodes.nodes[2].options.folder)
-    nodes.nodes[2].options.folder.symlink_to(small_disk / "node3")
-    (small_disk / "node3" / "run" / "test-output").symlink_to(small_disk.with_name("node3-output"))
+    move_to(nodes.nodes[2], disk)
     group.start(0, 1, 2)
     group.wait_formed()
     nodes.wait_all_up()  # what a node reserves for its logs it has by now
     with Group0Load(group.nodes[:2]) as load:
         load.wait_service_after(time.monotonic(), 10)
-        filler = small_disk / "filler"
-        _fill(filler)
+        filler = disk / "filler"
+        fill(filler)
         value = b"v" * 400_000
         for number in range(60):  # more than the room that the log has reserved
             request = ExecuteRequest(Transaction((), (Put(f"user/large/{number % 4}", value),)))
@@ -216,17 +205,6 @@ def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(small_disk: Path
         eventually(lambda: _is_level(group, 2), "it catches up without a restart", 40)
         assert "child.ended" not in nodes.output(2)
     check_nothing_lost(load.record, group)
-
-
-def _fill(path: Path) -> None:
-    """To the last byte. Without a buffer: what it could not write it would try again when it is closed, and fail."""
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * (1 << 16))
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
 
 
 def _is_level(group: Group, number: int) -> bool:

@@ -1,11 +1,9 @@
 """Real nodes with a pipeline on Spark, for tests that hurt them, and tables whose replicas are written to and read one
 by one, so that no router and no read repair hides what a transfer has brought."""
 
-import asyncio
 import itertools
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,35 +16,30 @@ from typing import TypeVar
 
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import ask
+from tests.cluster.node_calls import ask_socket
 from tests.cluster.rows_load import SCHEMA_MS, ask_shard
+from tests.cluster.small_disks import move_to, small_disk
 
 from ebla.cli.job_access import JobAccess, with_jobs
 from ebla.cli.local_cluster import LocalNode
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import EblaError
-from ebla.model.identity import Address, HostId, JobId, SessionId, TableId, TopologyVersion
+from ebla.model.identity import HostId, JobId, SessionId, TableId, TopologyVersion
 from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange, token_of
 from ebla.pipeline.process_tree import ProcessMark, descendants, is_running
 from ebla.ports.transfers import EngineState
-from ebla.runtime.system_chance import SystemChance
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.storage.key_codec import KeyKind, partition_key_of, partition_prefix, row_key, split_key
 from ebla.storage.row_codec import decode_head, decode_row, encode_row
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.calls import Target
-from ebla.wire.frames import Introduction, Lane
 from ebla.wire.group0_messages import TransferRequest
 from ebla.wire.jobs import ENDED, Compare, CopyTablets, Job, JobState, StreamRange, Wish
-from ebla.wire.limits import WireLimits
-from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.row_messages import ReadRowsRequest, RowWrite, WriteRowsRequest
 from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaRequest
 from ebla.wire.transfer_messages import BulkStatusAnswer, BulkStatusRequest
-from ebla.wire.verbs import BULK_STATUS, GROUP0_TRANSFER, READ_ROWS, SCHEMA, WRITE_ROWS, A, Q, Verb
+from ebla.wire.verbs import BULK_STATUS, GROUP0_TRANSFER, READ_ROWS, SCHEMA, WRITE_ROWS
 
 T = TypeVar("T")
 RATE = 3 << 19
@@ -56,7 +49,7 @@ SETTINGS = ("pipeline.enabled=true", f"pipeline.master={EMBEDDED}", f"limits.tra
 PATIENCE_S = 120.0
 """For a job of a few seconds, on a machine that is busy with others, with Spark started again in between."""
 NODES = 3
-SMALL_DISK_BYTES = 400 << 20
+SMALL_DISK, SMALL_DISK_BYTES = "small-disk", 400 << 20
 WHOLE_RING = TokenRange(Token(TOKEN_MIN), Token(TOKEN_MAX))
 
 
@@ -302,22 +295,6 @@ class PipelineCluster:
         return [*told.stagings, *["checkpoints"] * told.checkpoints, *streams, *staged, *folder.checkpoints.iterdir()]
 
 
-def ask_socket(node: LocalNode, path: Path, verb: Verb[Q, A], request: Q, deadline_ms: int = 5_000) -> A:
-    async def run() -> A:
-        identity = node.folder.read_identity()
-        assert identity is not None
-        introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "test")
-        async with TcpTransport(None, TransportLimits(), unreported) as transport:
-            context = PeersContext(transport, SystemChance(), introduction, WireLimits(), unreported)
-            caller, _ = await connect(context, Address(str(path)), Target(Lane.DATA))
-            try:
-                return await caller.call(verb, request, deadline_ms)
-            finally:
-                caller.close("done")
-
-    return asyncio.run(run())
-
-
 def run_command(cluster: PipelineCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`ebla …`, as somebody at a shell."""
     command = [sys.executable, "-m", "ebla", *arguments, "--data", str(cluster.local.data)]
@@ -541,36 +518,17 @@ def deleted(keys: Sequence[int], timestamp_us: int) -> dict[int, Written]:
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[PipelineCluster]:
     """Its last node has a file system of its own, where that may be mounted."""
-    local = LocalNodes(folder / "nodes", NODES, SETTINGS)
-    small = folder / "small-disk"
-    small.mkdir()
-    is_mounted = _mounted(small)
-    if is_mounted:
-        _move_to(local.nodes[NODES - 1], small / "node")
-    try:
-        yield PipelineCluster(local)
-    finally:
-        local.end_all()
+    local, small = LocalNodes(folder / "nodes", NODES, SETTINGS), folder / SMALL_DISK
+    with small_disk(small, SMALL_DISK_BYTES) as is_mounted:
         if is_mounted:
-            subprocess.run(["umount", "-l", str(small)], check=True)
+            move_to(local.nodes[NODES - 1], small)
+        try:
+            yield PipelineCluster(local)
+        finally:
+            local.end_all()
 
 
 def small_disk_of(cluster: PipelineCluster) -> Path | None:
     """The file system of the last node; None where it has none of its own."""
-    small = cluster.local.data.parent / "small-disk"
+    small = cluster.local.data.parent / SMALL_DISK
     return small if small.is_mount() else None
-
-
-def _mounted(folder: Path) -> bool:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "none", str(folder)]
-    return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def _move_to(node: LocalNode, folder: Path) -> None:
-    own = node.options.folder
-    shutil.copytree(own, folder)
-    shutil.rmtree(own)
-    own.symlink_to(folder)
-    # What the test itself reads of a node must not be lost when the disk is full.
-    output = folder.parent.with_name("output-of-small-disk")
-    (folder / "run" / "test-output").symlink_to(output)

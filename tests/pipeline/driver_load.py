@@ -1,7 +1,6 @@
 """Clients with a driver: a table written to by one statement after the other, or again and again beside a transfer."""
 
 import itertools
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -9,6 +8,7 @@ from typing import Any
 
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ConsistencyLevel, ExecutionProfile
 from cassandra.policies import ConstantReconnectionPolicy, RoundRobinPolicy, TokenAwarePolicy
+from tests.cluster.background import Background
 from tests.pipeline.clusters import PATIENCE_S, Replicas, Written
 
 PAUSE_S = 0.02
@@ -61,7 +61,7 @@ class DriverClient:
                 return
 
 
-class DriverLoad:
+class DriverLoad(Background):
     """A context: keys of its own, overwritten again and again on all replicas of some tables. At its end every replica
     has the last of each."""
 
@@ -69,36 +69,21 @@ class DriverLoad:
     _loads = itertools.count(1)
 
     def __init__(self, addresses: Sequence[str], *tables: Replicas) -> None:
+        super().__init__(2 * PATIENCE_S)
         self._addresses = addresses
         self._tables = tables
         first = next(self._loads) * 1_000_000
         self._keys = range(first, first + self.KEYS)
         self.acknowledged = 0
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "DriverLoad":
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join(2 * PATIENCE_S)
-        assert not self._thread.is_alive(), "a client does not end"
-        assert self._failure is None, self._failure
-
-    def _run(self) -> None:
-        try:
-            with DriverClient(self._addresses) as client:
-                for number, key in enumerate(itertools.cycle(self._keys)):
-                    if self._stop.wait(PAUSE_S):
-                        return
-                    rows: dict[int, Written] = {key: (1_000_000 + number, number.to_bytes(8))}
-                    for table in self._tables:
-                        client.write(table.name, rows)
-                        for replica in range(len(table.expected)):
-                            table.note(replica, rows)
-                    self.acknowledged += 1
-        except BaseException as error:  # told in the test's own thread
-            self._failure = error
+    def work(self) -> None:
+        with DriverClient(self._addresses) as client:
+            for number, key in enumerate(itertools.cycle(self._keys)):
+                if self.stopped.wait(PAUSE_S):
+                    return
+                rows: dict[int, Written] = {key: (1_000_000 + number, number.to_bytes(8))}
+                for table in self._tables:
+                    client.write(table.name, rows)
+                    for replica in range(len(table.expected)):
+                        table.note(replica, rows)
+                self.acknowledged += 1

@@ -1,10 +1,10 @@
 """Disks that are full and bytes that are damaged: nothing of them is adopted, and the cause is told."""
 
-import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.small_disks import fill
 from tests.pipeline.clusters import (
     PipelineCluster,
     Replicas,
@@ -81,17 +81,6 @@ def test_a_full_disk_is_told_of_and_waited_out(cluster: PipelineCluster) -> None
     cluster.done(job)
     table.brought([SOURCE], SMALL)
     table.check(SOURCE, SMALL)
-
-
-def fill(path: Path) -> None:
-    """To the last byte. Without a buffer: what it could not write it would try again when it is closed, and fail."""
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * (1 << 16))
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
 
 
 def test_the_short_cut_between_file_systems_copies(cluster: PipelineCluster) -> None:

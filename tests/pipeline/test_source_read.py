@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from tests.cluster.conftest import LocalNodes
 from tests.pipeline.clusters import slowly
-from tests.pipeline.small_node import spark_environment
+from tests.pipeline.source_jobs import user_spark
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import Unavailable
 from ebla.model.values import Duration, encode
-from ebla.pipeline.spark_session import forget_spark
 from ebla.source import data_source
 from ebla.source.contact import Contact, ContactSettings, parse_contacts
 from ebla.source.cql_client import Statement
@@ -100,29 +98,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Ite
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[SparkSession]:
-    """A user's own. No other may be in the process meanwhile, nor be left afterwards."""
-    before = dict(os.environ)
-    os.environ.update(spark_environment(tmp_path_factory.mktemp("spark")))
-    try:
-        session = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.sql.session.timeZone", "UTC")
-            .config("spark.ui.showConsoleProgress", "false")
-            .getOrCreate()
-        )
-        gateway = SparkContext._gateway
+    with user_spark(tmp_path_factory.mktemp("spark"), "local[2]") as session:
         yield session
-        session.stop()
-        forget_spark(None)
-        assert gateway is not None
-        process = gateway.proc
-        process.stdin.close()
-        assert process.wait(30) is not None
-        process.stdin = None
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def frame(spark: SparkSession, tables: Tables, table: str, **options: str) -> DataFrame:

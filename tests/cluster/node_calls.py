@@ -1,0 +1,41 @@
+"""Questions to one process of a real node, over its own socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ebla.cli.local_cluster import LocalNode
+from ebla.model.identity import Address
+from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.wire.calls import Caller, Target
+from ebla.wire.frames import Introduction, Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.report import unreported
+from ebla.wire.verbs import A, Q, Verb
+
+
+@asynccontextmanager
+async def calling(node: LocalNode, path: Path, lane: Lane = Lane.DATA) -> AsyncIterator[Caller]:
+    identity = node.folder.read_identity()
+    assert identity is not None
+    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "test")
+    async with TcpTransport(None, TransportLimits(), unreported) as transport:
+        context = PeersContext(transport, SystemChance(), introduction, WireLimits(), unreported)
+        caller, _ = await connect(context, Address(str(path)), Target(lane))
+        try:
+            yield caller
+        finally:
+            caller.close("done")
+
+
+def ask_socket(node: LocalNode, path: Path, verb: Verb[Q, A], request: Q, deadline_ms: int = 5_000) -> A:
+    """Of a shard or of bulk."""
+
+    async def run() -> A:
+        async with calling(node, path) as caller:
+            return await caller.call(verb, request, deadline_ms)
+
+    return asyncio.run(run())
