@@ -62,7 +62,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-shows-what-has-expired",
-        module="ebla.source.reader",
+        module="ebla.source.share_reader",
         find="now_s=max(share.now_s, int(wall_s))",
         replace="now_s=share.now_s",
         check=READER,

@@ -1,37 +1,29 @@
-"""Reading a table: the plan, made in the driver, and its shares, read by tasks."""
+"""Reading a table: the plan, made in the driver. What tasks do with it stands in `share_reader.py`, and is loaded by
+them alone."""
 
-import json
-import threading
-import time
+import importlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ebla.model.asked_rows import AskedColumn, AskedKind
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.schema import TableSchema
-from ebla.pipeline.attempts import prepare_worker
 from ebla.source.contact import Contact
 from ebla.source.errors import missing_column, missing_table
-from ebla.source.follow_piece import follow_piece
-from ebla.source.given_where import parse_where
 from ebla.source.options import Access, ReadOptions
-from ebla.source.plan_read import ReadShare, Wanted, decode_share, encode_share, plan_shares
-from ebla.source.pushdown import push
-from ebla.source.share_rows import ShareRows
+from ebla.source.plan_read import Wanted, encode_share, plan_shares
+from ebla.source.pushdown import Start, push
 from ebla.source.shipped import Reduced, ship
 from ebla.source.type_mapping import OF_ASKED, refuse_reading, spark_schema
-from ebla.source.typed_columns import columns_to_spark
 from ebla.storage.asked_columns import answer_columns
 from ebla.wire.table_access import DESCRIBE_TABLE, OPEN_READ, DescribeTableRequest, OpenReadRequest, ReadId
 
-# ---- in the driver
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def describe(contact: Contact, access: Access) -> TableSchema:
@@ -116,7 +108,7 @@ class TableReader(DataSourceReader):
         with Contact(options.access.contact) as contact:
             self._schema = describe(contact, options.access)
         self._asked = asked_by_schema(self._schema, options, shown)
-        self._start = parse_where(self._schema, options.where)
+        self._start = _start_of(self._schema, options.where)
         self._pushed = push(self._schema, self._asked, (), self._start)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -138,11 +130,21 @@ class TableReader(DataSourceReader):
             plan = contact.call(OPEN_READ, request, access.timeout_s)
         return [InputPartition(encode_share(share)) for share in plan_shares(plan, wanted)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return ShareReader(self._shown.json()).read(partition)
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        reader: Any = importlib.import_module("ebla.source.share_reader").ShareReader(self._shown.json())
+        found: Iterator[pa.RecordBatch] = reader.read(partition)
+        return found
 
     def __reduce__(self) -> Reduced:
-        return ship(__name__, ShareReader.__name__, self._shown.json())
+        return ship("ebla.source.share_reader", "ShareReader", self._shown.json())
+
+
+def _start_of(schema: TableSchema, where: str) -> Start:
+    """The parser of CQL is loaded for those who give conditions."""
+    if not where:
+        return Start()
+    found: Start = importlib.import_module("ebla.source.given_where").parse_where(schema, where)
+    return found
 
 
 class PushingReader(TableReader):
@@ -155,45 +157,3 @@ class PushingReader(TableReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
         self._pushed = push(self._schema, self._asked, filters, self._start)
         return self._pushed.left
-
-
-# ---- in tasks
-
-
-class ShareReader:
-    def __init__(self, shown_json: str) -> None:
-        self._shown_json = shown_json
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:
-            return  # Spark makes one where there are none
-        prepare_worker()
-        wanted = to_arrow_schema(StructType.fromJson(json.loads(self._shown_json)), timezone="UTC")
-        share = as_of(decode_share(partition.value), time.time())
-        kinds = [share.schema.column(one.name).type if one.kind is AskedKind.VALUE else None for one in share.columns]
-        names = tuple(f"node {source.host} at {source.flight}" for source in share.sources)
-        pause = threading.Event()
-        with ShareRows(share, _run()) as rows:
-            for piece in share.pieces:
-                for batch in follow_piece(piece, rows.of, names, pause.wait):
-                    shown = pa.RecordBatch.from_arrays(batch.columns[:-1], batch.schema.names[:-1])
-                    yield columns_to_spark(kinds, shown, wanted)
-
-    def __reduce__(self) -> Reduced:
-        return ship(__name__, type(self).__name__, self._shown_json)
-
-
-def as_of(share: ReadShare, wall_s: float) -> ReadShare:
-    """A frame that is used again reads the table as it is then: what has expired since it was planned is gone, though
-    nodes may still have it on disk."""
-    return msgspec.structs.replace(share, now_s=max(share.now_s, int(wall_s)))
-
-
-def _run() -> str:
-    """Of the query that this task is of. Spark plans a frame once and runs it as often as it is used; each run reads
-    the table as it is then, in all its tasks as of one point on each node."""
-    context = TaskContext.get()
-    if context is None:
-        return ""
-    execution = context.getLocalProperty("spark.sql.execution.id")
-    return f"query {execution}" if execution else f"stage {context.stageId()}"

@@ -30,7 +30,8 @@ from ebla.model.token import WHOLE_RING
 from ebla.source import data_source
 from ebla.source.options import ReadOptions, read_options
 from ebla.source.plan_read import Wanted, decode_share, plan_shares
-from ebla.source.reader import PushingReader, TableReader, as_of, asked_by_schema, asked_columns
+from ebla.source.reader import PushingReader, TableReader, asked_by_schema, asked_columns
+from ebla.source.share_reader import as_of
 from ebla.source.type_mapping import spark_schema
 from ebla.wire.failures import failure_of
 from ebla.wire.frames import encode

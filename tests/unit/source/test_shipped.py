@@ -10,7 +10,7 @@ from pyspark.sql.datasource import InputPartition
 from tests.pipeline.standalone import bare_python
 
 from ebla.source import shipped
-from ebla.source.reader import ShareReader
+from ebla.source.share_reader import ShareReader
 from pyspark_ebla import DefaultSource
 
 SHOWN = '{"type":"struct","fields":[{"name":"k","type":"integer","nullable":true,"metadata":{}}]}'
@@ -65,7 +65,7 @@ print(ebla.__path__[0])
 print(importlib.metadata.version("ebla"))
 print(list(reader.read(InputPartition(None))), source.name(), isinstance(source, DataSource), source.options["table"])
 import ebla.source.reader, ebla.source.commit, ebla.source.task_write, ebla.source.writer, ebla.source.stream_writer
-import ebla.source.driver_rows, ebla.source.data_source
+import ebla.source.driver_rows, ebla.source.data_source, ebla.source.share_reader
 """
     for _ in range(2):
         ended = run(stranger, code, data, tmp_path)
