@@ -1,6 +1,7 @@
 """Layers of staged rows, made in a process of their own on real RocksDB."""
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -26,8 +27,9 @@ ITEMS = sorted(plain(partition, 0, 10 + partition % 7) for partition in range(3_
 def job_of(folder: Path, items: list[Item], cut: int = 0) -> BuildJob:
     records = b"".join(encode_rows(rows_batch(items[start : start + 500])) for start in range(0, len(items), 500))
     rows = folder / "rows"
-    rows.write_bytes(records[: len(records) - cut])
-    return BuildJob((str(rows),), str(folder / "layer"), WHOLE_RING, SMALL)
+    brought = records[: len(records) - cut]
+    rows.write_bytes(brought)
+    return BuildJob((str(rows),), str(folder / "layer"), WHOLE_RING, SMALL, (zlib.crc32(brought),))
 
 
 def on_files(story: Callable[[FileDisk], Awaitable[None]]) -> None:

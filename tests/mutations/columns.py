@@ -93,7 +93,7 @@ MUTATIONS = (
     Mutation(
         name="columns-sidecar-unchecked",
         module="ebla.storage.sidecar",
-        find="if len(data) != block.size_bytes or zlib.crc32(data) != block.checksum:",
+        find="if len(data) != block.size_bytes or crc32(data, 0) != block.checksum:",
         replace="if len(data) != block.size_bytes:",
         check=SIDECAR,
         why="a flipped bit on disk becomes a wrong value in a report",

@@ -6,8 +6,9 @@ are copied. Only then are they checked (INV-XFER-4): a task that was given up an
 name nor the file. When all is whole and durable, the marker is written, and that is the moment from which the attempt
 counts (INV-XFER-2). A crash before it leaves an attempt that is partly moved, and the same seal asked again goes on.
 
-Of rows several attempts may count together, each a run in key order. Every one of them is taken over and looked at like
-a single one; what is left behind is one layer, or one file of rows where they are few, made of all of them.
+Of rows several attempts may count together, each a run in key order. Every one of them is taken over like a single one,
+and looked at by whoever reads it to merge it; what is left behind is one layer, or one file of rows where they are few,
+made of all of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -165,8 +166,23 @@ class Sealer:
             file.close()
 
     def _take_over(self, paths: tuple[str, str], expected: StagedFile) -> bool:
-        """From the first path to the second. Blocks. Whether it had to be copied."""
-        disk, isolation = self._disk, self._parts.isolation
+        """From the first path to the second, and looked at. Blocks. Whether it had to be copied."""
+        self._move(paths, expected)
+        taken = paths[1]
+        is_the_source = expected.inode != 0 and self._parts.isolation.inode(taken) == expected.inode
+        is_copied = self._isolate(taken)
+        # Also a link's bytes, where they were copied: the writer may have been at them.
+        if (is_copied or not is_the_source) and not self._has_checksum(taken, expected, linked=is_the_source):
+            raise Corruption(f"{expected.name} is not what its source has", advice="run the job again")
+        return is_copied
+
+    def _take_run(self, paths: tuple[str, str], expected: StagedFile) -> bool:
+        """The same, but that its bytes are looked at by whoever merges them: after this, as INV-XFER-4 wants it."""
+        self._move(paths, expected)
+        return self._isolate(paths[1])
+
+    def _move(self, paths: tuple[str, str], expected: StagedFile) -> None:
+        disk = self._disk
         staged, taken = paths
         if disk.exists(staged):
             # What an earlier seal of this attempt had taken is older: it failed, and the attempt went on.
@@ -176,16 +192,15 @@ class Sealer:
             disk.unlink(staged)
         elif not disk.exists(taken):
             raise Refused(f"{expected.name} was not brought by this attempt", advice="name another")
-        size_bytes = isolation.size_bytes(taken)
+        size_bytes = self._parts.isolation.size_bytes(taken)
         if size_bytes != expected.size_bytes:
             raise Corruption(f"{expected.name} has {size_bytes} bytes, and {expected.size_bytes} were brought")
-        is_the_source = expected.inode != 0 and isolation.inode(taken) == expected.inode
-        is_copied = not isolation.has_no_writer(taken)
+
+    def _isolate(self, taken: str) -> bool:
+        """Whether it had to be copied: somebody can still write to it, or that cannot be told."""
+        is_copied = not self._parts.isolation.has_no_writer(taken)
         if is_copied:
             self._copy_in_place(taken)
-        # Also a link's bytes, where they were copied: the writer may have been at them.
-        if (is_copied or not is_the_source) and not self._has_checksum(taken, expected, linked=is_the_source):
-            raise Corruption(f"{expected.name} is not what its source has", advice="run the job again")
         return is_copied
 
     def _has_checksum(self, path: str, expected: StagedFile, *, linked: bool) -> bool:
@@ -221,7 +236,7 @@ class Sealer:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     async def _rows(self, staged: StagedTransfer, order: SealOrder, folder: str) -> SealedFile:
-        limits, rules = self._parts.limits, RunRules(staged.target.range, order.schema)
+        limits, token_range = self._parts.limits, staged.target.range
         runs = await self._taken_runs(staged, order, folder)
         sealed = SealedFile(order.attempt, more=in_order(attempt for attempt, _ in order.more))
         if not runs:
@@ -231,26 +246,27 @@ class Sealer:
         sealed = msgspec.structs.replace(sealed, size_bytes=size_bytes)
         if size_bytes <= limits.rows_merged_bytes_max:
             path = f"{folder}/{ROWS_NAME}"
-            rows = await self._disk.run(partial(self._merge_few, runs, path, rules))
+            rules = RunRules(token_range, order.schema, runs)
+            rows = await self._disk.run(partial(self._merge_few, tuple(runs), path, rules))
             await self._sync(path)
             return msgspec.structs.replace(sealed, rows_file=_below(staged, path), rows=rows)
         layer = f"{folder}/0"
         for left in (layer, layer + ROUNDS_SUFFIX):  # of a seal that was interrupted
             await self._disk.run(partial(self._disk.remove_folder, left))
-        await self._parts.building.build(
-            BuildJob(tuple(runs), layer, rules.range, rules.schema), limits.build_ms / 1000
-        )
-        return msgspec.structs.replace(sealed, layers=(SealedLayer(_below(staged, layer), rules.range),))
+        job = BuildJob(tuple(runs), layer, token_range, order.schema, tuple(runs.values()))
+        await self._parts.building.build(job, limits.build_ms / 1000)
+        return msgspec.structs.replace(sealed, layers=(SealedLayer(_below(staged, layer), token_range),))
 
-    async def _taken_runs(self, staged: StagedTransfer, order: SealOrder, folder: str) -> list[str]:
-        """Those that have rows. Not synced: they are only read from here on, and gone when the seal is done."""
-        runs = []
+    async def _taken_runs(self, staged: StagedTransfer, order: SealOrder, folder: str) -> dict[str, int]:
+        """Those that have rows, with the checksum that each must have. Not synced: they are only read from here on,
+        and gone when the seal is done."""
+        runs = {}
         for attempt, expected in order.runs:
             taken = f"{folder}/{attempt.hex}{RUN_SUFFIX}"
             paths = f"{staged.attempt_folder(attempt)}/{ROWS_NAME}", taken
-            staged.copied_files += await self._disk.run(partial(self._take_over, paths, expected))
+            staged.copied_files += await self._disk.run(partial(self._take_run, paths, expected))
             if expected.size_bytes:
-                runs.append(taken)
+                runs[taken] = expected.checksum
         return runs
 
     def _merge_few(self, runs: Sequence[str], path: str, rules: RunRules) -> int:

@@ -31,6 +31,8 @@ class BuildJob(msgspec.Struct, frozen=True, array_like=True):
     """Must not exist, and its parent must."""
     range: TokenRange
     schema: TableSchema
+    checksums: tuple[int, ...]
+    """Of each file, as whoever brought it has told."""
 
 
 class BuildResult(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +56,7 @@ def merge_few(disk: Disk, paths: Sequence[str], output: str, rules: RunRules) ->
 
 async def run_build(engine: LayerEngine, disk: Disk, job: BuildJob) -> BuildResult:
     """The output folder is durable on return. On any error it is gone, and nothing else has changed."""
-    rules = RunRules(job.range, job.schema)
+    rules = RunRules(job.range, job.schema, dict(zip(job.rows_files, job.checksums, strict=True)))
     rounds = RunRounds(disk, rules, job.output_folder + ROUNDS_SUFFIX)
     writer = BaseWriter(engine, disk, job.output_folder, job.schema)
     try:

@@ -4,15 +4,17 @@ Each run has one record in memory. A window reaches at most to the least of the 
 that every row up to there is known. Within it rows are put in order by their tokens, and only keys that are there twice
 are looked into: they are merged by the one rule of all rows. A run that overlaps no other passes as it is.
 
+A run that somebody else has written is read once, and looked at on the way: what has passed is what was looked at.
+
 More runs than can be open at once, or whose records would take too much memory, are merged in rounds: some of them into
 a file of its own first.
 """
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -20,14 +22,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.ports.disk import Disk, File
+from ebla.storage.checksums import crc32
 from ebla.storage.key_columns import token_words
 from ebla.storage.layer import KEY_BYTES_MIN
 from ebla.storage.merge_chunks import KeySequence
-from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head, read_record, records_of
+from ebla.storage.row_file import RECORD_HEADER_BYTES, decode_body, read_head, read_raw, records_of
 from ebla.storage.sorted_rows import sorted_rows
 
 RUNS_OPEN_MAX = 256
@@ -50,6 +53,8 @@ class RunRules:
 
     range: TokenRange
     schema: TableSchema
+    checksums: Mapping[str, int] = field(default_factory=dict)
+    """Of whole files, by path. One that is not here is ours."""
 
 
 class RowOrder:
@@ -94,11 +99,13 @@ def _ascend(keys: pa.Array, words: Words) -> bool:
 class _Run:
     """One file, and what of its current record is not yet taken."""
 
-    def __init__(self, file: File, token_range: TokenRange) -> None:
+    def __init__(self, file: File, rules: RunRules) -> None:
         self._file = file
         self._size = file.size()
         self._offset = 0
-        self._order = RowOrder(token_range)
+        self._expected = rules.checksums.get(file.path)
+        self._checksum = 0
+        self._order = RowOrder(rules.range)
         self._batch: pa.RecordBatch | None = None
         self._words: Words = np.empty(0, np.uint64)
         """The tokens of its rows."""
@@ -151,10 +158,20 @@ class _Run:
     def _advance(self) -> None:
         self._batch = None
         if self._offset < self._size:
-            self._batch, size = read_record(self._file, self._offset)
-            self._offset += size
+            header, body = read_raw(self._file, self._offset)
+            self._offset += len(header) + len(body)
+            self._look_at(header, body)
+            self._batch = decode_body(read_head(header, self._file.path), body, self._file.path)
             self._words = self._order.check(self._batch)
             self.last_key = self._batch.column(0)[-1].as_py()
+
+    def _look_at(self, header: bytes, body: bytes) -> None:
+        """Before the last of its rows is used: whoever has read a run to its end has read what was brought."""
+        if self._expected is None:
+            return
+        self._checksum = crc32(body, crc32(header, self._checksum))
+        if self._offset >= self._size and self._checksum != self._expected:
+            raise Corruption(f"{self._file.path} is not what its source has", advice="run the job again")
 
 
 def merged_rows(disk: Disk, paths: Sequence[str], rules: RunRules) -> Iterator[pa.RecordBatch]:
@@ -165,7 +182,7 @@ def merged_rows(disk: Disk, paths: Sequence[str], rules: RunRules) -> Iterator[p
         for path in paths:
             file = disk.open(path)
             files.callback(file.close)
-            runs.append(_Run(file, rules.range))
+            runs.append(_Run(file, rules))
         yield from _merged(runs, rules.schema)
 
 

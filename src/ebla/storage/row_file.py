@@ -157,9 +157,14 @@ def whole_records_bytes(file: File) -> int:
 
 def read_record(file: File, offset: int) -> tuple[pa.RecordBatch, int]:
     """The one at this place, and how long it is. Blocks. Raises `Corruption`."""
-    head = read_head(file.read(offset, _HEADER.size), file.path)
-    body = file.read(offset + _HEADER.size, head.body_bytes)
-    return decode_body(head, body, file.path), head.record_bytes
+    header, body = read_raw(file, offset)
+    return decode_body(read_head(header, file.path), body, file.path), len(header) + len(body)
+
+
+def read_raw(file: File, offset: int) -> tuple[bytes, bytes]:
+    """Header and body of the one at this place, not looked at yet. Blocks. Raises `Corruption`."""
+    header = file.read(offset, _HEADER.size)
+    return header, file.read(offset + _HEADER.size, read_head(header, file.path).body_bytes)
 
 
 def _checksum(length: int, rows: int, body: bytes | memoryview) -> int:

@@ -4,11 +4,13 @@ import asyncio
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.unit.bulk.staging_rig import machine
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows
 
+from ebla.bulk.puts import checksum_of
 from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.rows import Head, Row
 from ebla.model.token import WHOLE_RING, Token, TokenRange
@@ -60,6 +62,11 @@ def written(disk: LifeDisk, runs: Sequence[Sequence[Item]], seed: int = 1) -> li
     disk.make_folder("/data")
     chance = random.Random(seed)
     return [write_run(disk, f"/data/run{number}", items, chance) for number, items in enumerate(runs)]
+
+
+def job_of(disk: LifeDisk, paths: Sequence[str]) -> BuildJob:
+    checksums = tuple(checksum_of(disk, path) for path in paths)
+    return BuildJob(tuple(paths), "/data/layer", WHOLE_RING, MIXED, checksums)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -184,7 +191,7 @@ def test_a_build_of_many_runs_leaves_the_layer_alone(monkeypatch: pytest.MonkeyP
     async def main(disk: LifeDisk) -> None:
         paths = written(disk, runs)
         engine = MemoryEngine(disk)
-        result = await run_build(engine, disk, BuildJob(tuple(paths), "/data/layer", WHOLE_RING, MIXED))
+        result = await run_build(engine, disk, job_of(disk, paths))
         layer = await engine.open("/data/layer", writable=False)
         expected = list(merge_streams(runs, MIXED))
         assert meaning(list(layer.scan())) == meaning(expected)
@@ -204,7 +211,7 @@ def test_a_build_that_is_given_up_or_fails_in_a_round_leaves_nothing(monkeypatch
     async def main(disk: LifeDisk) -> None:
         paths = written(disk, runs)
         before = disk.list_folder("/data")
-        job = BuildJob(tuple(paths), "/data/layer", WHOLE_RING, MIXED)
+        job = job_of(disk, paths)
         building = asyncio.create_task(run_build(MemoryEngine(disk), disk, job))
         while not disk.exists("/data/layer" + ROUNDS_SUFFIX):  # noqa: ASYNC110 # of the disk, which tells nobody
             await asyncio.sleep(0)
@@ -213,7 +220,7 @@ def test_a_build_that_is_given_up_or_fails_in_a_round_leaves_nothing(monkeypatch
             await building
         assert disk.list_folder("/data") == before
         disk.create("/data/bad").append(b"no rows at all")
-        bad = BuildJob((*paths, "/data/bad"), "/data/layer", WHOLE_RING, MIXED)
+        bad = job_of(disk, [*paths, "/data/bad"])
         with pytest.raises(Corruption):
             await run_build(MemoryEngine(disk), disk, bad)
         assert disk.list_folder("/data") == ["bad", *before]
@@ -258,5 +265,25 @@ def test_rows_of_one_token_are_looked_at_key_by_key(places: tuple[int, int]) -> 
         file.close()
         with pytest.raises(InvalidRequest, match="not in the order"):
             list(merged_rows(disk, ["/data/run"], RULES))
+
+    machine().run(main)
+
+
+@pytest.mark.parametrize("open_max", [2, 256])
+@pytest.mark.parametrize("wrong", range(4))
+def test_a_run_that_is_another_than_was_brought_becomes_no_layer(
+    wrong: int, open_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, in order and of the right length, in a round or in the last merge."""
+    monkeypatch.setattr(merge_runs, "RUNS_OPEN_MAX", open_max)
+
+    async def main(disk: LifeDisk) -> None:
+        job = job_of(disk, written(disk, runs_of(9, 4)))
+        checksums = list(job.checksums)
+        checksums[wrong] ^= 1
+        with pytest.raises(Corruption, match=f"run{wrong} is not what its source has"):
+            await run_build(MemoryEngine(disk), disk, msgspec.structs.replace(job, checksums=tuple(checksums)))
+        assert not disk.exists("/data/layer")
+        assert (await run_build(MemoryEngine(disk), disk, job)).rows
 
     machine().run(main)
