@@ -10,7 +10,9 @@ many short windows: other load on the machine only ever adds.
 
 Time: three processes on loopback over the real wire (plain TCP, no TLS), each with its own log on the same disk, every
 write synced. The callers are in the leader's process, as group 0's are. Beside it, in the same run, the disk's own rate
-of syncs, measured before and after each: the disk is shared, so its rate wanders. The last line is JSON.
+of syncs, measured before and after each: the disk is shared, so its rate wanders. With one in flight there is a second
+figure to judge by: what three bare processes reach here that only pass a record on, sync and answer
+(`benchmarks/bare_relay.py`), measured by turns with the commits. The last line is JSON.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.bare_relay import BareRelay
 from benchmarks.disk_limit import measure_sync_rate
 from ebla.control.raft_log import RaftLog, needs_disk
 from ebla.control.raft_server import RaftServer, RaftSetup
@@ -355,6 +358,8 @@ class Commits:
     per_s: float
     p50_ms: float
     syncs_per_s: float
+    relay: tuple[float, float] | None
+    """Of the bare relay, in the same round: commits per second and the median in milliseconds."""
 
     @property
     def share(self) -> float:
@@ -387,19 +392,23 @@ def measure_processes(folder: Path, seconds: float, rounds: int) -> list[Commits
     network = f"127.{random.randrange(1, 250)}.{random.randrange(1, 250)}"
     children = [Child(network, peer, str(folder / f"p{peer}")) for peer in PEERS]
     measured: dict[int, list[Commits]] = {count: [] for count in IN_FLIGHT}
+    relay = BareRelay(folder / "relay")
     try:
         for child in children:
             assert child.hear() == "ready"
         leader = children[0]
         assert leader.ask("lead") == "leads"
         leader.ask(f"load 64 {seconds / 2}")
+        relay.measure(seconds / 4)
         for _ in range(rounds):
             for count in IN_FLIGHT:
                 before = measure_sync_rate(folder, seconds=seconds / 4)
                 per_s, p50_ms = map(float, leader.ask(f"load {count} {seconds}").split())
+                bare = relay.measure(seconds) if count == 1 else None
                 after = measure_sync_rate(folder, seconds=seconds / 4)
-                measured[count].append(Commits(count, per_s, p50_ms, (before + after) / 2))
+                measured[count].append(Commits(count, per_s, p50_ms, (before + after) / 2, bare))
     finally:
+        relay.close()
         for child in children:
             child.end()
     return [sorted(figures, key=lambda figure: figure.share)[len(figures) // 2] for figures in measured.values()]
@@ -446,6 +455,14 @@ def report(runner: asyncio.Runner, folder: Path, *, quick: bool) -> int:
             f"{count:>3} in flight: {one.per_s:8.0f} commits/s, p50 {one.p50_ms:6.2f} ms,"
             f" {one.share:5.2f} of the disk's {one.syncs_per_s:.0f} syncs/s"
         )
+        if one.relay is not None:
+            relay_per_s, relay_p50_ms = one.relay
+            figures |= {"relay_per_s_1": relay_per_s, "relay_p50_ms_1": relay_p50_ms}
+            figures["share_of_relay_1"] = one.per_s / relay_per_s
+            print(
+                f"  a bare relay: {relay_per_s:8.0f} commits/s, p50 {relay_p50_ms:6.2f} ms,"
+                f" {relay_per_s / one.syncs_per_s:5.2f} of the disk's; ours are {one.per_s / relay_per_s:.2f} of that"
+            )
         if count == 1:
             good &= one.share >= SYNC_SHARE_MIN
             figures["share_of_syncs_1"] = one.share
