@@ -230,7 +230,8 @@ class Staging:
         return found
 
     async def release(self, session: SessionId, transfers: Iterable[TransferId]) -> list[TransferId]:
-        """Those that are gone now. What is not there is no error."""
+        """Those that are gone now. What is not there is no error. Their files go with the next sweep: to free what a
+        job has brought takes a while, and whoever releases it waits for no room."""
         known = [self._transfers.get(transfer) for transfer in dict.fromkeys(transfers)]
         found = [one for one in known if one is not None and one.session == session]
         async with AsyncExitStack() as held:
@@ -238,7 +239,7 @@ class Staging:
                 await held.enter_async_context(staged.changing)
                 staged.state = staged.state.released()
                 staged.received.clear()
-            await self._remove([staged.folder for staged in found])
+            await self._disk.run(partial(self._put_aside, self._new_names([staged.folder for staged in found])))
         return [staged.transfer for staged in found]
 
     async def drop_attempt(self, staged: StagedTransfer, attempt: AttemptId) -> None:
@@ -268,20 +269,20 @@ class Staging:
         for staged in [one for one in self._transfers.values() if one.session == session]:
             del self._transfers[staged.transfer]
         self._made.pop(session, None)
-        await self._remove([f"{self._parts.folder}/{session}"])
+        await self._remove(f"{self._parts.folder}/{session}")
         self._sessions.pop(session, None)
 
     async def remove_leftovers(self) -> None:
-        """Of removals that did not come to their end."""
+        """Of removals that did not come to their end, and what was released."""
         for name in self._disk.list_folder(self._parts.folder):
             if name.startswith(GOING_PREFIX) and name not in self._going:
                 await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{name}"))
 
-    async def _remove(self, folders: Sequence[str]) -> None:
-        """INV-XFER-3: out of the way in one step each, and only then file by file. A shard may be adopting from it,
-        under a guard that this process knows nothing of: it lists a sealed folder and links what it finds, and would
-        take one that is half removed for a whole layer."""
-        names = {f"{GOING_PREFIX}{self._parts.chance.bytes(8).hex()}": folder for folder in folders}
+    async def _remove(self, folder: str) -> None:
+        """INV-XFER-3: out of the way in one step, and only then file by file. A shard may be adopting from it, under a
+        guard that this process knows nothing of: it lists a sealed folder and links what it finds, and would take one
+        that is half removed for a whole layer."""
+        names = self._new_names([folder])
         self._going |= dict.fromkeys(names)
         try:
             await self._disk.run(partial(self._remove_by, names))
@@ -289,13 +290,20 @@ class Staging:
             for name in names:
                 del self._going[name]
 
-    def _remove_by(self, names: Mapping[str, str]) -> None:
+    def _new_names(self, folders: Sequence[str]) -> dict[str, str]:
+        return {f"{GOING_PREFIX}{self._parts.chance.bytes(8).hex()}": folder for folder in folders}
+
+    def _put_aside(self, names: Mapping[str, str]) -> None:
         """Blocks."""
         for name, folder in names.items():
             if self._disk.exists(folder):
-                going = f"{self._parts.folder}/{name}"
-                self._disk.rename(folder, going)
-                self._disk.remove_folder(going)
+                self._disk.rename(folder, f"{self._parts.folder}/{name}")
+
+    def _remove_by(self, names: Mapping[str, str]) -> None:
+        """Blocks."""
+        self._put_aside(names)
+        for name in names:
+            self._disk.remove_folder(f"{self._parts.folder}/{name}")
 
     def statuses(self, session: SessionId | None) -> tuple[StagingStatus, ...]:
         shown = (one for one in self._transfers.values() if one.state.phase is not Phase.RELEASED)

@@ -3,6 +3,7 @@
 Whatever has an effect runs under a guard of its session, entered behind a read barrier and held to the end.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebla.bulk.checkpoints import CheckpointRecord, Checkpoints, Shards, Wanted
@@ -57,6 +58,8 @@ class DeskParts:
     limits: TransferLimits
     clock: Clock
     report: Report
+    released: Callable[[], None]
+    """There is something to be swept."""
 
 
 class TransferDesk:
@@ -124,6 +127,7 @@ class TransferDesk:
         try:
             async with parts.guards.materialised(request.session, call.work_ms()):
                 parts.plane.end_puts(await parts.staging.release(request.session, request.transfers))
+                parts.released()
                 await parts.checkpoints.release(request.session, request.checkpoints)
         except SessionClosed:
             pass  # all of it goes by itself

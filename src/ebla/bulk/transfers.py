@@ -147,6 +147,7 @@ class BulkTransfers:
                 setup.limits,
                 around.clock,
                 self._report,
+                self.sessions_changed,
             )
         )
         self._sweeper = Sweeper(SweepParts(self._guards, self.staging, self.plane, checkpoints, reads, self._counts))

