@@ -15,6 +15,7 @@ from ebla.ports.surroundings import Surroundings
 from ebla.sim.chance import SimChance
 from ebla.sim.life import Life
 from ebla.sim.world import Unit, World
+from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 T = TypeVar("T")
 
@@ -148,3 +149,22 @@ def connect(world: World, chance: SimChance, here: Unit, seat: BulkSeat) -> Stre
     stream = Stream(world, chance, here, seat.unit, seat.door, here.life, seat.unit.life)
     seat.door.opened(stream)
     return stream
+
+
+# ---- what is asked over a stream, in the life of the bulk process
+
+
+async def open_put(door: FlightTwin, stream: Stream, put: FlightPut) -> PutPlace:
+    place = await door.plane.open_put(put)
+    stream.places.append(place)
+    return place
+
+
+async def append(door: FlightTwin, place: PutPlace, data: bytes) -> None:
+    await door.plane.append(place, data)
+
+
+async def finish_put(door: FlightTwin, place: PutPlace) -> PutAnswer:
+    answer = await door.plane.finish_put(place)
+    door.plane.close_put(place)
+    return answer

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedSource
 from ebla.model.errors import Corruption, EblaError, Overloaded, Unavailable, Unreachable
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import (
@@ -32,7 +32,7 @@ from ebla.model.transfers import (
 from ebla.ports.disk import Disk, File
 from ebla.ports.surroundings import Surroundings
 from ebla.sim.chance import SimChance
-from ebla.sim.flight_twin import BulkSeat, FlightTwin, Stream, connect
+from ebla.sim.flight_twin import BulkSeat, FlightTwin, Stream, append, connect, finish_put, open_put
 from ebla.sim.transfer_scans import Scanned, compared, lacking, merged, read_hashes, read_rows
 from ebla.sim.world import World
 from ebla.storage.layer import Item
@@ -280,7 +280,7 @@ class TaskRun:
         stream = self._stream(target.host)
         size = 0 if name == ROWS_NAME else sum(len(piece) for piece in pieces)
         put = FlightPut(target.ticket, self._attempt.id, name, size)
-        place = await stream.ask(lambda door: _open_put(door, stream, put))
+        place = await stream.ask(lambda door: open_put(door, stream, put))
         passed, known = 0, place.received_bytes
         for piece in pieces:
             begin = max(0, known - passed)
@@ -288,9 +288,9 @@ class TaskRun:
             if begin < len(piece):
                 await self._step()
                 sent = self._on_the_way(piece[begin:])
-                await stream.ask(partial(_append, place=place, data=sent))
+                await stream.ask(partial(append, place=place, data=sent))
         await self._step()
-        return await stream.ask(partial(_finish_put, place=place))
+        return await stream.ask(partial(finish_put, place=place))
 
     # -- the short cut -----------------------------------------------------------------------------------------------
 
@@ -397,22 +397,6 @@ async def _read_piece(door: FlightTwin, source: OpenedSource, path: str, offset:
     if not piece:
         door.plane.close_source(source)
     return piece
-
-
-async def _open_put(door: FlightTwin, stream: Stream, put: FlightPut) -> PutPlace:
-    place = await door.plane.open_put(put)
-    stream.places.append(place)
-    return place
-
-
-async def _append(door: FlightTwin, place: PutPlace, data: bytes) -> None:
-    await door.plane.append(place, data)
-
-
-async def _finish_put(door: FlightTwin, place: PutPlace) -> PutAnswer:
-    answer = await door.plane.finish_put(place)
-    door.plane.close_put(place)
-    return answer
 
 
 async def _scan(door: FlightTwin, source: OpenedSource, scan: Callable[[Scanned], Awaitable[T]]) -> T:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from ebla.bulk.data_plane import OpenedSource, PutPlace
+from ebla.bulk.data_plane import OpenedSource
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError, Outcome, Stale, Unavailable, Unreachable
 from ebla.model.identity import AttemptId, HostId, SessionId, TransferId
@@ -18,7 +18,7 @@ from ebla.model.transfers import ROWS_NAME, StagedFile, Target
 from ebla.ports.surroundings import Surroundings
 from ebla.sim.chance import SimChance
 from ebla.sim.checkers.rows import Cell, Read, Tried
-from ebla.sim.flight_twin import FlightTwin, Stream, connect
+from ebla.sim.flight_twin import FlightTwin, Stream, append, connect, finish_put, open_put
 from ebla.sim.table_calls_twin import Caller, CallSeat
 from ebla.sim.transfer_scans import Scanned, merged, read_rows
 from ebla.sim.workloads.rows_client import RowsLoad
@@ -48,7 +48,7 @@ from ebla.wire.table_access import (
     WritePlan,
     WriteState,
 )
-from ebla.wire.transfer_messages import FlightPut, PutAnswer
+from ebla.wire.transfer_messages import FlightPut
 
 A = TypeVar("A")
 
@@ -259,9 +259,9 @@ class TableJobsClient:
         stream = connect(self._cluster.world, self._chance, self._here, self._cluster.seats[target.host])
         try:
             put = FlightPut(target.ticket, attempt, ROWS_NAME, 0)
-            place = await stream.ask(partial(_open_put, stream=stream, put=put))
-            await stream.ask(partial(_append, place=place, data=record))
-            answer = await stream.ask(partial(_finish_put, place=place))
+            place = await stream.ask(partial(open_put, stream=stream, put=put))
+            await stream.ask(partial(append, place=place, data=record))
+            answer = await stream.ask(partial(finish_put, place=place))
         finally:
             stream.closed = True
         if answer.checksum != zlib.crc32(record):
@@ -393,22 +393,6 @@ def _token(item: Item) -> Token:
 
 
 # ---- in the bulk process's life
-
-
-async def _open_put(door: FlightTwin, stream: Stream, put: FlightPut) -> PutPlace:
-    place = await door.plane.open_put(put)
-    stream.places.append(place)
-    return place
-
-
-async def _append(door: FlightTwin, place: PutPlace, data: bytes) -> None:
-    await door.plane.append(place, data)
-
-
-async def _finish_put(door: FlightTwin, place: PutPlace) -> PutAnswer:
-    answer = await door.plane.finish_put(place)
-    door.plane.close_put(place)
-    return answer
 
 
 async def _open_read(door: FlightTwin, stream: Stream, asked: tuple[bytes, TokenRange]) -> OpenedSource:
