@@ -13,7 +13,7 @@ from ebla.source.stage_runs import Stager
 from ebla.source.task_order import TaskOrder, TaskRows
 from ebla.source.write_options import WriteOptions
 from ebla.source.write_ways import Sink
-from ebla.storage.kept_memory import keep_freed_buffers
+from ebla.storage.kept_memory import take_buffers_from_c_library
 
 JOINED_ROWS_MAX = 1_000_000
 """Of one run. Spark's batches are of 10,000 rows; what is done once for each costs less in larger ones."""
@@ -27,7 +27,7 @@ def write_task(options: WriteOptions, order: TaskOrder, batches: Iterable[pa.Rec
 def write_rows(
     order: TaskOrder, form: RowForm, batches: Iterable[pa.RecordBatch], connect: Callable[[], Sink]
 ) -> TaskRows:
-    keep_freed_buffers()
+    take_buffers_from_c_library()
     pieces = joined_batches(batches, order.run_bytes)
     few, rest = _first_few(pieces, order.small_rows)
     if rest is None:

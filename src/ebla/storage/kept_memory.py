@@ -7,6 +7,8 @@ it: of what moving a gigabyte through a process costs, a fifth.
 import ctypes
 from functools import cache
 
+import pyarrow as pa
+
 BUFFER_BYTES_MAX = 32 << 20
 """The most that the C library allows."""
 KEPT_BYTES_MAX = 64 << 20
@@ -23,3 +25,12 @@ def keep_freed_buffers() -> None:
     if _set is not None:
         _set(_MMAP_THRESHOLD, BUFFER_BYTES_MAX)
         _set(_TRIM_THRESHOLD, KEPT_BYTES_MAX)
+
+
+@cache
+def take_buffers_from_c_library() -> None:
+    """Arrow's buffers too, in this process, until it ends. Arrow's own allocator asks for huge pages, and where memory
+    is in pieces the kernel moves the pages of others about to make one: in a process that has just started that is more
+    than all the work on the first rows."""
+    keep_freed_buffers()
+    pa.set_memory_pool(pa.system_memory_pool())
