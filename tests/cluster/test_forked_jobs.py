@@ -13,20 +13,33 @@ from ebla.runtime.job_process import NICENESS, JobFailed
 MODULE = "tests.cluster.forking_process"
 WAIT_S = 60.0
 Story = Callable[[ForkedJobs], Awaitable[None]]
+Run = Callable[[Story], None]
 Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
-def run(story: Story, at_once: int = 2, loop: Loop | None = None) -> None:
-    async def main() -> None:
-        jobs = ForkedJobs(MODULE, at_once, WAIT_S)
+def loops() -> list[Loop | None]:
+    """Asyncio's own, and uvloop where it is installed."""
+    found: list[Loop | None] = [None]
+    if importlib.util.find_spec("uvloop"):
+        found.append(importlib.import_module("uvloop").new_event_loop)
+    return found
+
+
+@pytest.fixture(params=loops())
+def run(request: pytest.FixtureRequest) -> Run:
+    async def main(story: Story) -> None:
+        jobs = ForkedJobs(MODULE, 2, WAIT_S)
         try:
             await story(jobs)
         finally:
             await jobs.close()
         assert psutil.Process().children() == []
 
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(main())
+    def on_loop(story: Story) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(main(story))
+
+    return on_loop
 
 
 def forks() -> list[psutil.Process]:
@@ -39,16 +52,7 @@ async def until(reached: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def loops() -> list[Loop | None]:
-    """Asyncio's own, and uvloop where it is installed."""
-    found: list[Loop | None] = [None]
-    if importlib.util.find_spec("uvloop"):
-        found.append(importlib.import_module("uvloop").new_event_loop)
-    return found
-
-
-@pytest.mark.parametrize("loop", loops())
-def test_a_fork_takes_one_job_after_another(loop: Loop | None) -> None:
+def test_a_fork_takes_one_job_after_another(run: Run) -> None:
     async def story(jobs: ForkedJobs) -> None:
         first = await jobs.run(b"who", WAIT_S)
         assert await jobs.run(b"who", WAIT_S) == first
@@ -59,10 +63,10 @@ def test_a_fork_takes_one_job_after_another(loop: Loop | None) -> None:
         assert await jobs.run(large, WAIT_S) == large
         assert await jobs.run(b"pandas", WAIT_S) == b"False"
 
-    run(story, loop=loop)
+    run(story)
 
 
-def test_so_many_run_at_once() -> None:
+def test_so_many_run_at_once(run: Run) -> None:
     async def story(jobs: ForkedJobs) -> None:
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(jobs.run(b"wait", WAIT_S)) for _ in range(2)]
@@ -77,7 +81,7 @@ def test_so_many_run_at_once() -> None:
     run(story)
 
 
-def test_a_fork_that_dies_takes_nobody_along() -> None:
+def test_a_fork_that_dies_takes_nobody_along(run: Run) -> None:
     async def story(jobs: ForkedJobs) -> None:
         for job in (b"die", b"fail"):
             with pytest.raises(JobFailed, match="its process died"):
@@ -87,7 +91,7 @@ def test_a_fork_that_dies_takes_nobody_along() -> None:
     run(story)
 
 
-def test_a_late_fork_is_killed_before_anybody_is_told() -> None:
+def test_a_late_fork_is_killed_before_anybody_is_told(run: Run) -> None:
     async def story(jobs: ForkedJobs) -> None:
         await jobs.run(b"who", WAIT_S)
         with pytest.raises(JobFailed, match=r"longer than 0\.05 s"):
@@ -97,7 +101,7 @@ def test_a_late_fork_is_killed_before_anybody_is_told() -> None:
     run(story)
 
 
-def test_the_process_that_forks_dies_with_its_forks_and_is_started_anew() -> None:
+def test_the_process_that_forks_dies_with_its_forks_and_is_started_anew(run: Run) -> None:
     async def story(jobs: ForkedJobs) -> None:
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(_refused(jobs, b"wait"))
@@ -117,7 +121,7 @@ async def _refused(jobs: ForkedJobs, job: bytes) -> str:
     return failure.value.message
 
 
-def test_forks_without_a_job_end_and_are_forked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forks_without_a_job_end_and_are_forked_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORK_IDLE_S", "0.01")
 
     async def story(jobs: ForkedJobs) -> None:

@@ -16,8 +16,8 @@ from ebla.runtime.job_frames import Frame, FrameKind, FrameReader, frame
 from ebla.runtime.job_process import NICENESS, JobFailed
 from ebla.runtime.priorities import child_stands_back
 
-END_S = 10.0
-"""For a process that was let go, before it is killed."""
+END_S = 30.0
+"""For a process to do what ends a job, or itself, before it is killed."""
 _STANDARD_INPUT, _STANDARD_OUTPUT = 0, 1
 
 
@@ -73,14 +73,20 @@ class ForkedJobs:
 
     async def _killed(self, process: "_ReadyProcess", number: int, asked: "_Asked") -> None:
         process.kill(number)
-        await asked.ended.wait()
+        try:
+            async with asyncio.timeout(END_S):
+                await asked.ended.wait()
+        except TimeoutError:
+            await process.end()  # whoever else is at work there loses it
 
     async def _process(self) -> "_ReadyProcess":
         async with self._starting:
             if self._ready is None or self._ready.is_over:
                 command = (sys.executable, "-m", self._module, str(os.getpid()))
+                # A process forks well that has one thread, and numpy would start some for algebra.
+                around = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
                 _, self._ready = await asyncio.get_running_loop().subprocess_exec(
-                    _ReadyProcess, *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None
+                    _ReadyProcess, *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, env=around
                 )
             return self._ready
 
@@ -134,6 +140,7 @@ class _ReadyProcess(asyncio.SubprocessProtocol):
             self._input().close()
 
     async def end(self) -> None:
+        """All that was asked of it has ended then."""
         self.let_go()
         try:
             async with asyncio.timeout(END_S):
