@@ -53,7 +53,7 @@ from ebla.raft.messages import (
 from ebla.raft.options import Options
 from ebla.raft.state import Past
 from ebla.runtime.event_loop import new_event_loop
-from ebla.runtime.file_disk import DiskWays, FileDisk, FileOnDisk
+from ebla.runtime.file_disk import FileDisk, FileOnDisk
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
@@ -299,7 +299,7 @@ class OverTcp:
 async def serve(network: str, peer: PeerId, folder: str) -> None:
     """One peer, which reads orders from its standard input and answers each with one line."""
     hosts = {number: HostId(uuid.UUID(int=number)) for number in PEERS}
-    disk = FileDisk(DiskWays(sync_by_kernel=True))
+    disk = FileDisk()
     async with TcpTransport(None, TransportLimits(), unreported, plain=True) as transport, asyncio.TaskGroup() as tasks:
         around = Surroundings(SystemClock(), SystemChance(), disk, transport)
         introduction = Introduction(hosts[peer], CLUSTER, "bench")

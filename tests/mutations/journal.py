@@ -7,7 +7,6 @@ DAMAGE = PytestCheck("tests/unit/journal/test_damage.py", "tests/unit/journal/te
 REPLACE = PytestCheck("tests/unit/journal/test_replace.py")
 RAFT_LOG = PytestCheck("tests/unit/control/test_raft_log.py")
 REAL_DISK = PytestCheck("tests/unit/runtime/test_file_disk.py")
-KERNEL_SYNCS = PytestCheck("tests/unit/runtime/test_kernel_syncs.py")
 
 MUTATIONS = (
     Mutation(
@@ -233,14 +232,6 @@ MUTATIONS = (
         replace="            del error\n",
         check=REAL_DISK,
         why="the second sync succeeds although the first lost the bytes",
-    ),
-    Mutation(
-        name="disk-failed-sync-of-the-kernel-forgiven",
-        module="ebla.runtime.kernel_syncs",
-        find=" if result < 0 else None",
-        replace=" if result > 0 else None",
-        check=KERNEL_SYNCS,
-        why="a batch that the device lost is acknowledged",
     ),
     Mutation(
         name="disk-slow-device-synced-on-the-loop",

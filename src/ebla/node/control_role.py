@@ -30,7 +30,7 @@ from ebla.ports.surroundings import Surroundings
 from ebla.runtime import file_lock
 from ebla.runtime.child_policy import ChildLimits
 from ebla.runtime.data_folder import DataFolder, Identity, write_durably
-from ebla.runtime.file_disk import DiskWays, FileDisk
+from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.first_start import found_cluster, join_by_token
 from ebla.runtime.hand_over import AuthorityDesk
 from ebla.runtime.join_door import DESK_LIMITS, WithJoinDoor
@@ -148,7 +148,7 @@ async def _run_control(options: NodeOptions, identity: Identity, supervisor: Sup
         AuthorityDesk(TlsFolder(folder.tls), identity.cluster, clock, desk)
         doors = WithJoinDoor(transport, options.control_address, desk.accept)
         control = ControlProcess(
-            Surroundings(clock, SystemChance(), FileDisk(DiskWays(sync_by_kernel=True)), doors),
+            Surroundings(clock, SystemChance(), FileDisk(), doors),
             ControlSetup(
                 introduction=introduction,
                 address=options.control_address,

@@ -1,4 +1,4 @@
-"""How the files of one disk are synced: by the kernel or by threads, or on the loop where that is the shorter way."""
+"""How the files of one disk are synced: by threads, or on the loop where that is the shorter way."""
 
 import asyncio
 import os
@@ -7,9 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-
-from ebla.runtime.kernel_syncs import KernelSyncs
 
 UNKNOWN_SYNC_S = 0.1
 """What a sync is taken to last before any was made."""
@@ -139,38 +136,13 @@ class SyncPace:
 class Syncing:
     """How the files of one disk are synced."""
 
-    def __init__(self, threads: int, *, by_kernel: bool = False) -> None:
+    def __init__(self, threads: int) -> None:
         self.threads = SyncThreads(threads)
         self.work_under_way = 0
         self._pace = SyncPace()
-        self._kernel = KernelSyncs.open() if by_kernel else None
 
     def may_be_here(self) -> bool:
-        under_way = self.threads.under_way or self.work_under_way or (self._kernel and self._kernel.under_way)
-        return self._pace.is_short and not under_way
-
-    async def sync(self, descriptor: int, ended: Ended) -> None:
-        """`ended` is called with what became of it, also if nobody waits any more."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        began_s = time.perf_counter()
-
-        def told(failure: BaseException | None) -> None:
-            self._pace.note(time.perf_counter() - began_s)
-            ended(failure)
-            if not done.get_loop().is_closed():
-                _settle(done, failure)
-
-        if self._kernel is not None and self._kernel.submit(descriptor, told):
-            await done
-        else:
-            await self.threads.run(partial(self.sync_content, descriptor), ended)
-
-    def close(self) -> None:
-        """Waits for every sync that was asked for."""
-        self.threads.close()
-        if self._kernel is not None:
-            self._kernel.close()
-            self._kernel = None
+        return self._pace.is_short and not self.threads.under_way and not self.work_under_way
 
     def sync_content(self, descriptor: int) -> None:
         began_s = time.perf_counter()

@@ -123,7 +123,7 @@ class FileOnDisk:
             self._sync_here(descriptor)
             return
         with _full_disk_told(self._path):
-            await syncing.sync(descriptor, self._note_sync_ended)
+            await syncing.threads.run(partial(syncing.sync_content, descriptor), self._note_sync_ended)
 
     def _sync_here(self, descriptor: int) -> None:
         failure: BaseException | None = None
@@ -146,8 +146,9 @@ class FileOnDisk:
             os.close(self._descriptor)
 
     def _note_sync_ended(self, failure: BaseException | None) -> None:
-        # Not behind the await: the caller may be cancelled while the sync goes on, and a failure must poison the file
-        # all the same. The kernel reports lost pages once and then calls them clean, so the first failure stays.
+        # In the thread, not behind the await: the caller may be cancelled while the thread still syncs, and a failure
+        # must poison the file all the same. The kernel reports lost pages once and then calls them clean, so the first
+        # failure stays.
         self._sync_failure = self._sync_failure or failure
         self._leave()
 
@@ -182,8 +183,6 @@ class DiskWays:
     """How a process uses its disk."""
 
     sync_threads: int = 2
-    sync_by_kernel: bool = False
-    """Where it can; the threads are for the rest then."""
     work_threads: int = 2
     work_niceness: int = 0
     """Of the threads for blocking work, beyond that of the process."""
@@ -196,7 +195,7 @@ class FileDisk:
 
     def __init__(self, ways: DiskWays | None = None) -> None:
         self._ways = ways = ways or DiskWays()
-        self._syncing = Syncing(ways.sync_threads, by_kernel=ways.sync_by_kernel)
+        self._syncing = Syncing(ways.sync_threads)
         self._work_pool = ThreadPoolExecutor(
             ways.work_threads,
             thread_name_prefix="disk-work",
@@ -265,7 +264,7 @@ class FileDisk:
 
     def close(self) -> None:
         """Waits for syncs and for the work that is running; work that has not begun is dropped."""
-        self._syncing.close()
+        self._syncing.threads.close()
         self._work_pool.shutdown(wait=True, cancel_futures=True)
 
 
