@@ -50,6 +50,8 @@ APPLY_BYTES_MAX = 1024 * 1024
 """Applied in one turn. A peer that catches up has much to apply, and the loop has others to serve."""
 WRITE_BYTES_MAX = 16 * 1024 * 1024
 """Of waiting writes, made durable with one sync."""
+LONG_WRITE_MS, STEADY_MS = 2, 1000
+"""Without a write of the former for the latter, a disk is steady."""
 
 Content = TypeVar("Content")
 
@@ -117,6 +119,7 @@ class RaftServer(Generic[Content]):
         self._proposals: list[_Proposal] = []
         self._reads = ReadRounds(setup.options.peer, surroundings.chance, setup.read_wait_max_ms)
         self._writes: deque[tuple[Write, int]] = deque()
+        self._long_write_ms = 0  # when it ended
         self._is_writing = False
         self._turn_due = False
         self._in_turn = False
@@ -215,7 +218,6 @@ class RaftServer(Generic[Content]):
         self._wake()
 
     def post_all(self, events: Sequence[Event]) -> None:
-        """What came from a peer together."""
         self._inbox.extend(events)
         self._wake_now()
 
@@ -507,9 +509,15 @@ class RaftServer(Generic[Content]):
     async def _persist(self, writes: list[Write]) -> None:
         """A full disk changes nothing and is waited out: the peer stays a member that acknowledges nothing new."""
         told = False
+        began_ms = self._clock.boot_ms()
+        # Two others may be done before a leader's own disk is, and a loop that waits for it would not hear of them.
+        is_steady = not self.is_leader or began_ms - self._long_write_ms >= STEADY_MS
         while True:
             try:
-                return await self._log.persist(writes, idle=not (self._proposals or self._inbox))
+                await self._log.persist(writes, idle=is_steady and not (self._proposals or self._inbox))
+                if (ended_ms := self._clock.boot_ms()) - began_ms >= LONG_WRITE_MS:
+                    self._long_write_ms = ended_ms
+                return
             except DiskFull as error:
                 if not told:
                     self._setup.report("raft.disk_full", {"cause": error.message})
