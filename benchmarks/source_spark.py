@@ -21,6 +21,10 @@ SEED = 20_261
 DEFINITION = "name text, hits bigint, price {double}, note text, seen timestamp, kind int, code text"
 """Beside the key, a bigint: 8 columns, 120 bytes of values."""
 
+NO_BOUND = str((1 << 31) - 1)
+"""Any other has Spark add up the sizes of all columns after each row that it hands to Python, as `docs/spark.md` says
+to those whose rows are small."""
+
 Part = str
 Spent = dict[Part, float]
 
@@ -43,6 +47,7 @@ def new_session(folder: Path, jars: Path | None) -> SparkSession:
         "spark.local.dir": str(folder),
         "spark.log.level": "ERROR",
         "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.execution.arrow.maxBytesPerBatch": NO_BOUND,
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
