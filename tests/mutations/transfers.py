@@ -139,7 +139,7 @@ MUTATIONS = (
     Mutation(
         name="transfers-linked-file-not-isolated",
         module="ebla.bulk.seal",
-        find="        is_copied = not isolation.has_no_writer(taken)\n",
+        find="        is_copied = not self._parts.isolation.has_no_writer(taken)\n",
         replace="        is_copied = False\n",
         check=STAGING,
         why="a task that is given up, and still has its file open, changes a replica's file",
@@ -221,8 +221,8 @@ MUTATIONS = (
     Mutation(
         name="transfers-runs-not-checked-for-order",
         module="ebla.storage.merge_runs",
-        find="        if not ascending or (self._last is not None and first <= self._last):\n",
-        replace="        if not ascending and self._last is not None and first <= self._last:\n",
+        find="        if not self._is_next(keys[0].as_py()) or not _ascend(keys, words):\n",
+        replace="        if not self._is_next(keys[0].as_py()) and not _ascend(keys, words):\n",
         check=RUNS,
         why="a layer is built out of order, and reads do not find its rows",
     ),
