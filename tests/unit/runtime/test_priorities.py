@@ -1,6 +1,9 @@
 """Niceness of threads, children and sessions. All of it is taken in other threads and processes: it is for good."""
 
+import ctypes
 import os
+import platform
+import struct
 import subprocess
 import sys
 import threading
@@ -8,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ebla.runtime.priorities import NICENESS_MAX, child_stands_back, session_stands_back, thread_stands_back
+from ebla.runtime.priorities import (
+    NICENESS_MAX,
+    SHORT_SLICE_NS,
+    child_stands_back,
+    session_stands_back,
+    thread_answers_soon,
+    thread_stands_back,
+)
 
 SESSION = """
 import sys
@@ -43,6 +53,46 @@ def test_a_thread_and_what_it_starts_stand_back_alone() -> None:
     expected = min(NICENESS_MAX, own + 2)
     assert seen == [expected, expected]
     assert niceness() == own
+
+
+SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
+ATTRIBUTES = struct.Struct("=IIQiIQQQ")
+
+
+def slice_ns() -> int:
+    """Of the calling thread, as the kernel tells it."""
+    told = ctypes.create_string_buffer(ATTRIBUTES.size)
+    assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], 0, told, ATTRIBUTES.size, 0) == 0
+    return int(ATTRIBUTES.unpack(told.raw)[5])
+
+
+def knows_slices() -> bool:
+    numbers = platform.release().split(".")[:2]
+    return sys.platform == "linux" and platform.machine() in SCHED_GETATTR and tuple(map(int, numbers)) >= (6, 12)
+
+
+@pytest.mark.skipif(not knows_slices(), reason="Linux takes such wishes from 6.12 on")
+def test_a_thread_and_what_it_starts_get_short_slices_and_no_more_than_before() -> None:
+    own, seen = slice_ns(), list[tuple[int, int]]()
+
+    def below() -> None:
+        seen.append((slice_ns(), niceness()))
+
+    def first() -> None:
+        thread_stands_back(1)
+        thread_answers_soon()
+        below()
+        started = threading.Thread(target=below)
+        started.start()
+        started.join()
+
+    before = niceness()
+    thread = threading.Thread(target=first)
+    thread.start()
+    thread.join()
+    assert seen == [(SHORT_SLICE_NS, min(NICENESS_MAX, before + 1))] * 2
+    assert (slice_ns(), niceness()) == (own, before)
+    assert own > SHORT_SLICE_NS
 
 
 def test_a_child_stands_back() -> None:
