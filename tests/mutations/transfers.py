@@ -10,6 +10,7 @@ SEEDS = SimSeeds("transfers", "1-12")
 SEEDS_S = 500
 DESK = PytestCheck("tests/unit/bulk/test_transfer_desk.py")
 STAGING = PytestCheck("tests/unit/bulk/test_staging.py")
+TOGETHER = PytestCheck("tests/unit/bulk/test_files_put.py")
 ADOPTION = PytestCheck("tests/unit/replica/test_adoption.py")
 RUNS = PytestCheck("tests/unit/bulk/test_seal_of_runs.py")
 JOB_ADOPTION = PytestCheck("tests/unit/replica/test_job_adoption.py")
@@ -167,6 +168,30 @@ MUTATIONS = (
         replace="        self._expected = None\n",
         check=RUNS,
         why="a run that a task has written anew since it was named becomes part of a replica",
+    ),
+    Mutation(
+        name="transfers-files-together-not-compared",
+        module="ebla.pipeline.flight_client",
+        find="            if answer.checksum != checksum:\n",
+        replace="            if answer.received_bytes < 0:\n",
+        check=TOGETHER,
+        why="small files that changed on their way are told as what the source has",
+    ),
+    Mutation(
+        name="transfers-files-together-end-anywhere",
+        module="ebla.bulk.files_put",
+        find="            if self._place is not None or self._waiting:\n",
+        replace="            if False:\n",
+        check=TOGETHER,
+        why="a stream that broke off looks like one that has brought all of its files",
+    ),
+    Mutation(
+        name="transfers-sealed-names-not-durable",
+        module="ebla.bulk.seal",
+        find="        await together([partial(self._disk.sync_folder, one) for one in below], SYNCS_AT_ONCE)\n",
+        replace="",
+        check=STAGING,
+        why="after a power cut a marker names files that are not there",
     ),
     Mutation(
         name="transfers-seal-takes-any-size",
