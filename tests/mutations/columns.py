@@ -101,8 +101,8 @@ MUTATIONS = (
     Mutation(
         name="columns-sidecar-loses-tail",
         module="ebla.storage.sidecar",
-        find="            self._write_waiting(to_the_end=True)\n",
-        replace="",
+        find="            self._write_waiting()\n            self._writer.close()\n",
+        replace="            self._writer.close()\n",
         check=SIDECAR,
         why="scans miss the last rows of every base",
     ),

@@ -27,6 +27,7 @@ from ebla.storage.merge import KeySpan
 from ebla.storage.merge_chunks import rows_before
 
 BLOCK_ROWS = 16 * 1024
+"""Of one block, about: half as many more, or a quarter less, rather than that rows are copied to make it even."""
 BLOCK_BYTES = 32 << 20
 COMPRESSION_HASTE = 3
 """How fast LZ4 passes over what it finds no match in: see `RocksLimits`."""
@@ -118,12 +119,12 @@ class SidecarWriter:
         self._waiting.append(chunk)
         self._waiting_rows += len(chunk)
         self._waiting_bytes += chunk.nbytes
-        if self._waiting_rows >= BLOCK_ROWS or self._waiting_bytes >= BLOCK_BYTES:
+        if 4 * self._waiting_rows >= 3 * BLOCK_ROWS or self._waiting_bytes >= BLOCK_BYTES:
             self._write_waiting()
 
     async def finish(self) -> None:
         try:
-            self._write_waiting(to_the_end=True)
+            self._write_waiting()
             self._writer.close()
             self._sink.end_block(self._head)
             await self._file.sync()
@@ -144,19 +145,15 @@ class SidecarWriter:
             self._closed = True
             self._file.close()
 
-    def _write_waiting(self, *, to_the_end: bool = False) -> None:
-        """Whole blocks; the rest waits for more, unless it is large already or the last."""
+    def _write_waiting(self) -> None:
         if not self._waiting_rows:
             return
         whole = joined_chunks(self._waiting)
-        end = len(whole)
-        if not to_the_end and self._waiting_bytes < BLOCK_BYTES:
-            end -= end % BLOCK_ROWS
-        for start in range(0, end, BLOCK_ROWS):
-            self._write(whole.slice(start, min(BLOCK_ROWS, end - start)))
-        rest = whole.slice(end)
-        self._waiting = [rest] if len(rest) else []
-        self._waiting_rows, self._waiting_bytes = len(rest), rest.nbytes
+        self._waiting = []
+        self._waiting_rows = self._waiting_bytes = 0
+        rows = -(-len(whole) // max(1, round(len(whole) / BLOCK_ROWS)))
+        for start in range(0, len(whole), rows):
+            self._write(whole.slice(start, rows))
 
     def _write(self, chunk: pa.RecordBatch) -> None:
         self._writer.write_batch(chunk)

@@ -1,5 +1,7 @@
 """The columns beside a base: checked when read, readable by anyone."""
 
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -25,13 +27,18 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig("memory", tmp_path)
 
 
-async def write(rig: Rig, items: list[Item]) -> None:
+async def write(rig: Rig, items: list[Item], sizes: Sequence[int] = (10,)) -> None:
+    """In chunks of these sizes, again and again."""
     rig.disk.make_folder(rig.path())
     writer = SidecarWriter(rig.disk, rig.path(), MIXED)
     shape = whole_shape(MIXED)
-    for start in range(0, len(items), 10):
-        keys, values = zip(*items[start : start + 10])
+    start = 0
+    for size in cycle(sizes):
+        if start >= len(items):
+            break
+        keys, values = zip(*items[start : start + size])
         writer.add(chunk_of(shape, pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
+        start += size
     await writer.finish()
 
 
@@ -50,7 +57,7 @@ def test_spans_cut_through_blocks(rig: Rig) -> None:
     async def main() -> None:
         await write(rig, ITEMS)
         found = await opened(rig)
-        assert len(found.index.blocks) == -(-len(ITEMS) // 7)
+        assert len(found.index.blocks) == -(-len(ITEMS) // 10)
         assert keys_of(found, *EVERYTHING) == KEYS
         for first in (0, 3, 7, 20):
             for last in (first, first + 1, first + 4, first + 15, len(KEYS) - 1):
@@ -60,6 +67,18 @@ def test_spans_cut_through_blocks(rig: Rig) -> None:
         few = Shape(MIXED, (MIXED.column("x").number,))
         chunk = next(iter(found.chunks(few, EVERYTHING)))
         assert chunk.schema == few.arrow_schema
+        found.close()
+
+    rig.run(main())
+
+
+def test_blocks_are_cut_evenly_and_small_chunks_gathered(rig: Rig) -> None:
+    async def main() -> None:
+        items = ITEMS[:39]
+        await write(rig, items, (3, 3, 20, 1, 10, 2))
+        found = await opened(rig)
+        assert [block.rows for block in found.index.blocks] == [6, 7, 7, 6, 6, 5, 2]
+        assert keys_of(found, *EVERYTHING) == KEYS[:39]
         found.close()
 
     rig.run(main())
