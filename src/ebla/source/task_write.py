@@ -15,6 +15,8 @@ from ebla.source.write_options import WriteOptions
 from ebla.source.write_ways import Sink
 from ebla.storage.kept_memory import take_buffers_from_c_library
 
+RUN_BYTES_MAX = 400 << 20
+"""Whatever is asked for: twice that, and what encoding adds, must fit into columns that count bytes in 31 bits."""
 JOINED_ROWS_MAX = 1_000_000
 """Of one run. Spark's batches are of 10,000 rows; what is done once for each costs less in larger ones."""
 
@@ -28,7 +30,7 @@ def write_rows(
     order: TaskOrder, form: RowForm, batches: Iterable[pa.RecordBatch], connect: Callable[[], Sink]
 ) -> TaskRows:
     take_buffers_from_c_library()
-    pieces = joined_batches(batches, order.run_bytes)
+    pieces = joined_batches(batches, min(order.run_bytes, RUN_BYTES_MAX))
     few, rest = _first_few(pieces, order.small_rows)
     if rest is None:
         for batch in few:

@@ -77,6 +77,14 @@ def test_large_input_makes_several_runs(monkeypatch: pytest.MonkeyPatch) -> None
     assert held(nodes, found, 1) == expected(batches)
 
 
+def test_runs_have_a_bound_whatever_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_write, "RUN_BYTES_MAX", 10_000)
+    nodes, batches = FakeNodes(), [batch(start, 300) for start in range(0, 3_000, 300)]
+    found = write(nodes, batches, run_bytes=1 << 40)
+    assert len(found.runs) > 3 * len(TABLETS)
+    assert held(nodes, found, 1) == expected(batches)
+
+
 def test_few_rows_go_along_with_the_message() -> None:
     nodes = FakeNodes()
     found = write(nodes, [batch(0, 4), batch(0, 0), batch(4, 6)], small_rows=10)
