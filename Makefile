@@ -55,13 +55,13 @@ sim: $(READY) ## simulated clusters: the scenarios at a few seeds, the kept seed
 	$(PYTEST) -n 2 tests/sim
 
 cluster: $(READY) ## real processes on loopback
-	$(PYTEST) tests/cluster
+	$(PYTEST) -n 2 --dist loadfile tests/cluster
 
 pipeline: $(READY) ## transfers and tables on a real Spark, embedded and as a cluster of its own
-	$(PYTEST) tests/pipeline -m "not long"
+	$(PYTEST) -n 2 tests/pipeline -m "not long"
 
 pipeline-long: $(READY) ## those of them that take too long for every run
-	$(PYTEST) tests/pipeline -m long
+	$(PYTEST) -n 2 tests/pipeline -m long
 
 drivers: $(READY) $(CASSANDRA_READY) ## CQL: scylla-driver, cassandra-driver and cqlsh against real nodes
 	$(PYTEST) tests/drivers

@@ -28,6 +28,14 @@ QUICK = (
 )
 """Limits short enough for a test and long enough for a busy machine."""
 
+PR_SET_PDEATHSIG = 1
+BOUND_TO_US = (
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM}); "
+    "os.execv(sys.executable, [sys.executable, '-m', 'ebla.node', *sys.argv[1:]])"
+)
+"""A node that is asked to stop when the process of its test is gone, which is killed where a run in several processes
+is broken off."""
+
 
 def eventually(condition: Callable[[], object], what: str, seconds: float = 20.0) -> float:
     """Waits until the condition holds, and fails with `what` after the bound. Returns how long it took."""
@@ -65,7 +73,16 @@ class LocalNodes:
         """Starts one node and returns at once. Its output goes to a file beside its log."""
         with (self.nodes[number].folder.run / "test-output").open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ebla.node", "control", "--options", str(self.nodes[number].options_path)],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    BOUND_TO_US,
+                    "control",
+                    "--options",
+                    str(self.nodes[number].options_path),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -16,15 +16,14 @@ from typing import TypeVar
 
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import ask
-from tests.cluster.node_calls import ask_socket
 from tests.cluster.rows_load import SCHEMA_MS, ask_shard
 from tests.cluster.small_disks import move_to, small_disk
+from tests.pipeline.served_nodes import NODES, PATIENCE_S, ServedNodes, slowly
 
 from ebla.cli.job_access import JobAccess, with_jobs
-from ebla.cli.local_cluster import LocalNode
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import EblaError
-from ebla.model.identity import HostId, JobId, SessionId, TableId, TopologyVersion
+from ebla.model.identity import JobId, SessionId, TableId, TopologyVersion
 from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange, token_of
@@ -38,65 +37,28 @@ from ebla.wire.group0_messages import TransferRequest
 from ebla.wire.jobs import ENDED, Compare, CopyTablets, Job, JobState, StreamRange, Wish
 from ebla.wire.row_messages import ReadRowsRequest, RowWrite, WriteRowsRequest
 from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaRequest
-from ebla.wire.transfer_messages import BulkStatusAnswer, BulkStatusRequest
-from ebla.wire.verbs import BULK_STATUS, GROUP0_TRANSFER, READ_ROWS, SCHEMA, WRITE_ROWS
+from ebla.wire.verbs import GROUP0_TRANSFER, READ_ROWS, SCHEMA, WRITE_ROWS
 
 T = TypeVar("T")
 RATE = 3 << 19
 """Bytes per second into and out of each node: a move of some MiB has a middle, and small ones are not held up."""
 EMBEDDED = "local[2]"
 SETTINGS = ("pipeline.enabled=true", f"pipeline.master={EMBEDDED}", f"limits.transfer_bytes_per_second_max={RATE}")
-PATIENCE_S = 120.0
-"""For a job of a few seconds, on a machine that is busy with others, with Spark started again in between."""
-NODES = 3
 SMALL_DISK, SMALL_DISK_BYTES = "small-disk", 400 << 20
 WHOLE_RING = TokenRange(Token(TOKEN_MIN), Token(TOKEN_MAX))
 
 
-def slowly(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
-    """As `eventually`, for what takes seconds: to ask all nodes without pause takes from them what they need."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
-        time.sleep(0.25)
-
-
-class PipelineCluster:
-    """Three nodes with one pipeline, beside whichever of them leads."""
+class PipelineCluster(ServedNodes):
+    """With one pipeline, beside whichever of them leads."""
 
     def __init__(self, local: LocalNodes) -> None:
-        self.local = local
+        super().__init__(local)
         self.tasks_root: int | None = None
         """The process below which Spark runs its tasks; None: its own."""
-        self.processes: list[subprocess.Popen[bytes]] = [local.start(number) for number in range(NODES)]
-        self.wait_up()
         new_keyspace(self, LARGE, tablets=1)
         self.wait_pipeline()
 
     # ---- nodes
-
-    def node(self, number: int) -> LocalNode:
-        return self.local.nodes[number]
-
-    def address(self, number: int) -> str:
-        return self.node(number).options.address
-
-    def host(self, number: int) -> HostId:
-        identity = self.node(number).folder.read_identity()
-        assert identity is not None
-        return identity.host
-
-    @property
-    def leader(self) -> int:
-        found: list[int] = []
-
-        def is_one() -> bool:
-            views = self.local.view().nodes
-            found[:] = [number for number, view in enumerate(views) if view.group0 is not None and view.group0.leads]
-            return len(found) == 1
-
-        slowly(is_one, "there is one leader", 60.0)
-        return found[0]
 
     def lead(self, number: int) -> None:
         """The node leads, and has the pipeline."""
@@ -105,26 +67,6 @@ class PipelineCluster:
             ask(self.node(leader), GROUP0_TRANSFER, TransferRequest(self.host(number)), 20_000)
             slowly(lambda: self.leader == number, "the lead was handed over")
         self.wait_pipeline()
-
-    def wait_up(self) -> None:
-        slowly(lambda: self.local.view().all_up, "every node is up, sees the others and serves")
-
-    def kill_node(self, number: int) -> None:
-        """All its processes at once."""
-        for process in self.local.node(number).processes:
-            if process.pid is not None:
-                os.kill(process.pid, signal.SIGKILL)
-        self.processes[number].wait(20)
-        slowly(self.node(number).is_gone, f"node {number} is gone")
-
-    def stop_node(self, number: int) -> None:
-        self.processes[number].terminate()
-        assert self.processes[number].wait(30) == 0
-        slowly(self.node(number).is_gone, f"node {number} is gone")
-
-    def start_node(self, number: int) -> None:
-        self.processes[number] = self.local.start(number)
-        self.wait_up()
 
     def restart_with_master(self, number: int, master: str) -> None:
         """The node's pipeline runs its tasks there, once the node leads."""
@@ -175,7 +117,11 @@ class PipelineCluster:
 
     @property
     def workers(self) -> tuple[ProcessMark, ...]:
-        return workers_of(self.java.pid if self.tasks_root is None else self.tasks_root)
+        return workers_of(self._above_workers)
+
+    @property
+    def _above_workers(self) -> int:
+        return self.java.pid if self.tasks_root is None else self.tasks_root
 
     # ---- jobs
 
@@ -229,14 +175,6 @@ class PipelineCluster:
 
     # ---- bulk
 
-    def bulk_status(self, number: int, session: SessionId | None = None) -> BulkStatusAnswer | None:
-        """None where it does not answer."""
-        try:
-            return ask_socket(self.node(number), self.node(number).folder.bulk_socket, BULK_STATUS,
-                              BulkStatusRequest(session))  # fmt: skip
-        except EblaError:
-            return None
-
     def hold_in_the_middle(self, number: int, job: JobId) -> tuple[ProcessMark, ...]:
         """Freezes the worker that brings the job's bytes to the node, once some have come, and not all."""
         sessions: list[SessionId] = []
@@ -246,9 +184,11 @@ class PipelineCluster:
             return bool(sessions)
 
         slowly(has_session, f"job {job} runs")
+        # Before anything comes: to find it takes a while, in which all might come.
+        above = self._above_workers
         eventually(lambda: self._received(number, sessions[0]) > 0, f"job {job} is on its way", PATIENCE_S)
         node = self.node(number).options
-        held = tuple(mark for mark in self.workers if talks_to(mark, node.address, node.ports.bulk))
+        held = tuple(mark for mark in workers_of(above) if talks_to(mark, node.address, node.ports.bulk))
         signalled(held, signal.SIGSTOP)
         assert held, f"job {job} was too quick: {self.job(job)}"
         return held
@@ -264,35 +204,6 @@ class PipelineCluster:
     def _received(self, number: int, session: SessionId) -> int:
         told = self.bulk_status(number, session)
         return 0 if told is None else sum(one.received_bytes for one in told.stagings)
-
-    def refused(self, number: int) -> int:
-        """Pieces for closed sessions that the node has turned away."""
-        told = self.bulk_status(number)
-        assert told is not None
-        return told.refused_closed
-
-    def wait_clean(self, *, with_streams: bool = True) -> None:
-        """INV-XFER-5: no staging, no checkpoint, no stream is left anywhere, on disk or in memory."""
-        for number in range(NODES):
-            left: list[object] = []
-
-            def is_clean(number: int = number, left: list[object] = left) -> bool:
-                left[:] = self._leftovers(number, with_streams=with_streams)
-                return not left
-
-            try:
-                slowly(is_clean, f"node {number} is clean", 60.0)
-            except AssertionError as error:
-                raise AssertionError(f"{error}: {left}") from None
-
-    def _leftovers(self, number: int, *, with_streams: bool) -> list[object]:
-        told = self.bulk_status(number)
-        if told is None:
-            return ["no answer"]
-        folder = self.node(number).folder
-        staged = [path for path in folder.staging.iterdir() if path.is_dir()]
-        streams = ["streams"] * told.streams if with_streams else []
-        return [*told.stagings, *["checkpoints"] * told.checkpoints, *streams, *staged, *folder.checkpoints.iterdir()]
 
 
 def run_command(cluster: PipelineCluster, *arguments: str) -> subprocess.CompletedProcess[str]:

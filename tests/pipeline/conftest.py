@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import compiled_once
+from tests.cluster.conftest import LocalNodes, compiled_once
 from tests.pipeline.clusters import PipelineCluster, running_cluster
 from tests.pipeline.engines import RunningEngine
 from tests.pipeline.flight_rig import FlightRig, LoopThread
+from tests.pipeline.served_nodes import NODES, ServedNodes
+from tests.pipeline.small_node import SmallNode, running_node
+from tests.pipeline.source_jobs import OneSpark
+from tests.pipeline.standalone import StandaloneCluster
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it has no types
 
 from ebla.pipeline.class_archive import archive_path, default_folder
 from ebla.pipeline.java import find_java
@@ -19,8 +24,29 @@ from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
 
 TRAINING_S = 300.0
+TOGETHER = {
+    "test_source_jobs": "source",
+    "test_source_read": "source",
+    "test_export_import": "programs",
+    "test_spark_doc": "programs",
+    "test_spark_cluster": "standalone",
+    "test_standalone": "standalone",
+}
+"""Modules that share what takes long to start, each with the name of its group. The others are groups of their own."""
 
 __all__ = ["compiled_once"]
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]  # see above
+    """For runs in several processes: what shares something runs in one of them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = Path(nodeid.partition("::")[0]).stem
+        return TOGETHER.get(module, module)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together:
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -60,10 +86,44 @@ def options(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> SparkOp
     return SparkOptions(tmp_path_factory.mktemp("spark"), "local[2]", archive_folder=archives)
 
 
+@pytest.fixture(scope="session")
+def one_spark(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[OneSpark]:
+    made = OneSpark(lambda: tmp_path_factory.mktemp("user-spark"))
+    yield made
+    made.clear()
+
+
 @pytest.fixture(scope="module")
-def embedded(loop: LoopThread, rig: FlightRig, options: SparkOptions) -> Iterator[RunningEngine]:
-    """Of one module: a process can have one Spark session at a time."""
+def no_spark(one_spark: OneSpark) -> None:
+    """A process can have one Spark session at a time."""
+    one_spark.clear()
+
+
+@pytest.fixture(scope="module")
+def embedded(loop: LoopThread, rig: FlightRig, options: SparkOptions, no_spark: None) -> Iterator[RunningEngine]:
     with RunningEngine(loop, options, rig.authority) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[ServedNodes]:
+    """Nodes without a pipeline; every module leaves them as it found them."""
+    local = LocalNodes(tmp_path_factory.mktemp("served") / "nodes", NODES)
+    try:
+        yield ServedNodes(local)
+    finally:
+        local.end_all()
+
+
+@pytest.fixture(scope="session")
+def small_node(tmp_path_factory: pytest.TempPathFactory, archives: Path, compiled_once: None) -> Iterator[SmallNode]:
+    with running_node(tmp_path_factory.mktemp("small")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as running:
         yield running
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ConsistencyLevel, ExecutionProfile
 from cassandra.policies import ConstantReconnectionPolicy, RoundRobinPolicy, TokenAwarePolicy
 from tests.cluster.background import Background
-from tests.pipeline.clusters import PATIENCE_S, Replicas, Written
+from tests.pipeline.clusters import Replicas, Written
+from tests.pipeline.served_nodes import PATIENCE_S
 
 PAUSE_S = 0.02
 """Between two writes of a load: the machine is not to be busy with that alone."""

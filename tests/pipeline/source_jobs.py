@@ -4,8 +4,8 @@ their middle until a test lets them go on."""
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from cassandra.query import tuple_factory
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from tests.cluster.conftest import eventually
-from tests.pipeline.clusters import NODES, PATIENCE_S, PipelineCluster
+from tests.pipeline.served_nodes import PATIENCE_S, ServedNodes
 from tests.pipeline.small_node import spark_environment
 
 from ebla.pipeline.spark_session import forget_spark
 
 TASK_TRIES = 3
+MASTER = f"local[2,{TASK_TRIES}]"
 TABLETS = 8
 KEYSPACES = {
     "jobs": f"'dc1': 3}} AND tablets = {{'initial': {TABLETS}}}",
@@ -33,43 +34,69 @@ Rows = list[tuple[Any, ...]]
 
 
 @contextmanager
-def user_spark(folder: Path, master: str, **settings: str) -> Iterator[SparkSession]:
-    """Of a user, in this process: no other may be in it meanwhile, and none is left afterwards."""
+def _environment(around: Mapping[str, str]) -> Iterator[None]:
     before = dict(os.environ)
-    os.environ.update(spark_environment(folder))
+    os.environ.update(around)
     try:
-        builder = SparkSession.builder.master(master)
-        for name, value in {
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.session.timeZone": "UTC",
-            "spark.ui.showConsoleProgress": "false",
-            **settings,
-        }.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        gateway = SparkContext._gateway
-        assert gateway is not None
-        try:
-            yield session
-        finally:
-            session.stop()
-            forget_spark(None)
-            process = gateway.proc
-            process.stdin.close()
-            assert process.wait(30) is not None
-            process.stdin = None
+        yield
     finally:
         os.environ.clear()
         os.environ.update(before)
 
 
+@contextmanager
+def user_spark(folder: Path, master: str, **settings: str) -> Iterator[SparkSession]:
+    """Of a user, in this process: no other may be in it meanwhile, and none is left afterwards."""
+    builder = SparkSession.builder.master(master)
+    for name, value in {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+        **settings,
+    }.items():
+        builder = builder.config(name, value)
+    with _environment(spark_environment(folder)):
+        session = builder.getOrCreate()
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    try:
+        yield session
+    finally:
+        session.stop()
+        forget_spark(None)
+        process = gateway.proc
+        process.stdin.close()
+        assert process.wait(30) is not None
+        process.stdin = None
+
+
+class OneSpark:
+    """The one session that may be in a process: it stays for the next module that wants the same."""
+
+    def __init__(self, folder: Callable[[], Path]) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+        self._known: dict[tuple[object, ...], SparkSession] = {}
+
+    def user(self, master: str, **settings: str) -> SparkSession:
+        wanted = (master, *sorted(settings.items()))
+        if wanted not in self._known:
+            self.clear()
+            self._known[wanted] = self._open.enter_context(user_spark(self._folder(), master, **settings))
+        return self._known[wanted]
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._open.close()
+
+
 class SourceJobs:
     """A context: keyspaces of its own, which are dropped at the end, with all that reads of them have kept."""
 
-    def __init__(self, cluster: PipelineCluster, spark: SparkSession) -> None:
-        self.cluster, self.spark = cluster, spark
-        nodes = [node.options for node in cluster.local.nodes]
-        self.contact = ",".join(f"{node.address}:{node.ports.cql}" for node in nodes)
+    def __init__(self, nodes: ServedNodes, spark: SparkSession) -> None:
+        self.spark = spark
+        places = [node.options for node in nodes.local.nodes]
+        self.contact = ",".join(f"{node.address}:{node.ports.cql}" for node in places)
         profile = ExecutionProfile(
             RoundRobinPolicy(),
             consistency_level=ConsistencyLevel.QUORUM,
@@ -77,8 +104,8 @@ class SourceJobs:
             row_factory=tuple_factory,
         )
         self._driver: Any = Cluster(
-            [node.address for node in nodes],
-            port=nodes[0].ports.cql,
+            [node.address for node in places],
+            port=places[0].ports.cql,
             execution_profiles={EXEC_PROFILE_DEFAULT: profile},
             protocol_version=4,
             reconnection_policy=ConstantReconnectionPolicy(0.2, None),
@@ -184,6 +211,3 @@ class Beside:
         if failure[0] is None or self._failures:
             assert not self._failures, self._failures
             assert not any(thread.is_alive() for thread in self._threads), "a job does not end"
-
-
-__all__ = ["NODES", "Beside", "Halt", "SourceJobs", "halting", "user_spark"]

@@ -17,6 +17,8 @@ from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfers import EngineState, PipelineUnavailable
 
+pytestmark = pytest.mark.usefixtures("no_spark")
+
 
 def test_without_java_the_cause_is_told(loop: LoopThread, tmp_path: Path) -> None:
     options = SparkOptions(tmp_path / "spark", java_home=str(tmp_path / "nowhere"))

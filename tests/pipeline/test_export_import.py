@@ -5,12 +5,11 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import eventually
-from tests.pipeline.small_node import PROGRAM_S, SmallNode, running_node
+from tests.pipeline.small_node import PROGRAM_S, SmallNode
 
 from ebla.cli.export_plan import MANIFEST
 from ebla.pipeline.process_tree import descendants, is_running
@@ -42,10 +41,9 @@ ROWS = 200
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallNode]:
-    with running_node(tmp_path_factory.mktemp("files")) as running:
-        running.cql("CREATE KEYSPACE files WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
-        yield running
+def node(small_node: SmallNode) -> SmallNode:
+    small_node.cql("CREATE KEYSPACE files WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
+    return small_node
 
 
 def ended_well(ended: subprocess.CompletedProcess[str]) -> dict[str, object]:

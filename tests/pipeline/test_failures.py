@@ -5,13 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.small_disks import fill
-from tests.pipeline.clusters import (
-    PipelineCluster,
-    Replicas,
-    large_table,
-    slowly,
-    small_disk_of,
-)
+from tests.pipeline.clusters import PipelineCluster, Replicas, large_table, small_disk_of
+from tests.pipeline.served_nodes import slowly
 
 SOURCE, TARGET, SMALL = 0, 1, 2
 

@@ -6,14 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from tests.pipeline.clusters import (
-    NODES,
-    PipelineCluster,
-    Replicas,
-    large_table,
-    signalled,
-    slowly,
-)
+from tests.pipeline.clusters import PipelineCluster, Replicas, large_table, signalled
+from tests.pipeline.served_nodes import NODES, slowly
 
 from ebla.model.identity import JobId
 from ebla.wire.jobs import JobState

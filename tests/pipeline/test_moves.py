@@ -6,16 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 from tests.cluster.conftest import eventually
-from tests.pipeline.clusters import (
-    NODES,
-    PipelineCluster,
-    Replicas,
-    deleted,
-    new_keyspace,
-    run_command,
-    some_rows,
-)
+from tests.pipeline.clusters import PipelineCluster, Replicas, deleted, new_keyspace, run_command, some_rows
 from tests.pipeline.driver_load import ConsistencyLevel, DriverClient, DriverLoad
+from tests.pipeline.served_nodes import NODES
 
 from ebla.model.token import TOKEN_MIN, Token, TokenRange
 

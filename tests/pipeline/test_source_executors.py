@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import functions as f
-from tests.pipeline.clusters import PATIENCE_S, PipelineCluster
-from tests.pipeline.source_jobs import SourceJobs, user_spark
+from tests.pipeline.clusters import PipelineCluster
+from tests.pipeline.served_nodes import PATIENCE_S
+from tests.pipeline.source_jobs import OneSpark, SourceJobs
 from tests.pipeline.standalone import LOOPBACK, StandaloneCluster, bare_python
 
 HOSTS = (LOOPBACK, "127.0.0.2")
@@ -33,16 +34,17 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def jobs(pipelined: PipelineCluster, tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[SourceJobs]:
+def jobs(
+    pipelined: PipelineCluster, one_spark: OneSpark, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SourceJobs]:
     folder = tmp_path_factory.mktemp("executors")
     stranger = bare_python(folder / "stranger", ("ebla", "pyspark_ebla"))
-    with (
-        StandaloneCluster(folder, HOSTS) as spark_cluster,
-        user_spark(folder, spark_cluster.master, **SETTINGS) as spark,
-        SourceJobs(pipelined, spark) as made,
-    ):
+    with StandaloneCluster(folder, HOSTS) as spark_cluster:
+        spark = one_spark.user(spark_cluster.master, **SETTINGS)
         spark.sparkContext.pythonExec = str(stranger)
-        yield made
+        with SourceJobs(pipelined, spark) as made:
+            yield made
+        one_spark.clear()
     pipelined.wait_clean()
 
 

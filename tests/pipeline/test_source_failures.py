@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from tests.pipeline.clusters import PipelineCluster, run_command
-from tests.pipeline.source_jobs import TASK_TRIES, Beside, Halt, SourceJobs, halting, user_spark
+from tests.pipeline.source_jobs import TASK_TRIES, Beside, Halt, OneSpark, SourceJobs, halting
 
 ROWS, BATCH = 2_000, 100
 READ_BYTES, WRITTEN_BYTES = 2_560, 256
@@ -76,34 +76,32 @@ def summed(frame: DataFrame) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def jobs(pipelined: PipelineCluster, tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[SourceJobs]:
-    folder, batch = tmp_path_factory.mktemp("jobs"), {"spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH)}
-    with user_spark(folder, f"local[4,{TASK_TRIES}]", **batch) as spark, SourceJobs(pipelined, spark) as made:
+def jobs(pipelined: PipelineCluster, one_spark: OneSpark) -> Iterator[SourceJobs]:
+    batch = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH)}
+    with SourceJobs(pipelined, one_spark.user(f"local[4,{TASK_TRIES}]", **batch)) as made:
         yield made
     pipelined.wait_clean()
 
 
 @pytest.mark.long
-def test_a_tablet_is_copied_in_the_middle(jobs: SourceJobs, tmp_path: Path) -> None:
-    cluster = jobs.cluster
-    places = ("--from", cluster.address(0), "--to", cluster.address(KILLED))
+def test_a_tablet_is_copied_in_the_middle(jobs: SourceJobs, pipelined: PipelineCluster, tmp_path: Path) -> None:
+    places = ("--from", pipelined.address(0), "--to", pipelined.address(KILLED))
     with Held(jobs, tmp_path, "copied") as held:
         for table in (held.source, held.target):
-            told = run_command(cluster, "copy-tablet", table, "1", *places)
+            told = run_command(pipelined, "copy-tablet", table, "1", *places)
             assert told.returncode == 0, told
     held.check()
-    same = run_command(cluster, "compare", held.target)
+    same = run_command(pipelined, "compare", held.target)
     assert same.returncode == 0, same
 
 
-def test_a_node_is_killed_in_the_middle(jobs: SourceJobs, tmp_path: Path) -> None:
-    cluster = jobs.cluster
+def test_a_node_is_killed_in_the_middle(jobs: SourceJobs, pipelined: PipelineCluster, tmp_path: Path) -> None:
     with Held(jobs, tmp_path, "killed") as held:
-        cluster.kill_node(KILLED)
+        pipelined.kill_node(KILLED)
     held.check()
-    cluster.start_node(KILLED)
-    cluster.wait_pipeline()
-    healed = run_command(cluster, "compare", held.target, "--heal")
+    pipelined.start_node(KILLED)
+    pipelined.wait_pipeline()
+    healed = run_command(pipelined, "compare", held.target, "--heal")
     assert "Traceback" not in healed.stderr, healed
-    same = run_command(cluster, "compare", held.target)
+    same = run_command(pipelined, "compare", held.target)
     assert same.returncode == 0, same

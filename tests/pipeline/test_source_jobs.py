@@ -13,18 +13,17 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from tests.pipeline.clusters import PipelineCluster
 from tests.pipeline.rows_model import SCHEMA, SELECTED, TABLE, Given, RowsModel, random_rows
-from tests.pipeline.source_jobs import TASK_TRIES, SourceJobs, user_spark
+from tests.pipeline.served_nodes import ServedNodes
+from tests.pipeline.source_jobs import MASTER, OneSpark, SourceJobs
 from tests.pipeline.typed_values import NO_KEYS, TYPES, plain
 
 
 @pytest.fixture(scope="module")
-def jobs(pipelined: PipelineCluster, tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[SourceJobs]:
-    folder = tmp_path_factory.mktemp("jobs")
-    with user_spark(folder, f"local[2,{TASK_TRIES}]") as spark, SourceJobs(pipelined, spark) as made:
+def jobs(served: ServedNodes, one_spark: OneSpark) -> Iterator[SourceJobs]:
+    with SourceJobs(served, one_spark.user(MASTER)) as made:
         yield made
-    pipelined.wait_clean()
+    served.wait_clean()
 
 
 STAGED = {"small_rows": "0"}
@@ -93,13 +92,15 @@ def failing(frame: DataFrame) -> DataFrame:
     return frame.mapInArrow(fail, frame.schema)
 
 
-@pytest.mark.parametrize("keyspace", ["jobs", "jobs_vn"])
-def test_random_jobs_do_what_a_dict_does(jobs: SourceJobs, keyspace: str) -> None:
+@pytest.mark.parametrize(
+    ("keyspace", "levels"), [("jobs", ("ONE", "LOCAL_QUORUM", "ALL", "QUORUM")), ("jobs_vn", ("ONE", "QUORUM"))]
+)
+def test_random_jobs_do_what_a_dict_does(jobs: SourceJobs, keyspace: str, levels: Sequence[str]) -> None:
     table = ModelledTable(jobs, f"{keyspace}.modelled", seed=len(keyspace))
-    for number in range(4):
+    for level in levels:
         table.job(random_rows(table.chance, table.chance.choice([5, 60, 300])), table.options())
         table.by_cql()
-        table.check(consistency=("ONE", "LOCAL_QUORUM", "ALL", "QUORUM")[number])
+        table.check(consistency=level)
     table.failed_and_run_again(random_rows(table.chance, 40), table.options())
     table.check()
 
@@ -254,23 +255,23 @@ def test_every_type_in_keys(jobs: SourceJobs, monkeypatch: pytest.MonkeyPatch) -
 # ---- sizes
 
 
-def test_a_million_rows_half_of_them_in_one_partition(jobs: SourceJobs) -> None:
-    jobs.cql("CREATE TABLE jobs_one.million (p bigint, c int, v bigint, t text, PRIMARY KEY (p, c))")
-    rows, half = 1_000_000, 500_000
+def test_many_rows_half_of_them_in_one_partition(jobs: SourceJobs) -> None:
+    jobs.cql("CREATE TABLE jobs_one.many (p bigint, c int, v bigint, t text, PRIMARY KEY (p, c))")
+    rows, half = 400_000, 200_000
     frame = jobs.spark.range(0, rows, 1, 4).selectExpr(
         f"CASE WHEN id < {half} THEN 0 ELSE id DIV 2 END AS p",
         "CAST(id AS int) AS c",
         "xxhash64(id) AS v",
         "CAST(id % 1000 AS string) AS t",
     )
-    jobs.write(frame, "jobs_one.million")
+    jobs.write(frame, "jobs_one.many")
     sums = [f.count("c"), f.count_distinct("p"), f.sum("c"), f.bit_xor(f.xxhash64("p", "c", "v", "t"))]
     wanted = frame.agg(*sums).collect()
-    for options in ({}, {"split_bytes": "2m", "consistency": "ONE"}):
-        assert jobs.read("jobs_one.million", **options).agg(*sums).collect() == wanted
-    of_one = jobs.read("jobs_one.million", where=f"p = 0 AND c >= {half - 10}")
+    for options in ({}, {"split_bytes": "1m", "consistency": "ONE"}):
+        assert jobs.read("jobs_one.many", **options).agg(*sums).collect() == wanted
+    of_one = jobs.read("jobs_one.many", where=f"p = 0 AND c >= {half - 10}")
     assert sorted(row.c for row in of_one.collect()) == list(range(half - 10, half))
-    assert jobs.cql("SELECT count(*) FROM jobs_one.million WHERE p = 300000") == [(2,)]
+    assert jobs.cql("SELECT count(*) FROM jobs_one.many WHERE p = 150000") == [(2,)]
 
 
 # ---- conditions
@@ -307,7 +308,7 @@ def test_conditions_find_what_they_find_over_cql(jobs: SourceJobs) -> None:
     whole = jobs.read("jobs.asked", token="tok").cache()
     jobs.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        for _ in range(8):
+        for _ in range(5):
             condition = random_condition(chance)
             wanted = sorted_rows(jobs.cql(f"SELECT p, q, c, d, v FROM jobs.asked WHERE {condition} ALLOW FILTERING"))
             in_spark = condition.replace("token(p, q)", "tok")

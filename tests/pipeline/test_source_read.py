@@ -2,19 +2,16 @@
 
 import datetime
 import os
-import signal
 import uuid
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.cluster.conftest import LocalNodes
-from tests.pipeline.clusters import slowly
-from tests.pipeline.source_jobs import user_spark
+from tests.pipeline.served_nodes import ServedNodes
+from tests.pipeline.source_jobs import MASTER, OneSpark
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import parse_type
@@ -33,9 +30,9 @@ WAIT_S = 30.0
 class Tables:
     """Three nodes, with tables on tablets and on vnodes, and who speaks CQL with them."""
 
-    def __init__(self, local: LocalNodes) -> None:
-        self.local = local
-        self.addresses = [f"{node.options.address}:{node.options.ports.cql}" for node in local.nodes]
+    def __init__(self, nodes: ServedNodes) -> None:
+        self.nodes = nodes
+        self.addresses = [f"{node.options.address}:{node.options.ports.cql}" for node in nodes.local.nodes]
         self.contact = ",".join(self.addresses)
         self._cql = Contact(ContactSettings(parse_contacts(self.contact)))
         options = "replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3} AND tablets = "
@@ -46,6 +43,8 @@ class Tables:
             self.fill(keyspace)
 
     def close(self) -> None:
+        for keyspace in ("ks", "vn"):
+            self.cql(f"DROP KEYSPACE {keyspace}")
         self._cql.close()
 
     def cql(self, text: str, *values: bytes | None) -> Sequence[tuple[bytes | None, ...]]:
@@ -85,21 +84,15 @@ EXPECTED: list[tuple[int, str | None, int, int | None]] = [
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[Tables]:
-    local = LocalNodes(tmp_path_factory.mktemp("read") / "nodes", 3)
-    try:
-        local.start_all()
-        made = Tables(local)
-        yield made
-        made.close()
-    finally:
-        local.end_all()
+def tables(served: ServedNodes) -> Iterator[Tables]:
+    made = Tables(served)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[SparkSession]:
-    with user_spark(tmp_path_factory.mktemp("spark"), "local[2]") as session:
-        yield session
+def spark(one_spark: OneSpark) -> SparkSession:
+    return one_spark.user(MASTER)
 
 
 def frame(spark: SparkSession, tables: Tables, table: str, **options: str) -> DataFrame:
@@ -277,7 +270,7 @@ def test_a_schema_that_does_not_fit(spark: SparkSession, tables: Tables) -> None
     assert "k: a CQL int is read as int, bigint, not string; v: a CQL bigint is read as bigint" in str(found.value)
 
 
-# ---- nodes that die; these come last, the last of them leaves one node down
+# ---- nodes that die
 
 
 def test_a_node_that_dies_in_the_middle_is_followed(tables: Tables) -> None:
@@ -288,31 +281,27 @@ def test_a_node_that_dies_in_the_middle_is_followed(tables: Tables) -> None:
     batches = reader.read(partition)
     first = next(batches)
     killed = _source_of(tables, partition.value)
-    for process in tables.local.node(killed).processes:
-        if process.pid is not None:
-            os.kill(process.pid, signal.SIGKILL)
+    tables.nodes.kill_node(killed)
     keys = [key for batch in (first, *batches) for key in batch.column("k").to_pylist()]
     assert sorted(keys) == list(range(6_000)), "each row once"
-    slowly(tables.local.nodes[killed].is_gone, f"node {killed} is gone")
-    tables.local.start(killed)
-    tables.local.wait_all_up()
+    tables.nodes.start_node(killed)
 
 
 def test_a_node_that_is_down_is_left_out_where_the_level_allows_it(spark: SparkSession, tables: Tables) -> None:
-    for process in tables.local.node(2).processes:
-        if process.pid is not None:
-            os.kill(process.pid, signal.SIGKILL)
-    slowly(tables.local.nodes[2].is_gone, "node 2 is gone")
-    assert rows_of(frame(spark, tables, "ks.t", consistency="QUORUM", timeout="60s")) == sorted(EXPECTED, key=str)
-    options = tables.options("ks.t", consistency="ALL", timeout="20s")
-    reader = data_source.make_reader(options, data_source.table_schema(options))
-    with pytest.raises(Unavailable):
-        reader.partitions()
+    tables.nodes.kill_node(2)
+    try:
+        assert rows_of(frame(spark, tables, "ks.t", consistency="QUORUM", timeout="60s")) == sorted(EXPECTED, key=str)
+        options = tables.options("ks.t", consistency="ALL", timeout="20s")
+        reader = data_source.make_reader(options, data_source.table_schema(options))
+        with pytest.raises(Unavailable):
+            reader.partitions()
+    finally:
+        tables.nodes.start_node(2)
 
 
 def _source_of(tables: Tables, share: bytes) -> int:
     """Which node the first piece of a share is read from first."""
     found = decode_share(share)
     host = found.sources[found.pieces[0].sources[0]].host
-    identities = [node.folder.read_identity() for node in tables.local.nodes]
+    identities = [node.folder.read_identity() for node in tables.nodes.local.nodes]
     return next(number for number, one in enumerate(identities) if one is not None and one.host == host)

@@ -8,7 +8,6 @@ import pytest
 from tests.cluster.conftest import eventually
 from tests.pipeline.clusters import (
     EMBEDDED,
-    NODES,
     PipelineCluster,
     deleted,
     frozen,
@@ -16,10 +15,10 @@ from tests.pipeline.clusters import (
     program_of,
     python_processes,
     signalled,
-    slowly,
     some_rows,
 )
 from tests.pipeline.driver_load import DriverLoad
+from tests.pipeline.served_nodes import NODES, slowly
 from tests.pipeline.standalone import StandaloneCluster
 
 from ebla.model.identity import JobId
@@ -29,16 +28,10 @@ SOURCE, TARGET, THIRD = 0, 1, 2
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def cluster(pipelined: PipelineCluster, spark: StandaloneCluster) -> Iterator[PipelineCluster]:
-    pipelined.restart_with_master(THIRD, spark.master)
+def cluster(pipelined: PipelineCluster, standalone: StandaloneCluster) -> Iterator[PipelineCluster]:
+    pipelined.restart_with_master(THIRD, standalone.master)
     pipelined.lead(THIRD)
-    pipelined.tasks_root = spark.worker_pid
+    pipelined.tasks_root = standalone.worker_pid
     yield pipelined
     pipelined.wait_clean()
     pipelined.tasks_root = None
@@ -57,15 +50,15 @@ def test_files_and_rows_arrive_under_load(cluster: PipelineCluster) -> None:
         table.check(*range(NODES))
 
 
-def test_a_second_attempt_races_the_first(cluster: PipelineCluster, spark: StandaloneCluster) -> None:
+def test_a_second_attempt_races_the_first(cluster: PipelineCluster, standalone: StandaloneCluster) -> None:
     """The executor is killed under a worker that is frozen: Spark runs the task again elsewhere, and then the first one
     goes on too."""
     table = large_table(cluster, "raced")
     job = table.copy(SOURCE, TARGET, short_cut=False)
     first = cluster.hold_in_the_middle(TARGET, job)
-    python = python_processes(spark.worker_pid)
+    python = python_processes(standalone.worker_pid)
     with frozen(python):
-        for mark in spark.executors:
+        for mark in standalone.executors:
             if program_of(mark) == "java":
                 os.kill(mark.pid, signal.SIGKILL)
         slowly(lambda: attempts(cluster, job) > 1, "the task is run again")
@@ -81,11 +74,11 @@ def attempts(cluster: PipelineCluster, job: JobId) -> int:
     return 0 if told is None else sum(one.attempts for one in told.stagings)
 
 
-def test_a_frozen_executor_and_its_task_are_given_up(cluster: PipelineCluster, spark: StandaloneCluster) -> None:
+def test_a_frozen_executor_and_its_task_are_given_up(cluster: PipelineCluster, standalone: StandaloneCluster) -> None:
     table = large_table(cluster, "far_zombie")
     job = table.stream([SOURCE], TARGET)
     workers = cluster.hold_in_the_middle(TARGET, job)
-    with frozen(spark.executors):
+    with frozen(standalone.executors):
         before = cluster.refused(SOURCE) + cluster.refused(TARGET)
         cluster.cancelled(job)
         for number in range(NODES):

@@ -1,22 +1,14 @@
 """What docs/spark.md and the examples tell people to do does what they say."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from tests.pipeline.small_node import SmallNode, running_node
+from tests.pipeline.small_node import SmallNode
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CLAIM = re.compile(r"^(\S.*?)  # → (.*)$", re.MULTILINE)
 BLOCKS = 10
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallNode]:
-    with running_node(tmp_path_factory.mktemp("doc")) as running:
-        yield running
 
 
 def program_of(document: str, contact: str) -> str:
@@ -29,15 +21,15 @@ def program_of(document: str, contact: str) -> str:
     return CLAIM.sub(lambda found: f"_seen = str({found[1]}); assert _seen == {found[2]!r}, _seen", placed)
 
 
-def test_the_ten_first_things(node: SmallNode, tmp_path: Path) -> None:
+def test_the_ten_first_things(small_node: SmallNode, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(program_of((ROOT / "docs" / "spark.md").read_text(), node.contact))
-    ended = node.run(str(program))
+    program.write_text(program_of((ROOT / "docs" / "spark.md").read_text(), small_node.contact))
+    ended = small_node.run(str(program))
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[-4000:]}"
 
 
-def test_from_csv_to_served_rows(node: SmallNode) -> None:
-    ended = node.run(str(ROOT / "examples" / "csv_to_served_rows.py"), node.contact)
+def test_from_csv_to_served_rows(small_node: SmallNode) -> None:
+    ended = small_node.run(str(ROOT / "examples" / "csv_to_served_rows.py"), small_node.contact)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[-4000:]}"
     assert "20000 trips with keys of their own" in ended.stdout
     assert len(re.findall(r"^bike 7: ", ended.stdout, re.MULTILINE)) == 3

@@ -1,7 +1,6 @@
 """The engine on a Spark cluster: tasks in processes that are not ours, with a Python that does not know us."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 from tests.pipeline import transfers_contract as contract
@@ -16,14 +15,12 @@ from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfers import PipelineUnavailable
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as running:
-        yield running
-
-
 def test_work_on_a_cluster(
-    loop: LoopThread, rig: FlightRig, cluster: StandaloneCluster, tmp_path_factory: pytest.TempPathFactory
+    loop: LoopThread,
+    rig: FlightRig,
+    standalone: StandaloneCluster,
+    no_spark: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """One test, because each engine takes a start of Spark and of an executor."""
     folder = tmp_path_factory.mktemp("driver")
@@ -32,7 +29,7 @@ def test_work_on_a_cluster(
     quick = {"spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
     options = SparkOptions(
         folder / "spark",
-        cluster.master,
+        standalone.master,
         python=str(stranger),
         task_tries=2,
         settings=quick,
@@ -40,7 +37,7 @@ def test_work_on_a_cluster(
     )
     with RunningEngine(loop, options, rig.authority) as running:
         rig.transfers = running.engine
-        assert running.engine.status().master == cluster.master
+        assert running.engine.status().master == standalone.master
         for one in (
             contract.files_arrive_as_they_are,
             contract.every_transfer_is_told_of,
@@ -50,7 +47,7 @@ def test_work_on_a_cluster(
             contract.a_cancelled_job_ends_for_its_caller,
         ):
             loop.run(one(rig))
-        executors = cluster.executors
+        executors = standalone.executors
         assert executors
         assert running.engine._live is not None
         spark = running.engine._live.session.spark

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 from tests.pipeline.clusters import (
-    NODES,
     PipelineCluster,
     Replicas,
     deleted,
@@ -14,10 +13,10 @@ from tests.pipeline.clusters import (
     large_table,
     python_processes,
     signalled,
-    slowly,
     some_rows,
     workers_of,
 )
+from tests.pipeline.served_nodes import NODES, slowly
 
 from ebla.model.identity import JobId
 from ebla.pipeline.process_tree import ProcessMark
