@@ -72,8 +72,8 @@ class RocksLimits(msgspec.Struct, frozen=True):
     """Each layer takes one as soon as it is written to."""
     bloom_bits: int = 10
     compression_haste: int = 3
-    """How fast LZ4 passes over what it finds no match in. At three times its own pace a file is a hundredth larger as a
-    rule, and takes a fifth less time to write."""
+    """How fast LZ4 passes over what it finds no match in. At three times its own pace a file takes about a fifth less
+    time to write, and was 1 to 2 % larger with rows of the benchmarks, 8 % with words that hardly repeat."""
     background_jobs: int = 2
     built_file_bytes: int = 256 << 20
     info_log_bytes: int = 256 << 10
