@@ -139,10 +139,12 @@ async def _view(nodes: Sequence[LocalNode]) -> ClusterView:
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Processes that a test starts keep their compiled modules, whatever the environment says: to compile them is a
-    third of a start, and some hundred processes start here."""
+    third of a start, and some hundred processes start here. The processes of one run of tests share them."""
+    own = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("compiled")))
+        shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+        patch.setenv("PYTHONPYCACHEPREFIX", str(shared / "compiled"))
         yield
 
 

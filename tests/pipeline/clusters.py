@@ -18,12 +18,12 @@ from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import ask
 from tests.cluster.rows_load import SCHEMA_MS, ask_shard
 from tests.cluster.small_disks import move_to, small_disk
-from tests.pipeline.served_nodes import NODES, PATIENCE_S, ServedNodes, slowly
+from tests.pipeline.served_nodes import NODES, PATIENCE_S, STEADY, ServedNodes, slowly
 
 from ebla.cli.job_access import JobAccess, with_jobs
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import EblaError
-from ebla.model.identity import JobId, SessionId, TableId, TopologyVersion
+from ebla.model.identity import JobId, TableId, TopologyVersion
 from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange, token_of
@@ -177,21 +177,19 @@ class PipelineCluster(ServedNodes):
 
     def hold_in_the_middle(self, number: int, job: JobId) -> tuple[ProcessMark, ...]:
         """Freezes the worker that brings the job's bytes to the node, once some have come, and not all."""
-        sessions: list[SessionId] = []
-
-        def has_session() -> bool:
-            sessions[:] = [each for each in (self.job(job).session,) if each is not None]
-            return bool(sessions)
-
-        slowly(has_session, f"job {job} runs")
+        slowly(lambda: self.job(job).session is not None, f"job {job} runs")
         # Before anything comes: to find it takes a while, in which all might come.
         above = self._above_workers
-        eventually(lambda: self._received(number, sessions[0]) > 0, f"job {job} is on its way", PATIENCE_S)
-        node = self.node(number).options
-        held = tuple(mark for mark in workers_of(above) if talks_to(mark, node.address, node.ports.bulk))
+        eventually(lambda: self._received(number, job) > 0, f"job {job} is on its way", PATIENCE_S)
+        # Another pipeline may have taken the job over meanwhile.
+        held = self._workers_to(number, above) or self._workers_to(number, self._above_workers)
         signalled(held, signal.SIGSTOP)
         assert held, f"job {job} was too quick: {self.job(job)}"
         return held
+
+    def _workers_to(self, number: int, above: int) -> tuple[ProcessMark, ...]:
+        node = self.node(number).options
+        return tuple(mark for mark in workers_of(above) if talks_to(mark, node.address, node.ports.bulk))
 
     @contextmanager
     def held_in_the_middle(self, number: int, job: JobId) -> Iterator[None]:
@@ -201,8 +199,10 @@ class PipelineCluster(ServedNodes):
         finally:
             signalled(held, signal.SIGCONT)
 
-    def _received(self, number: int, session: SessionId) -> int:
-        told = self.bulk_status(number, session)
+    def _received(self, number: int, job: JobId) -> int:
+        """In the session that the job has now."""
+        session = self.job(job).session
+        told = None if session is None else self.bulk_status(number, session)
         return 0 if told is None else sum(one.received_bytes for one in told.stagings)
 
 
@@ -429,7 +429,7 @@ def deleted(keys: Sequence[int], timestamp_us: int) -> dict[int, Written]:
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[PipelineCluster]:
     """Its last node has a file system of its own, where that may be mounted."""
-    local, small = LocalNodes(folder / "nodes", NODES, SETTINGS), folder / SMALL_DISK
+    local, small = LocalNodes(folder / "nodes", NODES, (*STEADY, *SETTINGS)), folder / SMALL_DISK
     with small_disk(small, SMALL_DISK_BYTES) as is_mounted:
         if is_mounted:
             move_to(local.nodes[NODES - 1], small)

@@ -12,7 +12,7 @@ from tests.cluster.conftest import LocalNodes, compiled_once
 from tests.pipeline.clusters import PipelineCluster, running_cluster
 from tests.pipeline.engines import RunningEngine
 from tests.pipeline.flight_rig import FlightRig, LoopThread
-from tests.pipeline.served_nodes import NODES, ServedNodes
+from tests.pipeline.served_nodes import NODES, STEADY, ServedNodes
 from tests.pipeline.small_node import SmallNode, running_node
 from tests.pipeline.source_jobs import OneSpark
 from tests.pipeline.standalone import StandaloneCluster
@@ -108,7 +108,7 @@ def embedded(loop: LoopThread, rig: FlightRig, options: SparkOptions, no_spark: 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[ServedNodes]:
     """Nodes without a pipeline; every module leaves them as it found them."""
-    local = LocalNodes(tmp_path_factory.mktemp("served") / "nodes", NODES)
+    local = LocalNodes(tmp_path_factory.mktemp("served") / "nodes", NODES, STEADY)
     try:
         yield ServedNodes(local)
     finally:

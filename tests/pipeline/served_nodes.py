@@ -19,6 +19,9 @@ NODES = 3
 PATIENCE_S = 120.0
 """For a job of a few seconds, on a machine that is busy with others, with Spark started again in between."""
 
+STEADY = ("limits.feed_silence_ms=20000", "limits.child_silence_ms=40000")
+"""For nodes that many tests share, none of which waits for a silence: a machine that is busy with others is not one."""
+
 
 def slowly(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
     """As `eventually`, for what takes seconds: to ask all nodes without pause takes from them what they need."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.conftest import LocalNodes
+from tests.pipeline.served_nodes import STEADY
 
 from ebla.cli.table_access import with_tables
 from ebla.client.tables import TableClient
@@ -76,7 +77,7 @@ def spark_environment(folder: Path) -> Mapping[str, str]:
 
 @contextmanager
 def running_node(folder: Path) -> Iterator[SmallNode]:
-    local = LocalNodes(folder / "nodes", 1, ("limits.feed_silence_ms=20000", "limits.child_silence_ms=40000"), shards=2)
+    local = LocalNodes(folder / "nodes", 1, STEADY, shards=2)
     try:
         local.start_all()
         yield SmallNode(local, folder)
