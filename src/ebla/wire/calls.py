@@ -229,7 +229,7 @@ class Caller:
         return self._decode_answer(verb, result)
 
     def send(self, notice: Notice[Q], message: Q) -> bool:
-        """Sends without an answer, at once. False: dropped, because the connection is not ready or its queue is full."""
+        """Sends without an answer, at once. False: dropped: the connection is not ready, or its queue is full."""
         link = self._link
         if self.welcome is None or link is None or self.closed_cause is not None:
             return False
