@@ -232,7 +232,8 @@ class Staging:
     async def release(self, session: SessionId, transfers: Iterable[TransferId]) -> list[TransferId]:
         """Those that are gone now. What is not there is no error. Their files go with the next sweep: to free what a
         job has brought takes a while, and whoever releases it waits for no room."""
-        known = [self._transfers.get(transfer) for transfer in dict.fromkeys(transfers)]
+        # In one order, whoever asks: two that held what the other waits for would wait for ever.
+        known = [self._transfers.get(transfer) for transfer in sorted(set(transfers))]
         found = [one for one in known if one is not None and one.session == session]
         async with AsyncExitStack() as held:
             for staged in found:

@@ -344,6 +344,20 @@ def test_what_is_released_or_closed_leaves_nothing() -> None:
     in_staging(work)
 
 
+def test_two_who_release_the_same_in_other_orders_do_not_wait_for_each_other() -> None:
+    async def work(rig: StagingRig) -> None:
+        first = await rig.opened()
+        second = await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
+        names = [first.transfer, second.transfer]
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            async with first.changing, second.changing:  # until both have begun to wait
+                asked = [tasks.create_task(rig.staging.release(SESSION, order)) for order in (names, names[::-1])]
+                await asyncio.sleep(0)
+        assert [sorted(task.result()) for task in asked] == [sorted(names)] * 2
+
+    in_staging(work)
+
+
 def test_a_place_that_was_not_finished_is_removed_at_the_start() -> None:
     async def half(disk: LifeDisk) -> None:
         disk.make_folder(f"{FOLDER}/{SESSION}/{uuid.UUID(int=4)}/{FIRST}")
