@@ -1,11 +1,12 @@
 """What goes on beside a test until the test is done with it."""
 
 import threading
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 
-class Background:
+class Background(ABC):
     """A context: `work` in a thread of its own, which looks at `stopped` and ends. Its failure is the test's."""
 
     def __init__(self, end_s: float) -> None:
@@ -15,8 +16,8 @@ class Background:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def work(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def work(self) -> None: ...
 
     def __enter__(self) -> Self:
         self._thread.start()

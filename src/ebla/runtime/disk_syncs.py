@@ -119,7 +119,7 @@ class SyncPace:
     on the loop, if its caller is idle, little was written (a batch that gathered little shows that little is waiting)
     and nothing else of this disk is under way. Otherwise, and from the first long one on, a thread syncs and the next
     batch gathers meanwhile: one of 10 ms is forgotten after a handful of short ones, since every device has some now
-    and then, one of a second after sixty, and a slow device is never tried.
+    and then, one of a second after forty, and a slow device is never tried.
     """
 
     def __init__(self) -> None:

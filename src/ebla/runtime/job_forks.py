@@ -1,4 +1,4 @@
-"""A process that is ready and forks others from itself, which take jobs: the child's half of `ForkedProcesses`.
+"""A process that is ready and forks others from itself, which take jobs: the child's half of `ForkedJobs`.
 
 What jobs need is imported once, here; a fork of that takes milliseconds where a new interpreter takes as long as it
 takes to write a hundred thousand rows. This process itself never works: whatever starts threads or opens files does so

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ebla.bulk.data_plane import PutPlace
 from ebla.model.errors import Corruption, EblaError, Refused, Stale
 from ebla.model.identity import AttemptId, JobId, Replica, SessionId, TopologyVersion, TransferId
 from ebla.model.schema import TableSchema
@@ -19,7 +18,7 @@ from ebla.ports.surroundings import Surroundings
 from ebla.sim.chance import SimChance
 from ebla.sim.checkers.rows import Tried
 from ebla.sim.clock import EPOCH_US
-from ebla.sim.flight_twin import FlightTwin, Stream, connect
+from ebla.sim.flight_twin import append, connect, finish_put, open_put
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_driver import ON_TABLETS
 from ebla.sim.workloads.rows_node import BULK_SOCKET, CONTROL_SOCKET, SHARD_PORT, WIRE, RowsNode, socket_of
@@ -199,10 +198,10 @@ class TransfersWriter:
         stream = connect(self._cluster.world, self._chance, self._here(), self._cluster.seats[target.host])
         try:
             put = FlightPut(target.ticket, run.attempt, ROWS_NAME, 0)
-            place = await stream.ask(partial(_open_put, stream=stream, put=put))
+            place = await stream.ask(partial(open_put, stream=stream, put=put))
             for record in run.records[:-1] if cut else run.records:
-                await stream.ask(partial(_append, place=place, data=record))
-            await stream.ask(partial(_finish_put, place=place))
+                await stream.ask(partial(append, place=place, data=record))
+            await stream.ask(partial(finish_put, place=place))
         finally:
             stream.closed = True
 
@@ -288,21 +287,3 @@ async def _told(doors: WireDoors, target: Target, order: SealRequest) -> EblaErr
 async def _sealed(doors: WireDoors, target: Target, order: SealRequest) -> None:
     """Once more, where every answer was lost."""
     await doors.bulk(target.host, SEAL, order, SEAL_MS)
-
-
-# ---- in the bulk process's life
-
-
-async def _open_put(door: FlightTwin, stream: Stream, put: FlightPut) -> PutPlace:
-    place = await door.plane.open_put(put)
-    stream.places.append(place)
-    return place
-
-
-async def _append(door: FlightTwin, place: PutPlace, data: bytes) -> None:
-    await door.plane.append(place, data)
-
-
-async def _finish_put(door: FlightTwin, place: PutPlace) -> None:
-    await door.plane.finish_put(place)
-    door.plane.close_put(place)
