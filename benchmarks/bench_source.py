@@ -9,8 +9,9 @@ once; three nodes of one shard keep it three times, and a write is answered by t
 
 Every repetition runs each side once, after whole ones that do not count; a ratio is of the same repetition, and its
 median is told. Serving is measured with point reads at 30 % of what the node does at most, each timed from the moment
-it was due. Growth is what a row more costs between 2 M and 20 M rows over what it costs between 200 k and 2 M: fixed
-costs fall out. CPU is user plus system time. One line per figure, the last line is JSON.
+it was due, in calm spells (`calm_spells.py`). Growth is how far the times for 200 k, 2 M and 20 M rows are off the
+straight line that is nearest to them, each as a part of itself; what a job costs whatever its size is where that line
+begins. CPU is user plus system time. One line per figure, the last line is JSON.
 """
 
 import argparse
@@ -28,12 +29,13 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks.calm_spells import CalmSpell, calm_spell
 from benchmarks.figures import Figures
 from benchmarks.jdbc_postgres import INSTALL, JdbcPostgres, driver_jar, missing
-from benchmarks.paced_client import PacedLoad
 from benchmarks.row_client import load
 from benchmarks.source_cluster import SourceCluster
 from benchmarks.source_spark import Spent, Timed, make_rows, new_session, read_whole, spark_spent, timed
+from benchmarks.straight_line import from_linear
 
 READ_OVER_JDBC_MIN = 2.0
 READ_OVER_PARQUET_MIN = 0.5
@@ -41,7 +43,8 @@ ROWS_READ_OVER_JDBC_MIN = 0.8
 WRITE_OVER_JDBC_MIN = 1.5
 WRITE_THRICE_OVER_JDBC_MIN = 0.8
 P99_RATIO_MAX = 2.5
-GROWTH_MAX = 1.2
+OFF_LINEAR_MAX = 0.2
+GROWTH_TRIES = 3
 LOAD_SHARE = 0.3
 
 
@@ -221,49 +224,59 @@ def measure_thrice(figures: Figures, bench: Bench, cluster: SourceCluster) -> No
 
 
 def measure_serving(figures: Figures, bench: Bench, cluster: SourceCluster) -> None:
-    traffic = cluster.served()
-    most = asyncio.run(load(traffic, 16, bench.plan.quiet_s / 2)).per_s
+    plan, traffic = bench.plan, cluster.served()
+    most = asyncio.run(load(traffic, 16, plan.quiet_s / 2)).per_s
     per_s = figures.note("served_per_s", most * LOAD_SHARE)
     cluster.make_table("busy", 1)
     works: dict[str, Callable[[], None]] = {
+        "quiet": lambda: time.sleep(plan.quiet_s),
         "reading": lambda: read_whole(cluster.read(bench.spark, "once")),
         "writing": lambda: cluster.write(bench.input, "busy"),
     }
-    with PacedLoad(traffic, per_s) as quiet:
-        time.sleep(bench.plan.quiet_s)
-    quiet_p99 = figures.note("quiet_p99_ms", quiet.percentile_ms(0.99))
-    print(f"served at {per_s:,.0f}/s, quiet: p50 {quiet.percentile_ms(0.5):.2f} ms, p99 {quiet_p99:.2f} ms")
-    for name, work in works.items():
-        ends_at = time.monotonic() + bench.plan.quiet_s
-        with PacedLoad(traffic, per_s) as busy:
-            work()
-            while time.monotonic() < ends_at:
-                work()
-        p99 = figures.note(f"{name}_p99_ms", busy.percentile_ms(0.99))
-        limit = figures.at_most(f"{name}_p99_ratio", p99 / quiet_p99, P99_RATIO_MAX)
-        told = f"p50 {busy.percentile_ms(0.5):.2f} ms, p99 {p99:.2f} ms"
-        print(f"served at {per_s:,.0f}/s, {name}: {told}, over quiet {p99 / quiet_p99:8.2f}  {limit}", flush=True)
+    seen: dict[str, list[CalmSpell]] = {name: [] for name in works}
+    for _ in range(plan.rounds):
+        for name, work in works.items():
+            spell = calm_spell(traffic, per_s, work, plan.quiet_s)
+            seen[name].append(spell)
+            print(f"served at {per_s:,.0f}/s, {name}: {spell}", flush=True)
+            cluster.wait_quiet()
+    for name, spells in seen.items():
+        p99 = figures.note(f"{name}_p99_ms", statistics.median(one.p99_ms for one in spells))
+        figures.note(f"{name}_stolen_share", max(one.stolen_share for one in spells))
+        if name != "quiet":
+            ratio = statistics.median(busy.p99_ms / quiet.p99_ms for busy, quiet in zip(spells, seen["quiet"]))
+            limit = figures.at_most(f"{name}_p99_ratio", ratio, P99_RATIO_MAX)
+            print(f"p99 while {name} {p99:12.2f} ms, over quiet {ratio:8.2f}  {limit}", flush=True)
 
 
 def measure_growth(figures: Figures, bench: Bench, cluster: SourceCluster) -> None:
-    """Rows are made as they are written: no side of it reads files."""
+    """Rows are made as they are written: no side of it reads files. The smallest once more before it counts."""
+    counts = bench.plan.growth
     cluster.make_table("grown", 1)
     took: dict[str, list[float]] = {"write": [], "read": []}
-    for rows in bench.plan.growth:
-        cluster.empty("grown")
-        frame = make_rows(bench.spark, rows, tasks=max(4, rows // 500_000))
-        took["write"].append(timed(lambda frame=frame: cluster.write(frame, "grown"), spark_spent).seconds)  # type: ignore[misc]  # bound early
-        cluster.wait_quiet()
-        read = timed(lambda: read_whole(cluster.read(bench.spark, "grown")), spark_spent)
-        took["read"].append(read.seconds)
-        print(f"{rows:12,} rows: written in {took['write'][-1]:.2f} s, read in {read.seconds:.2f} s", flush=True)
-    counts = bench.plan.growth
+    for number, rows in enumerate((counts[0], *counts)):
+        tries = [_grown(bench, cluster, rows) for _ in range(1 if rows == counts[-1] else GROWTH_TRIES)]
+        if number:
+            for name, seconds in zip(took, (statistics.median(column) for column in zip(*tries))):
+                took[name].append(seconds)
+                figures.note(f"{name}_{rows}_s", seconds)
+            print(
+                f"{rows:12,} rows: written in {took['write'][-1]:.2f} s, read in {took['read'][-1]:.2f} s", flush=True
+            )
     for name, seconds in took.items():
-        steps = [(seconds[at + 1] - seconds[at]) / (counts[at + 1] - counts[at]) for at in range(len(counts) - 1)]
-        growth = steps[-1] / steps[0]
-        limit = figures.at_most(f"{name}_growth", growth, GROWTH_MAX)
-        told = f"{steps[0] * 1e6:.2f} µs, then {steps[-1] * 1e6:.2f} µs"
-        print(f"a row more, {name}: {told}: {growth:8.2f}  {limit}", flush=True)
+        off = from_linear(counts, seconds)
+        limit = figures.at_most(f"{name}_off_linear", off, OFF_LINEAR_MAX)
+        print(f"{name}, from {counts[0]:,} to {counts[-1]:,} rows: {off:8.1%} off a straight line  {limit}", flush=True)
+
+
+def _grown(bench: Bench, cluster: SourceCluster, rows: int) -> tuple[float, float]:
+    """Seconds to write so many rows into the empty table, and to read them."""
+    cluster.empty("grown")
+    frame = make_rows(bench.spark, rows, tasks=max(4, rows // 500_000))
+    write = timed(lambda: cluster.write(frame, "grown"), spark_spent)
+    cluster.wait_quiet()
+    read = timed(lambda: read_whole(cluster.read(bench.spark, "grown")), spark_spent)
+    return write.seconds, read.seconds
 
 
 def measure(figures: Figures, bench: Bench) -> None:

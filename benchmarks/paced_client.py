@@ -1,8 +1,9 @@
 """A client that sends at a fixed rate, whatever the answers do: what users feel while something else goes on.
 
 A request is timed from the moment at which it was due. One that had to wait for the client itself counts as late. The
-client is a process of its own with a session of its own, as it would be on a machine of its own: it shares neither an
-interpreter nor, where the kernel weighs sessions, its part of the processors with what goes on meanwhile.
+client is meant to be as it would be on a machine of its own: it is a process and a session, shares no interpreter with
+what goes on meanwhile, and goes first where it may, as shards do. What it tells is then what it waits for them, not
+what it waits for a processor.
 
     python -m benchmarks.paced_client      (started by the benchmarks themselves)
 """
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 
 from benchmarks.row_client import DEADLINE_MS, ShardClient, Spell, Traffic
 from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.priorities import serving_goes_first
 
 PAUSE_S = 0.002
 CONNECTIONS = 4
@@ -112,6 +114,7 @@ async def _load(traffic: Sequence[Traffic], per_s: float) -> Spell:
 
 
 def main() -> None:
+    serving_goes_first()
     size = int.from_bytes(sys.stdin.buffer.read(8))
     traffic, per_s = pickle.loads(sys.stdin.buffer.read(size))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -36,7 +36,7 @@ from ebla.request.parts import RouterLimits
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder, Identity
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.priorities import thread_answers_soon
+from ebla.runtime.priorities import serving_goes_first, thread_answers_soon
 from ebla.runtime.process_limits import layers_open_max
 from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
@@ -63,6 +63,7 @@ def main() -> int:
 
 
 def _run_shard(number: ShardNumber, options: NodeOptions, open_files: int) -> None:
+    serving_goes_first()
     thread_answers_soon()
     identity = identity_of(options)
     with file_lock.acquire(DataFolder(options.folder).shard_lock(number)):

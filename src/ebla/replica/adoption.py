@@ -79,6 +79,9 @@ class Adoptions:
         self._effects: list[TopologyVersion] = []
         """Of writes of the manifest that are under way."""
         self._effect_over = asyncio.Event()
+        self._merging = asyncio.Lock()
+        """One piece of rows at a time: a job brings rows to many stacks at once, and a piece of each would be so many
+        times as long a turn."""
         self._running = 0
         self._serial = 0
 
@@ -296,17 +299,20 @@ class Adoptions:
 
     async def _merge(self, request: AdoptRequest, stack: Stack, items: Sequence[Item], expires_at: float) -> None:
         store, loop = self._parts.store, asyncio.get_running_loop()
-        await asyncio.sleep(0)  # others get their turn between two pieces
         while True:
-            live = await store.open_live(stack)
-            self._check_before(request, stack)
-            try:
-                store.write_open(stack, live, items)
-                return
-            except Overloaded as error:
-                if loop.time() >= expires_at:
-                    raise DeadlineExceeded(f"the live layer takes nothing: {error.message}") from error
-                await asyncio.sleep(AGAIN_S)
+            async with self._merging:
+                live = await store.open_live(stack)
+                self._check_before(request, stack)
+                began_at = loop.time()
+                try:
+                    store.write_open(stack, live, items)
+                except Overloaded as error:
+                    if began_at >= expires_at:
+                        raise DeadlineExceeded(f"the live layer takes nothing: {error.message}") from error
+                else:
+                    await asyncio.sleep(loop.time() - began_at)  # half of the time is for whoever is served
+                    return
+            await asyncio.sleep(AGAIN_S)
 
 
 def _pass(refusal: Stale | None) -> None:

@@ -27,7 +27,7 @@ class ReplicaLimits:
     """Stacks of one checkpoint: they wait for the disk most of the time."""
     adoptions_max: int = 64
     """Under way at once; more are refused."""
-    adopt_items_max: int = 256
+    adopt_items_max: int = 128
     """Staged rows merged before others get their turn on the loop."""
     adopt_bytes_max: int = 1 << 20
     """The same by their size; one row may be larger."""

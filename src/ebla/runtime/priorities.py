@@ -18,9 +18,12 @@ import struct
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 NICENESS_MAX = 19
+SERVING_NICENESS = -10
+"""Nine tenths of a processor that another wants as well. Serving wants little of it for long, but that at once."""
 GROUP_TRIES = 20
 GROUP_PAUSE_S = 0.1
 """The kernel takes a word about a session every tenth of a second, from all of the machine, unless from its root."""
@@ -35,10 +38,22 @@ _SCHED_ATTR = struct.Struct("=IIQiIQQQ")
 """Size, policy, flags, niceness, priority, runtime (which is the slice), deadline, period."""
 
 
+def serving_goes_first(niceness: int = SERVING_NICENESS, group: Path = _GROUP) -> None:
+    """This process, where the kernel lets it: as root, with `CAP_SYS_NICE`, or within `RLIMIT_NICE`. Threads and
+    processes that it starts from now on go first as well. Elsewhere it competes as an equal."""
+    _weigh_session(niceness, group)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+
 def session_stands_back(niceness: int, group: Path = _GROUP) -> None:
     """All of the session that this process leads, where the kernel weighs sessions. For good: few may take it back.
     Only once the process has begun: a machine without a free processor would keep it from ever being heard. Blocks for
     two seconds at most."""
+    _weigh_session(niceness, group)
+
+
+def _weigh_session(niceness: int, group: Path) -> None:
     if os.getsid(0) != os.getpid():
         return  # somebody else's, who may have other things in it
     for _ in range(GROUP_TRIES):

@@ -156,6 +156,32 @@ def test_rows_wait_for_a_live_layer_that_takes_nothing() -> None:
     adopted_in(work, adopt_bytes_max=300)
 
 
+def test_merging_leaves_half_of_the_time_to_others_however_many_merge() -> None:
+    took_s = 0.01
+
+    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
+        await staging.open(StagingKind.ROWS)
+        await staging.seal_rows(ITEMS)
+        loop = asyncio.get_running_loop()
+        write_open, time = shard.store.write_open, loop.time
+        ended_at: list[float] = []
+
+        def write_slowly(stack: Stack, live: Layer, items: Sequence[Item]) -> int:
+            assert not ended_at or loop.time() - ended_at[-1] > 0.99 * took_s
+            sequence = write_open(stack, live, items)
+            busy_s = (len(ended_at) + 1) * took_s
+            loop.time = lambda: time() + busy_s  # type: ignore[method-assign] # it took that long
+            ended_at.append(loop.time())
+            return sequence
+
+        shard.store.write_open = write_slowly  # type: ignore[method-assign] # only how long it takes is the test's
+        both = (shard.adoptions.adopt(request_of(), 10 * AT_ONCE_MS) for _ in range(2))
+        assert [answer.rows for answer in await asyncio.gather(*both)] == [len(ITEMS)] * 2
+        assert len(ended_at) == 2 * len(ITEMS) / 4
+
+    adopted_in(work, adopt_items_max=4)
+
+
 def test_an_adoption_that_breaks_among_its_rows_says_so() -> None:
     async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
         await staging.open(StagingKind.ROWS)

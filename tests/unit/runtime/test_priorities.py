@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import resource
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from ebla.runtime.priorities import (
     NICENESS_MAX,
     SHORT_SLICE_NS,
     child_stands_back,
+    serving_goes_first,
     session_stands_back,
     thread_answers_soon,
     thread_stands_back,
@@ -118,6 +120,40 @@ def test_the_kernel_takes_it() -> None:
         [sys.executable, "-c", told], start_new_session=True, check=True, capture_output=True, text=True, timeout=60
     )
     assert said.stdout.split()[-2:] == ["nice", "7"]
+
+
+def test_serving_goes_first_where_it_may(tmp_path: Path) -> None:
+    told = """
+import os, sys
+from pathlib import Path
+from ebla.runtime.priorities import serving_goes_first
+serving_goes_first(-3, Path(sys.argv[1]))
+print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
+    group = tmp_path / "autogroup"
+    said = subprocess.run(
+        [sys.executable, "-c", told, str(group)],
+        start_new_session=True,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert group.read_text() == "-3"
+    may = os.geteuid() == 0 or 20 - resource.getrlimit(resource.RLIMIT_NICE)[0] <= -3
+    assert not may or said.stdout == "-3\n"
+
+
+def test_who_may_not_go_first_goes_on_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
+    before = niceness()
+    serving_goes_first(-3, tmp_path / "autogroup")
+    assert niceness() == before
 
 
 def test_a_kernel_without_sessions_is_no_error(tmp_path: Path) -> None:

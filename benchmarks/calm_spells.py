@@ -1,0 +1,52 @@
+"""Spells of serving on a machine that other machines share the processors with.
+
+What the host takes away shows in serving as hundreds of milliseconds, with nothing at work here: a p99 of 5 ms was seen
+as one of 200 ms while a quarter of the time was gone. The kernel of a guest counts that time. A spell that lost more
+than a little of it tells nothing of us, be it quiet or busy, and is had again; after some tries the calmest counts.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.paced_client import PacedLoad
+from benchmarks.row_client import Traffic
+
+STOLEN_SHARE_MAX = 0.01
+TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CalmSpell:
+    paced: PacedLoad
+    stolen_share: float
+    tries: int
+
+    @property
+    def p99_ms(self) -> float:
+        return self.paced.percentile_ms(0.99)
+
+    def __str__(self) -> str:
+        told = f"p50 {self.paced.percentile_ms(0.5):.2f} ms, p99 {self.p99_ms:.2f} ms"
+        return f"{told} (stolen {self.stolen_share:.1%}, try {self.tries})"
+
+
+def calm_spell(traffic: Sequence[Traffic], per_s: float, work: Callable[[], None], at_least_s: float) -> CalmSpell:
+    """Serving while `work` is done, as often as it takes to fill the time."""
+    found: list[CalmSpell] = []
+    while not found or (found[-1].stolen_share > STOLEN_SHARE_MAX and len(found) < TRIES):
+        began, stolen = time.monotonic(), _stolen_s()
+        with PacedLoad(traffic, per_s) as paced:
+            work()
+            while time.monotonic() < began + at_least_s:
+                work()
+        share = (_stolen_s() - stolen) / (time.monotonic() - began) / psutil.cpu_count()
+        found.append(CalmSpell(paced, share, len(found) + 1))
+    return min(found, key=lambda one: one.stolen_share)
+
+
+def _stolen_s() -> float:
+    """Of all processors; nothing where the system does not tell."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
