@@ -1,6 +1,6 @@
 """Checkpoints of this node's stacks, for others to read: taken by the shards, listed, kept by session, removed.
 
-<checkpoints>/<checkpoint>/record      what it is, and whose; comes last
+<checkpoints>/<checkpoint>/record      what it is, and whose; comes last; one of a read has none
                            <machine>   by which a task on this machine knows the folder
                            shard-N/…   the stacks of a shard, as it made them
 """
@@ -25,10 +25,13 @@ from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk
 from ebla.storage.manifest import Manifest, StackEntry, layer_folder, read_manifest
 from ebla.wire.report import Report
-from ebla.wire.transfer_messages import CheckpointAnswer, CheckpointedStack, CheckpointRequest
+from ebla.wire.together import together
+from ebla.wire.transfer_messages import CheckpointedStack, CheckpointRequest
 from ebla.wire.verbs import CHECKPOINT, A, Q, Verb
 
 RECORD_NAME = "record"
+AT_ONCE_MAX = 8
+"""Shards that are asked, and stacks of one that are listed."""
 _NOT_MOVED = ("LOCK", "LOG")
 """Of the engine, for itself alone."""
 
@@ -115,20 +118,21 @@ class Checkpoints:
         folder = self.folder_of(checkpoint)
         self._changing[checkpoint] = None
         try:
-            await make_durable_folder(self._disk, folder)
-            parts: list[CheckpointPart] = []
-            version = wanted.version
-            for shard in wanted.shards:
-                below = f"{folder}/shard-{shard}"
-                answer = await self._ask(shard, wanted, below, deadline_ms)
-                parts += [await self._listed(shard, stack, below) for stack in answer.stacks]
-                version = max(version, answer.version)
+            await self._make_folder(folder, wanted)
+            taken = await together(
+                [
+                    partial(self._of_shard, shard, wanted, f"{folder}/shard-{shard}", deadline_ms)
+                    for shard in wanted.shards
+                ],
+                AT_ONCE_MAX,
+            )
+            parts = tuple(part for found, _ in taken for part in found)
+            version = max((wanted.version, *(seen for _, seen in taken)))
             machine = self._parts.machine
             self._disk.create(f"{folder}/{machine}").close()
-            record = CheckpointRecord(
-                checkpoint, wanted.session, wanted.table, tuple(parts), wanted.schema, machine, version
-            )
-            await replace_file(self._disk, f"{folder}/{RECORD_NAME}", msgspec.msgpack.encode(record))
+            record = CheckpointRecord(checkpoint, wanted.session, wanted.table, parts, wanted.schema, machine, version)
+            if wanted.session is not None:
+                await replace_file(self._disk, f"{folder}/{RECORD_NAME}", msgspec.msgpack.encode(record))
             self._kept[checkpoint] = record
             return record
         finally:
@@ -145,10 +149,21 @@ class Checkpoints:
             # The shard may be making files in it still. It is a stranger from now on; what went wrong is told first.
             self._parts.report("checkpoint.not_removed", {"folder": folder, "cause": str(failure)})
 
-    async def _ask(self, shard: ShardNumber, wanted: Wanted, folder: str, deadline_ms: int) -> CheckpointAnswer:
+    async def _make_folder(self, folder: str, wanted: Wanted) -> None:
+        """One of a read is removed by the next start, so it need not outlast a crash."""
+        if wanted.session is None:
+            self._disk.make_folder(folder)
+        else:
+            await make_durable_folder(self._disk, folder)
+
+    async def _of_shard(
+        self, shard: ShardNumber, wanted: Wanted, folder: str, deadline_ms: int
+    ) -> tuple[list[CheckpointPart], TopologyVersion]:
         request = CheckpointRequest(wanted.session, wanted.table, wanted.range, wanted.version, folder)
-        await make_durable_folder(self._disk, folder)
-        return await self._parts.shards.call(shard, CHECKPOINT, request, deadline_ms)
+        await self._make_folder(folder, wanted)
+        answer = await self._parts.shards.call(shard, CHECKPOINT, request, deadline_ms)
+        listing = [partial(self._listed, shard, stack, folder) for stack in answer.stacks]
+        return await together(listing, AT_ONCE_MAX), answer.version
 
     async def _listed(self, shard: ShardNumber, stack: CheckpointedStack, folder: str) -> CheckpointPart:
         root = folder.rpartition("/")[0]

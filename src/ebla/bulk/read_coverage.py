@@ -21,6 +21,7 @@ from ebla.model.errors import Stale
 from ebla.model.identity import HostId, ShardNumber, TableId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import CheckpointPart
+from ebla.storage.sidecar import COLUMNS_NAME
 from ebla.wire.table_access import StackSize
 from ebla.wire.topology_view import View
 
@@ -94,7 +95,7 @@ def coverage_of(parts: Sequence[CheckpointPart], before: Owned, after: Owned) ->
         if _covers(before.by_shard.get(part.shard, ()), part.range)
         and _covers(after.by_shard.get(part.shard, ()), part.range)
     )
-    sizes = tuple(StackSize(part.range, part.size_bytes, part.rows) for part in counting)
+    sizes = tuple(StackSize(part.range, _scanned_bytes(part), part.rows) for part in counting)
     return Coverage(joined(part.range for part in counting), counting, sizes)
 
 
@@ -105,9 +106,15 @@ def _of_vnodes(parts: Sequence[CheckpointPart], before: Owned, after: Owned) -> 
         return Coverage((), (), (), is_by_part=False)
     ranges = _common(before.of_node, after.of_node)
     width = sum(one.width for one in ranges)
-    size_bytes, rows = sum(part.size_bytes for part in parts), sum(part.rows for part in parts)
+    size_bytes, rows = sum(map(_scanned_bytes, parts)), sum(part.rows for part in parts)
     sizes = [StackSize(one, size_bytes * one.width // width, rows * one.width // width) for one in ranges]
     return Coverage(ranges, tuple(parts), tuple(sizes), is_by_part=False)
+
+
+def _scanned_bytes(part: CheckpointPart) -> int:
+    """About what a scan of it reads: of a layer that has columns, those alone."""
+    columns = ([file.size_bytes for file in layer.files if file.name == COLUMNS_NAME] for layer in part.layers)
+    return sum(found[0] if found else layer.size_bytes for layer, found in zip(part.layers, columns))
 
 
 def _life(part: CheckpointPart) -> bytes:

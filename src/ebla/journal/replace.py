@@ -32,14 +32,15 @@ _BLOCK_BYTES = 4 * (PIECE_BYTES + _PIECE.size)
 """Of one read; the longest piece fits into it."""
 
 
-async def replace_file(disk: Disk, path: str, content: bytes | Iterable[bytes]) -> None:
-    """Durable on return. One replacement of a path at a time. Raises `DiskFull`, and the old content stands."""
+async def replace_file(disk: Disk, path: str, content: bytes | Iterable[bytes], *, lasting: bool = True) -> None:
+    """Durable on return, if it is to last. One replacement of a path at a time. Raises `DiskFull`, and the old content
+    stands."""
     replacement = Replacement(disk, path)
     try:
         pieces = _cut(content)
         while several := list(itertools.islice(pieces, PIECES_MADE_AT_ONCE)):
             await replacement.append(several)
-        await replacement.place()
+        await replacement.place(lasting=lasting)
     except BaseException:
         replacement.discard()
         raise
@@ -84,13 +85,15 @@ class Replacement:
         """What was appended so far, so that little is left for the end."""
         await self._file.sync()
 
-    async def place(self) -> None:
-        """Durable on return, in its place."""
+    async def place(self, *, lasting: bool = True) -> None:
+        """In its place on return and, if it is to last, durable."""
         self._write(_piece_header(self._pieces, b""))
-        await self._file.sync()
+        if lasting:
+            await self._file.sync()
         self._file.close()
         self._disk.rename(self._temporary, self._path)
-        await self._disk.sync_folder(parent_folder(self._path))
+        if lasting:
+            await self._disk.sync_folder(parent_folder(self._path))
 
     def discard(self) -> None:
         """Nothing of it is left, unless it is in its place already."""

@@ -63,17 +63,18 @@ class Checkpoints:
         check_table(parts, request.table)
         stacks = parts.stacks.overlapping(request.table, request.range)
         taken = await together(
-            [partial(self._take, stack, request.folder) for stack in stacks], parts.limits.checkpoints_at_once_max
+            [partial(self._take, stack, request) for stack in stacks], parts.limits.checkpoints_at_once_max
         )
         return CheckpointAnswer(tuple(taken), parts.view.current.version)
 
-    async def _take(self, stack: Stack, below: str) -> CheckpointedStack:
+    async def _take(self, stack: Stack, request: CheckpointRequest) -> CheckpointedStack:
         parts = self._parts
-        folder = f"{below}/shard-{parts.shard}-{stack.incarnation:016x}"
+        folder = f"{request.folder}/shard-{parts.shard}-{stack.incarnation:016x}"
         if parts.disk.exists(folder):
             raise Refused(f"{folder} is there already", advice="take another checkpoint, under an id of its own")
         try:
-            await parts.store.checkpoint(stack, folder)
+            # A reader's is forgotten with the next start of the bulk process, and so is whoever read by it.
+            await parts.store.checkpoint(stack, folder, lasting=request.session is not None)
         except LayerDamaged as failure:
             parts.store.note_damage(stack, failure)
             raise

@@ -105,10 +105,11 @@ class Layer(Protocol):
         everything readable; what was put is still not flushed."""
         ...
 
-    async def checkpoint(self, folder: str) -> None:
+    async def checkpoint(self, folder: str, *, lasting: bool = True) -> None:
         """A layer of its own at `folder` (which must not exist, on the same file system) with all that was put before
-        the call, by hard links. Durable on return, with its name. What else stands in the folder of a read-only layer
-        (a sidecar) is linked too."""
+        the call, by hard links. Durable on return, with its name, unless it need not last: nobody asks after a crash
+        for one that is read for a while. What else stands in the folder of a read-only layer (a sidecar) is linked
+        too."""
         ...
 
     async def close(self) -> None:

@@ -120,8 +120,8 @@ def without_table(manifest: Manifest, table: TableId) -> Manifest:
     return msgspec.structs.replace(manifest, tables=tables, stacks=stacks)
 
 
-async def save_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
-    await replace_file(disk, manifest_path(folder), msgspec.msgpack.encode(manifest))
+async def save_manifest(disk: Disk, folder: str, manifest: Manifest, *, lasting: bool = True) -> None:
+    await replace_file(disk, manifest_path(folder), msgspec.msgpack.encode(manifest), lasting=lasting)
 
 
 async def load_manifest(disk: Disk, folder: str) -> Manifest | None:

@@ -211,7 +211,7 @@ class MemoryLayer:
             self._check_open()
             await self._flush()
 
-    async def checkpoint(self, folder: str) -> None:
+    async def checkpoint(self, folder: str, *, lasting: bool = True) -> None:
         async with self._slow_work:
             self._check_open()
             await self._flush()
@@ -223,8 +223,9 @@ class MemoryLayer:
             for name in disk.list_folder(self._folder):
                 if not name.endswith(TEMPORARY_SUFFIX):
                     disk.link(f"{self._folder}/{name}", f"{folder}/{name}")
-            await disk.sync_folder(folder)
-            await disk.sync_folder(parent_folder(folder))
+            if lasting:
+                await disk.sync_folder(folder)
+                await disk.sync_folder(parent_folder(folder))
 
     async def close(self) -> None:
         async with self._slow_work:

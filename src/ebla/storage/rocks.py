@@ -282,7 +282,7 @@ class RocksLayer:
             self._check_open()
             await self._flush()
 
-    async def checkpoint(self, folder: str) -> None:
+    async def checkpoint(self, folder: str, *, lasting: bool = True) -> None:
         async with self._slow_work:
             self._check_open()
             await self._flush()
@@ -291,8 +291,9 @@ class RocksLayer:
                 await disk.run(partial(self._checkpoint, folder))
             else:
                 await disk.run(partial(_link_files, disk, self._folder, folder))
-            await disk.sync_folder(folder)
-            await disk.sync_folder(parent_folder(folder))
+            if lasting:
+                await disk.sync_folder(folder)
+                await disk.sync_folder(parent_folder(folder))
 
     async def close(self) -> None:
         async with self._slow_work:

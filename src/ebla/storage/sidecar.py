@@ -33,7 +33,7 @@ COMPRESSION_HASTE = 3
 """How fast LZ4 passes over what it finds no match in: see `RocksLimits`."""
 SIDECAR_FORMAT = 1
 _MAGIC = b"ARROW1\0\0"
-_COLUMNS, _INDEX = "columns.arrow", "columns.index"
+COLUMNS_NAME, _INDEX = "columns.arrow", "columns.index"
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +103,7 @@ class SidecarWriter:
         self._disk = disk
         self._folder = folder
         self._shape = whole_shape(schema)
-        self._file = disk.create(f"{folder}/{_COLUMNS}")
+        self._file = disk.create(f"{folder}/{COLUMNS_NAME}")
         self._sink = _BlockSink(self._file)
         # A block is small: to hand its columns to other threads costs more than to compress them.
         codec = pa.Codec("lz4", compression_level=-COMPRESSION_HASTE)
@@ -219,7 +219,7 @@ async def open_sidecar(disk: Disk, folder: str) -> Sidecar | None:
         return None
     try:
         index = _decode(await read_checked_file(disk, f"{folder}/{_INDEX}"))
-        file = disk.open(f"{folder}/{_COLUMNS}")
+        file = disk.open(f"{folder}/{COLUMNS_NAME}")
     except (Corruption, msgspec.DecodeError, FileNotFoundError) as failure:
         raise LayerDamaged(folder, f"its columns cannot be opened ({failure})") from failure
     if index.format > SIDECAR_FORMAT:

@@ -229,9 +229,10 @@ async def set_aside(parts: StoreParts, stack: Stack, failure: LayerDamaged) -> N
             await _commit(parts, stack, entry)
 
 
-async def checkpoint(parts: StoreParts, stack: Stack, folder: str) -> Manifest:
+async def checkpoint(parts: StoreParts, stack: Stack, folder: str, *, lasting: bool = True) -> Manifest:
     """The whole stack as it is, by hard links, in a folder of its own with a manifest: every write answered before the
-    call is in it. The manifest comes last, so a folder without one is not a checkpoint."""
+    call is in it. The manifest comes last, so a folder without one is not a checkpoint. One that need not last is not
+    made durable: syncs are most of what it takes."""
     async with stack.changing:
         stack.check()
         await _settle_seal(parts, stack)
@@ -241,14 +242,15 @@ async def checkpoint(parts: StoreParts, stack: Stack, folder: str) -> Manifest:
             async with parts.layers.hold(stack.place_of(entry)) as layer:
                 if layer.facts == NO_FACTS:
                     continue
-                await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id))
+                await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id), lasting=lasting)
                 entries.append(msgspec.structs.replace(entry, facts=layer.facts, size_bytes=layer.size_bytes()))
         empty = LayerEntry(parts.draw_layer(), stack.entry.range)
         whole = msgspec.structs.replace(stack.entry, live=empty, bases=tuple(entries))
     manifest = Manifest(tables=(stack.schema,), stacks=(whole,))
     # The layers' names are durable by their own checkpoints; those above them by the syncs around the manifest.
-    await parts.disk.sync_folder(parent_folder(folder))
-    await save_manifest(parts.disk, folder, manifest)
+    if lasting:
+        await parts.disk.sync_folder(parent_folder(folder))
+    await save_manifest(parts.disk, folder, manifest, lasting=lasting)
     return manifest
 
 
@@ -289,7 +291,7 @@ async def begin_fold(
 async def _link_input(parts: StoreParts, stack: Stack, entry: LayerEntry, scratch: str) -> FoldInput:
     folder = f"{scratch}/{entry.id:016x}"
     async with parts.layers.hold(stack.place_of(entry)) as layer:
-        await layer.checkpoint(folder)
+        await layer.checkpoint(folder, lasting=False)  # a start empties the folder it is in
     return FoldInput(entry.id, folder, entry.range)
 
 

@@ -272,8 +272,8 @@ class Store:
             self.fold_wanted.set()
         return adopted
 
-    async def checkpoint(self, stack: Stack, folder: str) -> Manifest:
-        return await stack_changes.checkpoint(self._parts, stack, folder)
+    async def checkpoint(self, stack: Stack, folder: str, *, lasting: bool = True) -> Manifest:
+        return await stack_changes.checkpoint(self._parts, stack, folder, lasting=lasting)
 
     # -- folds -------------------------------------------------------------------------------------------------------
 
