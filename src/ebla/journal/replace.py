@@ -32,18 +32,35 @@ _BLOCK_BYTES = 4 * (PIECE_BYTES + _PIECE.size)
 """Of one read; the longest piece fits into it."""
 
 
-async def replace_file(disk: Disk, path: str, content: bytes | Iterable[bytes], *, lasting: bool = True) -> None:
-    """Durable on return, if it is to last. One replacement of a path at a time. Raises `DiskFull`, and the old content
-    stands."""
+async def replace_file(disk: Disk, path: str, content: bytes | Iterable[bytes]) -> None:
+    """Durable on return. One replacement of a path at a time. Raises `DiskFull`, and the old content stands."""
     replacement = Replacement(disk, path)
     try:
         pieces = _cut(content)
         while several := list(itertools.islice(pieces, PIECES_MADE_AT_ONCE)):
             await replacement.append(several)
-        await replacement.place(lasting=lasting)
+        await replacement.place()
     except BaseException:
         replacement.discard()
         raise
+
+
+def write_for_a_while(disk: Disk, path: str, content: bytes) -> None:
+    """A new file for the same readers, in one step. Blocks. It is not durable, and a crash may leave it damaged, which
+    is noticed: for what nobody asks for after one."""
+    file = disk.create(path)
+    try:
+        start = _header()
+        pieces = list(_cut(content))
+        framed = [part for number, piece in enumerate(pieces) for part in (_piece_header(number, piece), piece)]
+        file.write(0, b"".join((start, *framed, _piece_header(len(pieces), b""))))
+    finally:
+        file.close()
+
+
+def _header() -> bytes:
+    start = _HEADER.pack(_MAGIC, FILE_FORMAT, 0)[:_HEADER_CHECKED_BYTES]
+    return start + struct.pack("<I", zlib.crc32(start))
 
 
 class Replacement:
@@ -57,10 +74,9 @@ class Replacement:
         self._pieces = 0
         discard_temporary(disk, path + tag)
         self._file = disk.create(self._temporary)
-        start = _HEADER.pack(_MAGIC, FILE_FORMAT, 0)[:_HEADER_CHECKED_BYTES]
         self._size = 0
         try:
-            self._write(start + struct.pack("<I", zlib.crc32(start)))
+            self._write(_header())
         except BaseException:
             self.discard()
             raise
@@ -85,15 +101,13 @@ class Replacement:
         """What was appended so far, so that little is left for the end."""
         await self._file.sync()
 
-    async def place(self, *, lasting: bool = True) -> None:
-        """In its place on return and, if it is to last, durable."""
+    async def place(self) -> None:
+        """Durable on return, in its place."""
         self._write(_piece_header(self._pieces, b""))
-        if lasting:
-            await self._file.sync()
+        await self._file.sync()
         self._file.close()
         self._disk.rename(self._temporary, self._path)
-        if lasting:
-            await self._disk.sync_folder(parent_folder(self._path))
+        await self._disk.sync_folder(parent_folder(self._path))
 
     def discard(self) -> None:
         """Nothing of it is left, unless it is in its place already."""

@@ -23,8 +23,8 @@ class ReplicaLimits:
     """For a write passed on to another shard of the node."""
     fence_wait_ms: int = 5_000
     """How long an adoption waits for the fence it needs."""
-    checkpoints_at_once_max: int = 4
-    """Stacks of one checkpoint: they wait for the disk most of the time."""
+    checkpoints_at_once_max: int = 2
+    """Stacks of one checkpoint. They wait for the disk most of the time, and requests should not wait for them."""
     adoptions_max: int = 64
     """Under way at once; more are refused."""
     adopt_items_max: int = 128

@@ -9,11 +9,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NewType, NoReturn
 
 import msgspec
 
-from ebla.journal.replace import discard_temporary, read_checked_file, replace_file
+from ebla.journal.replace import discard_temporary, read_checked_file, replace_file, write_for_a_while
 from ebla.model.errors import Corruption, DiskFull, EblaError, InternalError, Refused
 from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
@@ -121,7 +122,12 @@ def without_table(manifest: Manifest, table: TableId) -> Manifest:
 
 
 async def save_manifest(disk: Disk, folder: str, manifest: Manifest, *, lasting: bool = True) -> None:
-    await replace_file(disk, manifest_path(folder), msgspec.msgpack.encode(manifest), lasting=lasting)
+    """Durable on return, if it is to last. One that is not must be the folder's first."""
+    path, content = manifest_path(folder), msgspec.msgpack.encode(manifest)
+    if lasting:
+        await replace_file(disk, path, content)
+    else:
+        await disk.run(partial(write_for_a_while, disk, path, content))
 
 
 async def load_manifest(disk: Disk, folder: str) -> Manifest | None:

@@ -236,7 +236,7 @@ async def checkpoint(parts: StoreParts, stack: Stack, folder: str, *, lasting: b
     async with stack.changing:
         stack.check()
         await _settle_seal(parts, stack)
-        parts.disk.make_folder(layers_folder(folder))
+        await parts.disk.run(partial(parts.disk.make_folder, layers_folder(folder)))
         entries = []
         for entry in stack.layer_entries:
             async with parts.layers.hold(stack.place_of(entry)) as layer:

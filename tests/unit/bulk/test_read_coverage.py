@@ -184,3 +184,11 @@ def test_a_ring_in_transition_is_judged_by_its_natural_and_reading_replicas() ->
                 assert has(coverage, TokenRange(Token(start), Token(end))) is is_theirs
                 seen[number, is_theirs] = None
     assert len(seen) == 4
+
+
+def test_what_a_scan_reads_is_the_columns_of_layers_that_have_them() -> None:
+    files = (CheckpointFile("1.sst", 700), CheckpointFile("columns.arrow", 300), CheckpointFile("columns.index", 9))
+    layers = (CheckpointLayer("both", WHOLE_RING, files), CheckpointLayer("rows", WHOLE_RING, files[:1]))
+    found = Owned(None, (WHOLE_RING,), 1)
+    (size,) = coverage_of([CheckpointPart(ShardNumber(0), WHOLE_RING, layers)], found, found).sizes
+    assert size.size_bytes == 300 + 700

@@ -10,6 +10,7 @@ from ebla.journal.replace import (
     read_checked_file,
     read_checked_pieces,
     replace_file,
+    write_for_a_while,
 )
 from ebla.model.errors import Corruption, DiskFull, Refused
 from ebla.sim.disk import LifeDisk
@@ -30,6 +31,22 @@ def test_content_comes_back(content: bytes) -> None:
     machine = Machine(1)
     write(machine, content)
     assert read(machine) == content
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"z" * (2 * PIECE_BYTES + 5)])
+def test_content_for_a_while_comes_back_as_well_and_is_never_mistaken_after_a_power_loss(content: bytes) -> None:
+    async def write_short(disk: LifeDisk) -> None:
+        write_for_a_while(disk, PATH, content)
+
+    for seed in range(20):
+        machine = Machine(seed)
+        machine.run(write_short)
+        assert read(machine) == content
+        machine.lose_power()
+        try:
+            assert read(machine) == content
+        except (FileNotFoundError, Corruption):
+            pass  # both tell that it is not there
 
 
 def test_pieces_come_back_in_order_and_short() -> None:
