@@ -225,7 +225,8 @@ def measure_thrice(figures: Figures, bench: Bench, cluster: SourceCluster) -> No
 
 def measure_serving(figures: Figures, bench: Bench, cluster: SourceCluster) -> None:
     plan, traffic = bench.plan, cluster.served()
-    most = asyncio.run(load(traffic, 16, plan.quiet_s / 2)).per_s
+    # The best of a few: what the host takes away meanwhile would make the 30 % less than that.
+    most = max(asyncio.run(load(traffic, 16, plan.quiet_s / 3)).per_s for _ in range(3))
     per_s = figures.note("served_per_s", most * LOAD_SHARE)
     cluster.make_table("busy", 1)
     works: dict[str, Callable[[], None]] = {
