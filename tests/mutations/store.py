@@ -91,8 +91,8 @@ MUTATIONS = (
     Mutation(
         name="store-adopted-folder-not-synced",
         module="ebla.storage.memory",
-        find="            await disk.sync_folder(folder)\n            await disk.sync_folder(parent_folder(folder))\n",
-        replace="",
+        find="            if lasting:\n                await disk.sync_folder(folder)\n",
+        replace="            if False:\n                await disk.sync_folder(folder)\n",
         check=SIM,
         why="the manifest names a folder that a power cut takes",
     ),
