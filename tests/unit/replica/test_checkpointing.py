@@ -19,11 +19,12 @@ from tests.unit.replica.staged import OPEN, SESSION, disk_of
 from tests.unit.storage.store_rig import Rig, plain
 from tests.unit.topology.small_cluster import replica
 
+from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
 from ebla.model.identity import TableId, TopologyVersion
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.sim.workloads.store_rows import SMALL
-from ebla.storage.layer import LayerDamaged
+from ebla.storage.layer import Item, LayerDamaged
 from ebla.storage.staging_format import checkpoints_folder
 from ebla.storage.store_recovery import open_store
 from ebla.topology.tablet_map import tablet_map
@@ -89,6 +90,41 @@ def test_for_a_reader_it_needs_no_session_holds_nothing_and_waits_for_the_versio
             await shard.checkpoints.take(unknown, AT_ONCE_MS)
 
     in_shard(work)
+
+
+def test_one_of_a_session_outlasts_a_power_loss_and_one_of_a_reader_is_never_synced() -> None:
+    rig = Rig()
+
+    async def work(shard: ShardRig) -> None:
+        await filled(shard)
+        disk = disk_of(rig)
+        await make_durable_folder(disk, checkpoints_folder(DATA))
+        await make_durable_folder(disk, FOLDER)
+        await shard.checkpoints.take(request_of(), AT_ONCE_MS)
+        synced: list[str] = []
+        sync_folder = disk.sync_folder
+
+        async def note_sync(path: str) -> None:
+            synced.append(path)
+            await sync_folder(path)
+
+        disk.sync_folder = note_sync  # type: ignore[method-assign] # only what it is called for is the test's
+        reading = msgspec.structs.replace(request_of(folder=f"{FOLDER}-read"), session=None)
+        await shard.checkpoints.take(reading, AT_ONCE_MS)
+        assert not [path for path in synced if path.startswith(f"{FOLDER}-read")]
+
+    async def look(shard: ShardRig) -> list[Item]:
+        assert rig.engine is not None
+        disk, found = disk_of(rig), list[Item]()
+        for name in disk.list_folder(FOLDER):
+            copy = await open_store(disk, rig.machine.chance, f"{FOLDER}/{name}", rig.engine, rig.bounds)
+            (stack,) = copy.stacks.values()
+            found += await copy.scan(stack, b"", None, 99)
+        return sorted(found)
+
+    in_shard(work, rig=rig)
+    rig.lose_power()
+    assert in_shard(look, rig=rig) == list(ITEMS)
 
 
 def test_a_shard_without_a_part_of_it_has_nothing_to_show() -> None:
