@@ -251,7 +251,8 @@ def measure_serving(figures: Figures, bench: Bench, cluster: SourceCluster) -> N
 
 
 def measure_growth(figures: Figures, bench: Bench, cluster: SourceCluster) -> None:
-    """Rows are made as they are written: no side of it reads files. The smallest once more before it counts."""
+    """Rows are made as they are written: no side of it reads files. The smallest number is tried before it counts. What
+    a row more costs from one number to the next is told beside: of short jobs that is a difference of small times."""
     counts = bench.plan.growth
     cluster.make_table("grown", 1)
     took: dict[str, list[float]] = {"write": [], "read": []}
@@ -265,9 +266,12 @@ def measure_growth(figures: Figures, bench: Bench, cluster: SourceCluster) -> No
                 f"{rows:12,} rows: written in {took['write'][-1]:.2f} s, read in {took['read'][-1]:.2f} s", flush=True
             )
     for name, seconds in took.items():
+        steps = [(seconds[at + 1] - seconds[at]) / (counts[at + 1] - counts[at]) for at in range(len(counts) - 1)]
+        figures.note(f"{name}_row_more_growth", steps[-1] / steps[0])
+        each = ", then ".join(f"{step * 1e6:.2f} µs" for step in steps)
         off = from_linear(counts, seconds)
         limit = figures.at_most(f"{name}_off_linear", off, OFF_LINEAR_MAX)
-        print(f"{name}, from {counts[0]:,} to {counts[-1]:,} rows: {off:8.1%} off a straight line  {limit}", flush=True)
+        print(f"{name}, {counts[0]:,} to {counts[-1]:,} rows: {off:8.1%} off a line  {limit}   (a row more {each})")
 
 
 def _grown(bench: Bench, cluster: SourceCluster, rows: int) -> tuple[float, float]:

@@ -40,7 +40,8 @@ _SCHED_ATTR = struct.Struct("=IIQiIQQQ")
 
 def serving_goes_first(niceness: int = SERVING_NICENESS, group: Path = _GROUP) -> None:
     """This process, where the kernel lets it: as root, with `CAP_SYS_NICE`, or within `RLIMIT_NICE`. Threads and
-    processes that it starts from now on go first as well. Elsewhere it competes as an equal."""
+    processes that it starts from now on go first as well. Elsewhere it competes as an equal. Blocks for two seconds at
+    most."""
     _weigh_session(niceness, group)
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
