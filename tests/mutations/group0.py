@@ -127,7 +127,7 @@ MUTATIONS = (
         module="ebla.control.commit_notices",
         find="            self._hold(self._newest)\n",
         replace="            pass\n",
-        check=PytestCheck("tests/unit/control/test_raft_server.py"),
+        check=PytestCheck("tests/unit/control/test_raft_commits.py"),
         why="what is committed is told only by the next heartbeat",
     ),
     Mutation(

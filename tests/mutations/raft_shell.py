@@ -9,6 +9,7 @@ READS = "ebla.control.read_rounds"
 RECEIVING = "ebla.control.snapshot_receiving"
 SENDING = "ebla.control.snapshot_sending"
 DIRECTED = "tests/unit/control/test_raft_server.py"
+COMMITS = "tests/unit/control/test_raft_commits.py"
 RECEIVED = "tests/unit/control/test_snapshot_receiving.py"
 SENT = "tests/unit/control/test_snapshot_sending.py"
 
@@ -26,6 +27,27 @@ def _bug(name: str, module: str, change: tuple[str, str], why: str, check: SimSe
 
 
 MUTATIONS = (
+    _bug(
+        "held-appends-with-a-hole",
+        "ebla.control.held_appends",
+        ("held.entries[-1].index != append.prev_index or held.term", "held.term"),
+        "a follower is sent entries as if they followed on others that they do not follow on",
+        PytestCheck("tests/unit/control/test_held_appends.py"),
+    ),
+    _bug(
+        "hold-never-ends",
+        "ebla.control.raft_sending",
+        ("        for append in self._held.take_all(log.commit_index):\n", "        for append in ():\n"),
+        "a peer lags behind by a heartbeat, and a commit that needs it waits as long",
+        PytestCheck(COMMITS),
+    ),
+    _bug(
+        "held-from-who-waits",
+        "ebla.control.raft_sending",
+        ("if not self._waiting.is_waiting(peer, now_ms) and self._held", "if self._held"),
+        "whoever proposes or reads at a follower waits until the leader has time for it",
+        PytestCheck(COMMITS),
+    ),
     _bug(
         "answer-before-sync",
         SERVER,

@@ -82,8 +82,8 @@ class Group0Machine:
                 self._settle(key, memory.answers[serial])
         if step is None:
             self._publish_first_state()
-        else:
-            self._publish(step)
+        elif step.changes:
+            self._publish_to_all(step)
         self._reached(store.index)
 
     # ---- what the rest of the node calls
@@ -104,8 +104,9 @@ class Group0Machine:
         await future
 
     def watch(self, watcher: Watcher, prefix: str = "") -> int:
-        """Calls `watcher` with every step that changes something, in order, until `unwatch`. A step may also name keys
-        outside the prefix; what a fresh node is sent as its first state it names below the prefix alone."""
+        """Calls `watcher` with every step that changes something below the prefix, in order, until `unwatch`. A step of
+        several changes may also come if all are outside it, and so does whatever a snapshot changes; what a fresh node
+        is sent as its first state is named below the prefix alone."""
         ticket = next(self._tickets)
         self._watchers[ticket] = (prefix, watcher)
         return ticket
@@ -119,9 +120,19 @@ class Group0Machine:
             told(answer)
 
     def _publish(self, step: Step) -> None:
-        if step.changes:
-            for _, watcher in list(self._watchers.values()):
-                watcher(step)
+        changes = step.changes
+        if len(changes) == 1:
+            # Most steps, and most of them are none of most watchers' business.
+            key = changes[0].key
+            for prefix, watcher in list(self._watchers.values()):
+                if key.startswith(prefix):
+                    watcher(step)
+        elif changes:
+            self._publish_to_all(step)
+
+    def _publish_to_all(self, step: Step) -> None:
+        for _, watcher in list(self._watchers.values()):
+            watcher(step)
 
     def _publish_first_state(self) -> None:
         """Everything is new, and may be a great deal: only what is watched is named."""

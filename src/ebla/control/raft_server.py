@@ -16,9 +16,13 @@ from typing import Generic, Protocol, TypeVar
 
 from ebla.control.begun import Begun
 from ebla.control.commit_notices import CommitNotices
+from ebla.control.held_appends import HOLD_MS, HeldAppends
+from ebla.control.proposal_batches import Proposal, batches
 from ebla.control.raft_log import RaftLog, RecoveredRaft, needs_disk
+from ebla.control.raft_sending import RaftSending
 from ebla.control.read_rounds import ReadRounds, fail
 from ebla.control.snapshot_receiving import Desk, IncomingSnapshots, Receiver
+from ebla.control.waiting_peers import WaitingPeers
 from ebla.journal.recovery import LogLimits
 from ebla.journal.segments import DEFAULT_LIMITS
 from ebla.model.errors import Corruption, DiskFull, EblaError, Refused, Unavailable
@@ -30,28 +34,34 @@ from ebla.raft.events import (
     Compact,
     Event,
     PeerUnreachable,
-    Propose,
     SnapshotSent,
     SnapshotTaken,
     Tick,
     Written,
 )
 from ebla.raft.membership import MembershipChange, change_of
-from ebla.raft.messages import NOBODY, Append, Entry, EntryKind, InstallSnapshot, Message, PeerId, SnapshotMeta
+from ebla.raft.messages import (
+    NOBODY,
+    Append,
+    AppendResponse,
+    Entry,
+    EntryKind,
+    InstallSnapshot,
+    Message,
+    PeerId,
+    ReadRequest,
+    SnapshotMeta,
+)
 from ebla.raft.options import Options
 from ebla.raft.roles import Leader
 from ebla.raft.state import Past
 from ebla.wire.group0_messages import ChunkAnswer, SnapshotChunk
 from ebla.wire.report import Report
 
-APPENDS_PER_SENDING_MAX = 8
-"""Messages of one turn for one peer leave together, but not so many appends that no frame could hold them."""
 APPLY_BYTES_MAX = 1024 * 1024
 """Applied in one turn. A peer that catches up has much to apply, and the loop has others to serve."""
 WRITE_BYTES_MAX = 16 * 1024 * 1024
 """Of waiting writes, made durable with one sync."""
-LONG_WRITE_MS, STEADY_MS = 2, 1000
-"""Without a write of the former for the latter, a disk is steady."""
 
 Content = TypeVar("Content")
 
@@ -102,9 +112,6 @@ class RaftSetup:
     log_limits: LogLimits = DEFAULT_LIMITS
 
 
-_Proposal = tuple[bytes, EntryKind]
-
-
 class RaftServer(Generic[Content]):
     """`open`, then `run` until cancelled. An error that leaves `run` means that the process must end."""
 
@@ -116,10 +123,9 @@ class RaftServer(Generic[Content]):
         self._machine = machine
         self._wire = wire
         self._inbox: list[Event] = []
-        self._proposals: list[_Proposal] = []
+        self._proposals: list[Proposal] = []
         self._reads = ReadRounds(setup.options.peer, surroundings.chance, setup.read_wait_max_ms)
         self._writes: deque[tuple[Write, int]] = deque()
-        self._long_write_ms = 0  # when it ended
         self._is_writing = False
         self._turn_due = False
         self._in_turn = False
@@ -131,7 +137,10 @@ class RaftServer(Generic[Content]):
         """Made by `run`; given what has begun and takes time."""
         self._applies: deque[Apply] = deque()
         """Handed out by the core, and to be applied before any other."""
-        self._notices = CommitNotices(self.post)
+        self._waiting = WaitingPeers()
+        self._notices = CommitNotices(self.post, self._waiting, self._knows_commit)
+        self._held = HeldAppends(setup.options.peer)
+        self._sending = RaftSending(self._held, self._waiting, self._send_together, self._hold_ends_soon)
         self._incoming: IncomingSnapshots[Content]
         self._received: dict[SnapshotMeta, Content] = {}
         self._bytes_since_snapshot = 0
@@ -226,7 +235,7 @@ class RaftServer(Generic[Content]):
         ever will is not told here, so whoever proposes must be ready to propose again. `by`: the peer that waits."""
         self._proposals.append((payload, kind))
         if by != NOBODY:
-            self._notices.hurry(by, self._clock.boot_ms())
+            self._waiting.asked(by, self._clock.boot_ms())
         log = self._core.state.log
         if log.committed == log.last_index:
             self._wake_now()
@@ -303,6 +312,10 @@ class RaftServer(Generic[Content]):
         while True:
             inbox, self._inbox = self._inbox, []
             for event in inbox:
+                if type(event) is AppendResponse:
+                    self._held.acknowledged(event, core.membership)
+                elif type(event) is ReadRequest:
+                    self._waiting.asked(event.sender, now_ms)
                 core.step(event, now_ms)
             while core.has_effects:
                 effects = core.take()
@@ -384,16 +397,15 @@ class RaftServer(Generic[Content]):
             self._send(effects.messages)
         if effects.write is not None:
             self._take_up(effects.write)
-            if self.is_leader:
-                if effects.write.hard_state is not None:
-                    self._notices.committed(effects.write.hard_state.commit, now_ms)
-                if effects.apply is not None and effects.write.snapshot is None:
-                    self._begin_writing()  # the disk is at work while it applies
+            if effects.apply is not None and effects.write.snapshot is None and self.is_leader:
+                self._begin_writing()  # the disk is at work while it applies
         if effects.apply is not None:
             if self._applies or (self._writes and not self.is_leader):
                 self._apply_soon(effects.apply)
             else:
                 self._apply(effects.apply, now_ms)
+        if effects.write is not None and effects.write.hard_state is not None and self.is_leader:
+            self._notices.committed(effects.write.hard_state.commit, now_ms)
         for read in effects.reads:
             self._reads.answer(read)
 
@@ -416,6 +428,7 @@ class RaftServer(Generic[Content]):
         )
         # Reads that a former leader was asked for may never be answered.
         self._reads.fail_all("the leader changed")
+        self._held.forget()
         changed, self._standing_changed = self._standing_changed, asyncio.Event()
         changed.set()
 
@@ -445,56 +458,39 @@ class RaftServer(Generic[Content]):
             else:
                 change = change_of(entry)
                 if self._machine.apply_membership(entry, change):
+                    self._held.choose_anew()
                     core.step(ApplyMembership(entry.index, change), now_ms)
         core.step(apply.answer, now_ms)
         self._bytes_since_snapshot += apply.answer.payload_bytes
         self._consider_snapshot()
 
     def _send(self, messages: Sequence[Message]) -> None:
-        by_peer: dict[PeerId, list[Message]] = {}
-        for message in messages:
-            if type(message) is InstallSnapshot:
-                assert self._tasks is not None
-                self._tasks.create_task(self._send_snapshot(message))
-            elif message.to in by_peer:
-                by_peer[message.to].append(message)
-            else:
-                by_peer[message.to] = [message]
-        for peer, several in by_peer.items():
-            if len(several) <= APPENDS_PER_SENDING_MAX:
-                self._send_together(peer, several)
-                continue
-            for start in range(0, len(several), APPENDS_PER_SENDING_MAX):
-                self._send_together(peer, several[start : start + APPENDS_PER_SENDING_MAX])
+        rest = messages
+        if any(type(message) is InstallSnapshot for message in messages):
+            rest = [message for message in messages if type(message) is not InstallSnapshot]
+            for message in messages:
+                if type(message) is InstallSnapshot:
+                    assert self._tasks is not None
+                    self._tasks.create_task(self._send_snapshot(message))
+        self._sending.send(rest, self._core, self._clock.boot_ms())
+
+    def _hold_ends_soon(self) -> None:
+        asyncio.get_running_loop().call_later(HOLD_MS / 1000, self._guarded, self._end_hold)
+
+    def _end_hold(self) -> None:
+        self._sending.release_all(self._core)
 
     def _send_together(self, peer: PeerId, messages: Sequence[Message]) -> None:
         if not self._wire.send(peer, messages) and any(type(one) is Append for one in messages):
             self.post(PeerUnreachable(peer))
 
     def _step_proposals(self, now_ms: int) -> None:
-        """Neighbours go together, up to what one message may hold; a membership change always stands alone."""
         proposals, self._proposals = self._proposals, []
         self._proposed_together = len(proposals)
-        together: list[bytes] = []
-        size, bytes_max = 0, self._setup.options.message_bytes_max
-        for payload, kind in proposals:
-            if kind is not EntryKind.COMMAND:
-                self._propose(together, EntryKind.COMMAND, now_ms)
-                self._propose([payload], kind, now_ms)
-                together, size = [], 0
-                continue
-            if size + len(payload) > bytes_max:
-                self._propose(together, EntryKind.COMMAND, now_ms)
-                together, size = [], 0
-            together.append(payload)
-            size += len(payload)
-        self._propose(together, EntryKind.COMMAND, now_ms)
-
-    def _propose(self, payloads: list[bytes], kind: EntryKind, now_ms: int) -> None:
-        if payloads:
-            refusal = self._core.step(Propose(tuple(payloads), kind), now_ms)
+        for batch in batches(proposals, self._setup.options.message_bytes_max):
+            refusal = self._core.step(batch, now_ms)
             if refusal is not None:
-                self._setup.report("raft.proposal_refused", {"count": len(payloads), "cause": refusal.value})
+                self._setup.report("raft.proposal_refused", {"count": len(batch.payloads), "cause": refusal.value})
 
     def _step_readers(self, now_ms: int) -> None:
         question, readers = self._reads.next_round()
@@ -504,19 +500,23 @@ class RaftServer(Generic[Content]):
         else:
             fail(readers, refusal.value)
 
+    def _knows_commit(self, index: int) -> bool:
+        """Whether every peer was told, or is about to be."""
+        role = self._core.role
+        progress = role.progress.items() if isinstance(role, Leader) else ()
+        return all(each.sent_commit >= index for peer, each in progress if peer != self._core.peer)
+
     # ---- disk and snapshots
 
     async def _persist(self, writes: list[Write]) -> None:
         """A full disk changes nothing and is waited out: the peer stays a member that acknowledges nothing new."""
         told = False
-        began_ms = self._clock.boot_ms()
-        # Two others may be done before a leader's own disk is, and a loop that waits for it would not hear of them.
-        is_steady = not self.is_leader or began_ms - self._long_write_ms >= STEADY_MS
+        # Where appends go to everybody, two others may be done before a leader's own disk is, and a loop that waits for
+        # it would not hear of them.
+        may_wait = not self.is_leader or self._held.has_chosen
         while True:
             try:
-                await self._log.persist(writes, idle=is_steady and not (self._proposals or self._inbox))
-                if (ended_ms := self._clock.boot_ms()) - began_ms >= LONG_WRITE_MS:
-                    self._long_write_ms = ended_ms
+                await self._log.persist(writes, idle=may_wait and not (self._proposals or self._inbox))
                 return
             except DiskFull as error:
                 if not told:

@@ -12,7 +12,7 @@ UNKNOWN_SYNC_S = 0.1
 """What a sync is taken to last before any was made."""
 SHORT_SYNC_S = 0.001
 """A loop that is away for so long is away for less than many a turn of its own."""
-SHORT_SYNC_BYTES_MAX = 4096
+SHORT_SYNC_BYTES_MAX = 64 * 1024
 NEWEST_SHARE = 1 / 8
 """Of the newest sync in what is taken for usual."""
 

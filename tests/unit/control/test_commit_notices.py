@@ -1,12 +1,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ebla.control.commit_notices import EAGER_MS, HOLD_MS, CommitNotices
+from ebla.control.commit_notices import HOLD_MS, CommitNotices
+from ebla.control.waiting_peers import WAITS_MS, WaitingPeers
 from ebla.raft.events import TellCommit
 from ebla.raft.messages import PeerId
 from ebla.sim.world import World
 
 TWO, THREE = PeerId(2), PeerId(3)
+
+
+def nobody_told(_index: int) -> bool:
+    return False
 
 
 def simulate(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -16,12 +21,13 @@ def simulate(scenario: Callable[[World], Awaitable[None]]) -> None:
 def test_a_peer_that_waits_for_its_proposals_is_told_at_once_for_a_while() -> None:
     async def scenario(_world: World) -> None:
         asked: list[TellCommit] = []
-        notices = CommitNotices(asked.append)
+        waiting = WaitingPeers()
+        notices = CommitNotices(asked.append, waiting, nobody_told)
         notices.committed(4, 0)
-        notices.hurry(TWO, 1_000)
-        notices.hurry(THREE, 1_050)
-        notices.committed(5, 1_000 + EAGER_MS - 1)
-        notices.committed(6, 1_000 + EAGER_MS)
+        waiting.asked(TWO, 1_000)
+        waiting.asked(THREE, 1_050)
+        notices.committed(5, 1_000 + WAITS_MS - 1)
+        notices.committed(6, 1_000 + WAITS_MS)
         assert asked == [TellCommit(5, TWO), TellCommit(5, THREE), TellCommit(6, THREE)]
 
     simulate(scenario)
@@ -30,7 +36,7 @@ def test_a_peer_that_waits_for_its_proposals_is_told_at_once_for_a_while() -> No
 def test_everybody_is_told_of_every_commit_after_a_moment() -> None:
     async def scenario(_world: World) -> None:
         asked: list[TellCommit] = []
-        notices = CommitNotices(asked.append)
+        notices = CommitNotices(asked.append, WaitingPeers(), nobody_told)
         for index in (4, 5, 6):
             notices.committed(index, 0)
         assert asked == []
@@ -43,5 +49,17 @@ def test_everybody_is_told_of_every_commit_after_a_moment() -> None:
         notices.committed(7, 0)
         await asyncio.sleep(1.0)
         assert asked[2:] == [TellCommit(7)]
+
+    simulate(scenario)
+
+
+def test_what_everybody_knows_by_then_is_not_told() -> None:
+    async def scenario(_world: World) -> None:
+        asked: list[TellCommit] = []
+        notices = CommitNotices(asked.append, WaitingPeers(), lambda index: index < 6)
+        for index in (4, 5, 6):
+            notices.committed(index, 0)
+        await asyncio.sleep(1.0)
+        assert asked == [TellCommit(6)]
 
     simulate(scenario)

@@ -103,3 +103,25 @@ def test_a_snapshot_answers_the_calls_it_covers_and_feeds_the_watchers() -> None
         await behind.wait_applied(2)
 
     asyncio.run(story())
+
+
+def test_a_watcher_hears_of_what_is_below_its_prefix_and_of_every_snapshot() -> None:
+    ahead, behind = new_machine(), new_machine()
+    near: list[Step] = []
+    far: list[Step] = []
+    for machine in (ahead, behind):
+        machine.apply(Entry(1, 1, put(1)))
+    (key,) = (change.key for change in behind.store.content(""))
+    behind.watch(near.append, key[:1])
+    behind.watch(far.append, f"not-{key}")
+    for machine in (ahead, behind):
+        machine.apply(Entry(2, 1, put(2)))
+    assert [step.index for step in near] == [2]
+    assert far == []
+    ahead.apply(Entry(3, 1, put(3)))
+    builder = Builder()
+    for chunk in encode(freeze(ahead.store)):
+        builder.add(chunk)
+    behind.install(builder.finish())
+    assert [step.index for step in near] == [2, 3]
+    assert [step.index for step in far] == [3]

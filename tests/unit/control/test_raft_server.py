@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
-from ebla.control.raft_server import APPENDS_PER_SENDING_MAX, RaftServer, RaftSetup
+from ebla.control.raft_sending import APPENDS_PER_SENDING_MAX
+from ebla.control.raft_server import RaftServer, RaftSetup
 from ebla.journal.recovery import LogLimits
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId
 from ebla.ports.surroundings import Surroundings
 from ebla.raft.effects import Write
-from ebla.raft.events import Campaign, Event, PeerUnreachable
-from ebla.raft.membership import Change, ChangeKind, MembershipChange, encode_change
+from ebla.raft.events import Event, PeerUnreachable
 from ebla.raft.messages import (
     NOBODY,
     Append,
@@ -26,7 +26,6 @@ from ebla.raft.messages import (
     Membership,
     Message,
     PeerId,
-    PreVoteResponse,
     ReadRequest,
     ReadResponse,
     SnapshotMeta,
@@ -255,35 +254,6 @@ def test_a_restart_finds_everything_answered() -> None:
 # ---- proposals and messages
 
 
-def test_proposals_of_one_turn_are_one_batch_up_to_the_size_of_a_message() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world, message_bytes_max=100)
-
-        async def work() -> None:
-            await peer.lead()
-            steps: list[int] = []
-            propose = peer.server._propose
-
-            def count(payloads: list[bytes], kind: EntryKind, now_ms: int) -> None:
-                steps.append(len(payloads))
-                propose(payloads, kind, now_ms)
-
-            peer.server._propose = count  # type: ignore[method-assign]  # one server, from outside
-            change = encode_change(MembershipChange((Change(ChangeKind.ADD_LEARNER, PeerId(9)),)))
-            for serial in range(1, 5):
-                peer.server.propose(add_one(serial), EntryKind.COMMAND)
-            peer.server.propose(change, EntryKind.MEMBER)
-            peer.server.propose(add_one(5), EntryKind.COMMAND)
-            await asyncio.sleep(0.1)
-            assert 33 < len(add_one(1)) < 50, "two fit, three do not"
-            assert [count for count in steps if count] == [2, 2, 1, 1]
-            assert peer.server.core.membership.learners == (PeerId(9),)
-
-        await running(peer, ALONE, work)
-
-    simulate(scenario)
-
-
 def test_no_sending_holds_more_appends_than_a_frame_can() -> None:
     async def scenario(world: World) -> None:
         peer = Peer(world)
@@ -320,101 +290,6 @@ def test_an_append_that_was_dropped_is_told_to_the_core() -> None:
         await running(peer, THREE, work)
 
     simulate(scenario)
-
-
-# ---- what a leader tells of its commits
-
-
-async def lead_three(peer: Peer) -> int:
-    """Elected by peer 2, which also holds the first entry of the term. Gives the term."""
-    await peer.hear(Campaign())
-    term = peer.server.core.term + 1
-    await peer.hear(PreVoteResponse(LEADER, PeerId(1), term, granted=True))
-    await asyncio.sleep(0.01)
-    await peer.hear(VoteResponse(LEADER, PeerId(1), term, granted=True))
-    await asyncio.sleep(0.01)
-    assert peer.server.is_leader
-    await commit_all(peer)
-    await asyncio.sleep(0.05)
-    peer.wire.sendings.clear()
-    return term
-
-
-async def commit_all(peer: Peer) -> None:
-    core = peer.server.core
-    for other in (LEADER, PeerId(3)):
-        await peer.hear(AppendResponse(other, PeerId(1), core.term, core.last_index))
-    await asyncio.sleep(0)
-
-
-def appends(peer: Peer) -> list[tuple[PeerId, int, int]]:
-    """To whom, with how many entries, telling which commit."""
-    return [(one.to, len(one.entries), one.commit) for one in peer.wire.sent(Append) if isinstance(one, Append)]
-
-
-def test_a_commit_is_told_by_the_next_append_or_else_after_a_moment() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-
-        async def work() -> None:
-            await lead_three(peer)
-            for serial in (1, 2):
-                peer.server.propose(add_one(serial), EntryKind.COMMAND)
-                await asyncio.sleep(0)
-                await commit_all(peer)
-            assert appends(peer) == [(LEADER, 1, 2), (PeerId(3), 1, 2), (LEADER, 1, 3), (PeerId(3), 1, 3)]
-            peer.wire.sendings.clear()
-            await asyncio.sleep(0.01)
-            assert appends(peer) == [(LEADER, 0, 4), (PeerId(3), 0, 4)]
-
-        await running(peer, THREE, work)
-
-    simulate(scenario)
-
-
-def test_a_peer_whose_proposal_it_was_is_told_at_once() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-
-        async def work() -> None:
-            await lead_three(peer)
-            peer.server.propose(add_one(1), EntryKind.COMMAND, PeerId(3))
-            await asyncio.sleep(0)
-            peer.wire.sendings.clear()
-            await commit_all(peer)
-            assert appends(peer) == [(PeerId(3), 0, 3)]
-
-        await running(peer, THREE, work)
-
-    simulate(scenario)
-
-
-@pytest.mark.parametrize("leaving", [1, 3])
-def test_a_change_of_members_is_told_before_it_is_applied(leaving: int) -> None:
-    """Once it is applied, who was removed is no longer known and a leader that removed itself leads no more: whoever
-    did not hear by then waits for an election, or for ever."""
-
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-        told_by_then: list[list[tuple[PeerId, int, int]]] = []
-
-        async def work() -> None:
-            await lead_three(peer)
-            peer.on_applied = lambda _entry: told_by_then.append(appends(peer))
-            change = MembershipChange((Change(ChangeKind.REMOVE, PeerId(leaving)),))
-            peer.server.propose(encode_change(change), EntryKind.MEMBERS)
-            await asyncio.sleep(0)
-            peer.wire.sendings.clear()
-            await commit_all(peer)
-            await asyncio.sleep(0.01)
-            assert told_by_then == [[(LEADER, 0, 3), (PeerId(3), 0, 3)]]
-
-        await running(peer, THREE, work)
-
-    simulate(scenario)
-
-
-# ---- reads
 
 
 def test_reads_of_two_lives_never_share_a_name() -> None:

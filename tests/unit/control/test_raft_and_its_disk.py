@@ -5,25 +5,26 @@ from collections.abc import Sequence
 
 from tests.unit.control.test_raft_server import ALONE, CLIENT, Peer, add_one, running, simulate
 
+from ebla.control.held_appends import ROUNDS_TO_CHOOSE
 from ebla.raft.effects import Write
-from ebla.raft.messages import EntryKind
+from ebla.raft.messages import AppendResponse, EntryKind, Membership, PeerId
 from ebla.sim.world import World
 
+TWO, THREE = PeerId(2), PeerId(3)
 
-def test_a_leader_waits_on_its_loop_only_for_a_disk_without_long_writes_lately() -> None:
+
+def test_a_leader_waits_on_its_loop_only_while_no_commit_gets_past_its_own_disk() -> None:
     async def scenario(world: World) -> None:
         peer = Peer(world)
         idle_ones: list[bool] = []
 
-        async def write_one(serial: int, sync_ms: float) -> None:
-            peer.disk.behaviour.sync_ms = sync_ms
+        async def write_one(serial: int) -> None:
             peer.server.propose(add_one(serial), EntryKind.COMMAND)
             async with asyncio.timeout(5):
                 await peer.machine.wait_answer(CLIENT, serial)
 
         async def work() -> None:
             await peer.lead()
-            peer.disk.behaviour.sync_tail = 0.0
             persist = peer.server.log.persist
 
             async def note(writes: Sequence[Write], *, idle: bool = False) -> None:
@@ -31,14 +32,16 @@ def test_a_leader_waits_on_its_loop_only_for_a_disk_without_long_writes_lately()
                 await persist(writes, idle=idle)
 
             peer.server.log.persist = note  # type: ignore[method-assign]  # one log, from outside
-            await asyncio.sleep(2.0)
-            await write_one(1, 0.1)
-            await write_one(2, 50.0)
-            await write_one(3, 0.1)
-            await asyncio.sleep(2.0)
-            await write_one(4, 0.1)
+            held, own = peer.server._held, peer.server.core.peer
+            await write_one(1)
+            for index in range(1, 1 + ROUNDS_TO_CHOOSE):
+                answer = AppendResponse(TWO, own, peer.server.core.term, index)
+                held.acknowledged(answer, Membership(voters=(own, TWO, THREE)))
+            await write_one(2)
+            held.choose_anew()
+            await write_one(3)
 
         await running(peer, ALONE, work)
-        assert idle_ones == [True, True, False, True]
+        assert idle_ones == [False, True, False]
 
     simulate(scenario)

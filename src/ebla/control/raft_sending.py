@@ -1,0 +1,70 @@
+"""What a Raft peer sends: messages of one turn for one peer together, a leader's appends in the order of need."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ebla.control.held_appends import HeldAppends
+from ebla.control.waiting_peers import WaitingPeers
+from ebla.raft.messages import Append, Message, PeerId
+
+APPENDS_PER_SENDING_MAX = 8
+"""Messages of one turn for one peer leave together, but not so many appends that no frame could hold them."""
+
+
+class LeaderLog(Protocol):
+    @property
+    def last_index(self) -> int: ...
+
+    @property
+    def commit_index(self) -> int: ...
+
+
+class RaftSending:
+    """`send` puts messages on the wire; `hold_ends` asks for `release_all` a moment later."""
+
+    def __init__(
+        self,
+        held: HeldAppends,
+        waiting: WaitingPeers,
+        send: Callable[[PeerId, Sequence[Message]], None],
+        hold_ends: Callable[[], None],
+    ) -> None:
+        self._held = held
+        self._waiting = waiting
+        self._send = send
+        self._hold_ends = hold_ends
+        self._ends_soon = False
+
+    def send(self, messages: Sequence[Message], log: LeaderLog, now_ms: int) -> None:
+        by_peer: dict[PeerId, list[Message]] = {}
+        for message in messages:
+            if message.to in by_peer:
+                by_peer[message.to].append(message)
+            else:
+                by_peer[message.to] = [message]
+        for peer, several in by_peer.items():
+            if self._held.has_chosen:
+                if not self._waiting.is_waiting(peer, now_ms) and self._held.hold(peer, several, log.last_index):
+                    self._end_soon()
+                    continue
+                self._release(peer)
+            if len(several) <= APPENDS_PER_SENDING_MAX:
+                self._send(peer, several)
+                continue
+            for start in range(0, len(several), APPENDS_PER_SENDING_MAX):
+                self._send(peer, several[start : start + APPENDS_PER_SENDING_MAX])
+
+    def release_all(self, log: LeaderLog) -> None:
+        self._ends_soon = False
+        for append in self._held.take_all(log.commit_index):
+            self._send(append.to, (append,))
+
+    def _end_soon(self) -> None:
+        if not self._ends_soon:
+            self._ends_soon = True
+            self._hold_ends()
+
+    def _release(self, peer: PeerId) -> None:
+        append: Append | None = self._held.take(peer)
+        if append is not None:
+            self._send(peer, (append,))
