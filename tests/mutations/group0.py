@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         name="group0-snapshot-cut-is-damage",
         module="ebla.group0.snapshot",
-        find="        self._rest = data[offset:]\n",
-        replace="",
+        find="        self._rest = [data[offset:]] if offset < end else []\n",
+        replace="        self._rest = []\n",
         check=STORE_TESTS,
         why="a state with a few large values cannot be read back, and the node never starts again",
     ),

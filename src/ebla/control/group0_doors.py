@@ -83,6 +83,7 @@ class Group0Doors:
     def serve_peers(self, server: Server) -> None:
         server.serve_notice(RAFT, self._raft)
         server.serve(SNAPSHOT_CHUNK, self._chunk)
+        server.on_introduced = self._group0.peer_came
         server.serve(GROUP0_PROPOSE, self._propose)
         server.serve(GROUP0_DISCOVER, self._discover)
         server.serve(GROUP0_JOIN, self._join)

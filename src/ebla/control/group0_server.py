@@ -26,8 +26,10 @@ from ebla.model.errors import EblaError, Unavailable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
 from ebla.ports.surroundings import Surroundings
 from ebla.raft.effects import Write
+from ebla.raft.events import PeerReachable
 from ebla.raft.messages import NOBODY, HardState, Membership, PeerId, SnapshotMeta
 from ebla.raft.options import Options as RaftOptions
+from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import MembershipRequest
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.verbs import GROUP0_MEMBERSHIP
@@ -186,6 +188,11 @@ class Group0Server:
                 self.running.wire.learn((member,))
                 if member.host == self.setup.member.host and not member.present:
                     self.removed.set()
+
+    def peer_came(self, host: HostId, lane: Lane) -> None:
+        """A peer that greets on Raft's own lane has its log open and waits for what we have."""
+        if lane is Lane.RAFT and self._running is not None:
+            self._running.raft.post(PeerReachable(PeerId(peer_number(host))))
 
     async def _ask_whether_removed(self, running: "Running") -> None:
         """A removed node is sent nothing any more, so it may never see the entry that removed it."""

@@ -11,8 +11,9 @@ from ebla.model.identity import HistoryId
 from ebla.raft.messages import InstallSnapshot
 from ebla.wire.group0_messages import ChunkAnswer, SnapshotChunk
 
-CHUNK_BYTES = 256 * 1024
-CHUNKS_UNDER_WAY_MAX = 32
+CHUNK_BYTES = 1024 * 1024
+"""As large as the pieces of the file that is read, which then need not be cut."""
+CHUNKS_UNDER_WAY_MAX = 8
 """8 MiB with those. Fewer, and the two sides wait for each other in turn; more, and what is under way may reach the
 peer's loop in one turn and hold it up."""
 CHUNK_DEADLINE_MS = 10_000

@@ -101,21 +101,29 @@ class Builder:
     def __init__(self) -> None:
         self._store: Store | None = None
         self._ended = False
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """The beginning of a chunk, as it came; put together once, when all of it is here."""
+        self._rest_bytes = 0
+        self._needed_bytes = _LENGTH.size
         self._order: SortedKeys | None = SortedKeys()
         """None for a snapshot whose keys are in no order: earlier releases wrote such."""
 
     def add(self, data: bytes) -> None:
-        data = self._rest + data if self._rest else data
-        offset, end = 0, len(data)
+        self._rest.append(data)
+        self._rest_bytes += len(data)
+        if self._rest_bytes < self._needed_bytes:
+            return
+        data = data if len(self._rest) == 1 else b"".join(self._rest)
+        offset, end, needed = 0, len(data), _LENGTH.size
         while end - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, offset)
-            start = offset + _LENGTH.size
-            if start + length > end:
+            needed = _LENGTH.size + length
+            if offset + needed > end:
                 break
-            self._add_chunk(memoryview(data)[start : start + length])
-            offset = start + length
-        self._rest = data[offset:]
+            self._add_chunk(memoryview(data)[offset + _LENGTH.size : offset + needed])
+            offset, needed = offset + needed, _LENGTH.size
+        self._rest = [data[offset:]] if offset < end else []
+        self._rest_bytes, self._needed_bytes = end - offset, needed
 
     def _add_chunk(self, data: memoryview) -> None:
         try:

@@ -44,6 +44,13 @@ class PeerUnreachable(msgspec.Struct, frozen=True, gc=False):
     peer: PeerId
 
 
+class PeerReachable(msgspec.Struct, frozen=True, gc=False):
+    """The way to this peer is open, for the first time or again. Whoever was sent a probe into the void need not wait
+    for a heartbeat to be sent another."""
+
+    peer: PeerId
+
+
 class SnapshotSent(msgspec.Struct, frozen=True, gc=False):
     """The outcome of the transfer that an `InstallSnapshot` started."""
 
@@ -108,6 +115,7 @@ Event = (
     | TransferLeadership
     | ForgetLeader
     | PeerUnreachable
+    | PeerReachable
     | SnapshotSent
     | SnapshotTaken
     | Compact

@@ -2,7 +2,15 @@
 
 from ebla.raft.effects import ReadState
 from ebla.raft.elections import append_as_leader
-from ebla.raft.events import PeerUnreachable, Propose, ReadIndex, SnapshotSent, TellCommit, TransferLeadership
+from ebla.raft.events import (
+    PeerReachable,
+    PeerUnreachable,
+    Propose,
+    ReadIndex,
+    SnapshotSent,
+    TellCommit,
+    TransferLeadership,
+)
 from ebla.raft.membership import decode_change
 from ebla.raft.messages import (
     NOBODY,
@@ -184,6 +192,14 @@ def on_peer_unreachable(state: State, event: PeerUnreachable) -> None:
     progress = _leader(state).progress.get(event.peer)
     if progress is not None and progress.pace is Pace.REPLICATE:
         progress.become_probe()
+
+
+def on_peer_reachable(state: State, event: PeerReachable) -> None:
+    leader = _leader(state)
+    progress = leader.progress.get(event.peer)
+    if progress is not None and event.peer != state.peer and progress.pace is Pace.PROBE:
+        progress.is_paused = False
+        send_append(state, leader, event.peer)
 
 
 # Reads.

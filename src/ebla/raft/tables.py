@@ -11,6 +11,7 @@ from ebla.raft.events import (
     Compact,
     Event,
     ForgetLeader,
+    PeerReachable,
     PeerUnreachable,
     Propose,
     ReadIndex,
@@ -83,6 +84,7 @@ NOT_LEADING: Table = {
     Heartbeat: following.on_heartbeat,
     InstallSnapshot: following.on_install_snapshot,
     PeerUnreachable: ignore,
+    PeerReachable: ignore,
     SnapshotSent: ignore,
     TellCommit: ignore,
 }
@@ -139,6 +141,7 @@ LEADER: Table = {
     AppendResponse: leading.on_append_response,
     HeartbeatResponse: leading.on_heartbeat_response,
     PeerUnreachable: leading.on_peer_unreachable,
+    PeerReachable: leading.on_peer_reachable,
     SnapshotSent: leading.on_snapshot_sent,
     TellCommit: leading.on_tell_commit,
     TimeoutNow: ignore,

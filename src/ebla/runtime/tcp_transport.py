@@ -209,9 +209,8 @@ class TcpLink(asyncio.BufferedProtocol):
                 self._partial += fresh
                 if not self._is_frame_complete():
                     return
-                data = bytes(self._partial)
-                self._partial = bytearray()
-                self._take_frames(data)
+                whole, self._partial = self._partial, bytearray()
+                self._take_frames(memoryview(whole))
             else:
                 self._take_frames(bytes(fresh))
         finally:
@@ -227,7 +226,7 @@ class TcpLink(asyncio.BufferedProtocol):
         (length,) = _HEADER.unpack_from(self._partial)
         return bool(length > self._frame_bytes_max or len(self._partial) >= 4 + length)
 
-    def _take_frames(self, data: bytes) -> None:
+    def _take_frames(self, data: bytes | memoryview) -> None:
         events = self._events
         offset, end = 0, len(data)
         unpack_from = _HEADER.unpack_from
@@ -244,7 +243,7 @@ class TcpLink(asyncio.BufferedProtocol):
                 self._frame_bytes_max = self._shared.limits.frame_bytes_max
             self._frames_received += 1
             if events is not None:
-                events.frame_received(data[start:offset_next])
+                events.frame_received(bytes(data[start:offset_next]))
             if self._closing:
                 return
             offset = offset_next

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, Overloaded
+from ebla.model.identity import HostId
 from ebla.ports.transport import Link
 from ebla.wire.deadlines import Deadlines
 from ebla.wire.failures import failure_of
@@ -121,6 +122,8 @@ class Server:
         self._links: dict[int, ServedLink] = {}
         self._links_accepted = 0
         self._unintroduced = 0
+        self.on_introduced: Callable[[HostId, Lane], None] = _nobody_told
+        """Told of every peer that has greeted, and on which lane."""
         self.awaited = 0
         """Futures of requests under way. An answer while there are none leaves at once, a step of the loop earlier. In
         a crowd it would be one that wakes its caller for the next request before the others have their answers, and
@@ -169,6 +172,10 @@ class Server:
         del self._links[served.serial]
         if served.peer is None:
             self._unintroduced -= 1
+
+
+def _nobody_told(_host: HostId, _lane: Lane) -> None:
+    pass
 
 
 def _served(name: str, lane: Lane, request: type, work: Callable[..., Any]) -> _Served:
@@ -270,6 +277,7 @@ class ServedLink:
         self._server.introduced()
         version = min(hello.newest, PROTOCOL_NEWEST)
         self.link.send(encode(Welcome(version, self._server.limits.frame_bytes_max, self._server.introduction)))
+        self._server.on_introduced(self.peer.host, self._lane)
 
     def _objection(self, hello: Hello) -> tuple[RefusalReason, str] | None:
         ours, theirs = self._server.introduction, hello.introduction

@@ -15,6 +15,7 @@ from ebla.raft.events import (
     Compact,
     Event,
     ForgetLeader,
+    PeerReachable,
     PeerUnreachable,
     Propose,
     ReadIndex,
@@ -358,7 +359,7 @@ class Adversary:
         peer = self._any()
         other = self._any().core.peer
         if self.random.random() < 0.5:
-            self.step(peer, PeerUnreachable(other))
+            self.step(peer, self.random.choice((PeerUnreachable, PeerReachable))(other))
         else:
             self.step(peer, SnapshotSent(other, delivered=self.random.random() < 0.5))
 

@@ -4,7 +4,7 @@ import pytest
 from tests.scenarios.raft_harness.node import LongestTimeout
 
 from ebla.raft.core import Core
-from ebla.raft.events import ApplyMembership, Campaign, Propose, ReadIndex, Tick
+from ebla.raft.events import ApplyMembership, Campaign, PeerReachable, PeerUnreachable, Propose, ReadIndex, Tick
 from ebla.raft.membership import LEAVE_JOINT, Change, ChangeKind, MembershipChange, Transition
 from ebla.raft.messages import (
     NOBODY,
@@ -200,3 +200,28 @@ def test_time_does_not_go_back() -> None:
 def test_leases_need_a_checked_quorum() -> None:
     with pytest.raises(AssertionError, match="lease"):
         Options(peer=ONE, read_mode=ReadMode.LEASE, check_quorum=False)
+
+
+def test_a_probe_into_the_void_is_sent_again_as_soon_as_the_way_is_open() -> None:
+    core = _leader()
+    first = [message for message in _finish(core) if isinstance(message, Append)]
+    assert sorted(message.to for message in first) == [TWO, THREE]
+    core.step(PeerReachable(THREE), 0)
+    assert _finish(core) == [message for message in first if message.to == THREE]
+    core.step(PeerReachable(PeerId(9)), 0)
+    core.step(PeerReachable(ONE), 0)
+    assert _finish(core) == []
+
+
+def test_a_peer_that_follows_is_sent_nothing_twice_when_it_comes_again() -> None:
+    core = _leader()
+    _finish(core)
+    core.step(AppendResponse(TWO, ONE, 2, core.last_index), 0)
+    _finish(core)
+    core.step(Propose((b"x",)), 0)
+    _finish(core)
+    core.step(PeerReachable(TWO), 0)
+    assert _finish(core) == []
+    core.step(PeerUnreachable(TWO), 0)
+    core.step(PeerReachable(TWO), 0)
+    assert [message.to for message in _finish(core)] == [TWO]

@@ -118,6 +118,21 @@ def test_a_node_without_a_cluster_may_greet() -> None:
     asyncio.run(run())
 
 
+def test_who_has_greeted_is_told_once_and_who_was_refused_is_not() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            came: list[tuple[HostId, Lane]] = []
+            rig.server.on_introduced = lambda host, lane: came.append((host, lane))
+            for greeting in (hello(introduction(2)), hello(introduction(3, name="temple"))):
+                _, link = await raw_peer(rig)
+                link.send(greeting)
+                link.send(greeting)
+                await turns()
+            assert came == [(introduction(2).host, Lane.CONTROL)]
+
+    asyncio.run(run())
+
+
 def test_the_greeting_must_be_that_of_the_certificate() -> None:
     async def run() -> None:
         async with running_rig() as rig:
