@@ -47,6 +47,7 @@ from ebla.raft.messages import NOBODY, EntryKind, PeerId
 from ebla.wire.deadlines import Deadlines
 from ebla.wire.group0_messages import ProposeRequest
 from ebla.wire.peers import Peers
+from ebla.wire.reply import Reply
 from ebla.wire.verbs import GROUP0_PROPOSE
 
 LOOK_SLACK_MS = 5
@@ -115,7 +116,7 @@ class Group0Calls:
 
     # ---- changes
 
-    def transact(self, transaction: Transaction, deadline_ms: int) -> "asyncio.Future[Answer]":
+    def transact(self, transaction: Transaction, deadline_ms: int) -> Reply[Answer]:
         """The answer of the store. Raises `TooLarge`, `Unavailable` (not applied) or `DeadlineExceeded` (unknown)."""
         self._check_sizes(transaction)
         return self._execute(transaction, EntryKind.COMMAND, deadline_ms)
@@ -160,14 +161,14 @@ class Group0Calls:
 
     # ---- how a command gets into the log
 
-    def _execute(self, body: Body, kind: EntryKind, deadline_ms: int) -> "asyncio.Future[Answer]":
+    def _execute(self, body: Body, kind: EntryKind, deadline_ms: int) -> Reply[Answer]:
         """Not a coroutine: where this node leads, which is where most calls are made, there is nothing to wait for but
-        the answer, and a task for each call would cost as much as all else here. Cancelling the future withdraws the
+        the answer, and a task for each call would cost as much as all else here. Cancelling the reply withdraws the
         call, as far as it can be."""
         serial = next(self._serials)
         call = CallId(self._caller.host, self._caller.incarnation, serial, next(iter(self._open), serial) - 1)
         payload = self._payload(Command(call, body))
-        outcome: asyncio.Future[Answer] = self._loop.create_future()
+        outcome: Reply[Answer] = Reply()
         waiting = _Waiting(self._open, call, (payload, kind), outcome, deadline_ms)
         waiting.expires_at = self._loop.time() + deadline_ms / 1000
         self._open[serial] = waiting
@@ -262,7 +263,7 @@ class _Waiting:
     open: "dict[int, _Waiting]"
     call: CallId
     command: tuple[bytes, EntryKind]
-    outcome: "asyncio.Future[Answer]"
+    outcome: Reply[Answer]
     deadline_ms: int
     expires_at: float = math.inf
     look_at: float = math.inf

@@ -47,6 +47,7 @@ from ebla.wire.group0_messages import (
     WatchRequest,
 )
 from ebla.wire.peers import Peers
+from ebla.wire.reply import Reply
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import (
     GROUP0_CHANGE_MEMBER,
@@ -189,7 +190,7 @@ class Group0Doors:
         rows = tuple(FoundKey(key, entry.value, entry.revision) for key, entry in page.rows)
         return ReadAnswer(page.revision, rows, page.more)
 
-    def _execute(self, request: ExecuteRequest, call: IncomingCall) -> "asyncio.Future[Answer]":
+    def _execute(self, request: ExecuteRequest, call: IncomingCall) -> Reply[Answer]:
         return self._group0.running.calls.transact(request.transaction, call.work_ms())
 
     async def _watch(self, request: WatchRequest, call: IncomingCall) -> WatchAnswer:

@@ -10,6 +10,10 @@ Proposal = tuple[bytes, EntryKind]
 
 def batches(proposals: Sequence[Proposal], bytes_max: int) -> Iterator[Propose]:
     """Neighbours go together, up to what one message may hold; a membership change always stands alone."""
+    if len(proposals) == 1:
+        ((payload, kind),) = proposals
+        yield Propose((payload,), kind)
+        return
     together: list[bytes] = []
     size = 0
     for payload, kind in proposals:

@@ -1,11 +1,12 @@
 """What a Raft peer sends: messages of one turn for one peer together, a leader's appends in the order of need."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ebla.control.held_appends import HeldAppends
 from ebla.control.waiting_peers import WaitingPeers
-from ebla.raft.messages import Append, Message, PeerId
+from ebla.raft.messages import Append, InstallSnapshot, Message, PeerId
 
 APPENDS_PER_SENDING_MAX = 8
 """Messages of one turn for one peer leave together, but not so many appends that no frame could hold them."""
@@ -19,26 +20,31 @@ class LeaderLog(Protocol):
     def commit_index(self) -> int: ...
 
 
-class RaftSending:
-    """`send` puts messages on the wire; `hold_ends` asks for `release_all` a moment later."""
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What sending comes down to."""
 
-    def __init__(
-        self,
-        held: HeldAppends,
-        waiting: WaitingPeers,
-        send: Callable[[PeerId, Sequence[Message]], None],
-        hold_ends: Callable[[], None],
-    ) -> None:
+    send: Callable[[PeerId, Sequence[Message]], None]
+    send_snapshot: Callable[[InstallSnapshot], None]
+    """A snapshot has a way of its own."""
+    hold_ends_soon: Callable[[], None]
+    """Asks for `release_all` a moment later."""
+
+
+class RaftSending:
+    def __init__(self, held: HeldAppends, waiting: WaitingPeers, ways: Ways) -> None:
         self._held = held
         self._waiting = waiting
-        self._send = send
-        self._hold_ends = hold_ends
+        self._ways = ways
+        self._send = ways.send
         self._ends_soon = False
 
     def send(self, messages: Sequence[Message], log: LeaderLog, now_ms: int) -> None:
         by_peer: dict[PeerId, list[Message]] = {}
         for message in messages:
-            if message.to in by_peer:
+            if type(message) is InstallSnapshot:
+                self._ways.send_snapshot(message)
+            elif message.to in by_peer:
                 by_peer[message.to].append(message)
             else:
                 by_peer[message.to] = [message]
@@ -62,7 +68,7 @@ class RaftSending:
     def _end_soon(self) -> None:
         if not self._ends_soon:
             self._ends_soon = True
-            self._hold_ends()
+            self._ways.hold_ends_soon()
 
     def _release(self, peer: PeerId) -> None:
         append: Append | None = self._held.take(peer)

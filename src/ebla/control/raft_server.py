@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from ebla.control.begun import Begun
@@ -19,7 +20,7 @@ from ebla.control.commit_notices import CommitNotices
 from ebla.control.held_appends import HOLD_MS, HeldAppends
 from ebla.control.proposal_batches import Proposal, batches
 from ebla.control.raft_log import RaftLog, RecoveredRaft, needs_disk
-from ebla.control.raft_sending import RaftSending
+from ebla.control.raft_sending import RaftSending, Ways
 from ebla.control.read_rounds import ReadRounds, fail
 from ebla.control.snapshot_receiving import Desk, IncomingSnapshots, Receiver
 from ebla.control.waiting_peers import WaitingPeers
@@ -140,7 +141,9 @@ class RaftServer(Generic[Content]):
         self._waiting = WaitingPeers()
         self._notices = CommitNotices(self.post, self._waiting, self._knows_commit)
         self._held = HeldAppends(setup.options.peer)
-        self._sending = RaftSending(self._held, self._waiting, self._send_together, self._hold_ends_soon)
+        self._sending = RaftSending(
+            self._held, self._waiting, Ways(self._send_together, self._begin_snapshot, self._hold_ends_soon)
+        )
         self._incoming: IncomingSnapshots[Content]
         self._received: dict[SnapshotMeta, Content] = {}
         self._bytes_since_snapshot = 0
@@ -395,28 +398,30 @@ class RaftServer(Generic[Content]):
         # The messages first: the peers' way is the longer one.
         if effects.messages:
             self._send(effects.messages)
-        if effects.write is not None:
-            self._take_up(effects.write)
-            if effects.apply is not None and effects.write.snapshot is None and self.is_leader:
+        write, is_leader = effects.write, self.is_leader
+        # Nobody waits for a leader's hint, and somebody does for what it applies.
+        is_hint = is_leader and write is not None and not needs_disk(write)
+        if write is not None and not is_hint:
+            self._take_up(write)
+            if effects.apply is not None and write.snapshot is None and is_leader:
                 self._begin_writing()  # the disk is at work while it applies
         if effects.apply is not None:
-            if self._applies or (self._writes and not self.is_leader):
+            if self._applies or (self._writes and not is_leader):
                 self._apply_soon(effects.apply)
             else:
                 self._apply(effects.apply, now_ms)
-        if effects.write is not None and effects.write.hard_state is not None and self.is_leader:
-            self._notices.committed(effects.write.hard_state.commit, now_ms)
+        if write is not None and is_leader:
+            if is_hint:
+                self._take_up(write)
+            if write.hard_state is not None:
+                self._notices.committed(write.hard_state.commit, now_ms)
         for read in effects.reads:
             self._reads.answer(read)
 
     def _take_up(self, write: Write) -> None:
         # Nothing that must reach the disk, and nothing before it on its way there: it is as durable as it will be.
-        if (
-            not self._is_writing
-            and not self._writes
-            and not needs_disk(write)
-            and self._log.note_hint(write.hard_state)
-        ):
+        is_free = not self._is_writing and not self._writes
+        if is_free and not needs_disk(write) and self._log.note_hint(write.hard_state):
             self._answer((write,))
             return
         self._writes.append((write, self._core.state.log.size_of(write.entries)))
@@ -465,20 +470,15 @@ class RaftServer(Generic[Content]):
         self._consider_snapshot()
 
     def _send(self, messages: Sequence[Message]) -> None:
-        rest = messages
-        if any(type(message) is InstallSnapshot for message in messages):
-            rest = [message for message in messages if type(message) is not InstallSnapshot]
-            for message in messages:
-                if type(message) is InstallSnapshot:
-                    assert self._tasks is not None
-                    self._tasks.create_task(self._send_snapshot(message))
-        self._sending.send(rest, self._core, self._clock.boot_ms())
+        self._sending.send(messages, self._core, self._clock.boot_ms())
+
+    def _begin_snapshot(self, message: InstallSnapshot) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(self._send_snapshot(message))
 
     def _hold_ends_soon(self) -> None:
-        asyncio.get_running_loop().call_later(HOLD_MS / 1000, self._guarded, self._end_hold)
-
-    def _end_hold(self) -> None:
-        self._sending.release_all(self._core)
+        end = partial(self._sending.release_all, self._core)
+        asyncio.get_running_loop().call_later(HOLD_MS / 1000, self._guarded, end)
 
     def _send_together(self, peer: PeerId, messages: Sequence[Message]) -> None:
         if not self._wire.send(peer, messages) and any(type(one) is Append for one in messages):

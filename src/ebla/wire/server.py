@@ -40,6 +40,7 @@ from ebla.wire.frames import (
     with_body,
 )
 from ebla.wire.limits import WireLimits
+from ebla.wire.reply import Reply
 from ebla.wire.report import CalmReport, Report
 from ebla.wire.verbs import A, Notice, Q, Verb
 
@@ -98,12 +99,12 @@ class _Served:
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    begin: "Callable[[Any, IncomingCall], asyncio.Future[Any]]"
+    begin: "Callable[[Any, IncomingCall], asyncio.Future[Any] | Reply[Any]]"
     finish: Callable[[Any], Any]
 
 
-_Running = tuple["asyncio.Future[Any]", float]
-"""A request under way: its task or its future, and its deadline."""
+_Running = tuple["asyncio.Future[Any] | Reply[Any]", float]
+"""A request under way: its task, its future or its reply, and its deadline."""
 
 
 class Server:
@@ -134,10 +135,13 @@ class Server:
         self.verbs[verb.number] = _served(verb.name, verb.lane, verb.request, work)
 
     def serve_later(
-        self, verb: Verb[Q, A], begin: "Callable[[Q, IncomingCall], asyncio.Future[T]]", finish: Callable[[T], A]
+        self,
+        verb: Verb[Q, A],
+        begin: "Callable[[Q, IncomingCall], asyncio.Future[T]] | Callable[[Q, IncomingCall], Reply[T]]",
+        finish: Callable[[T], A],
     ) -> None:
-        """`begin` gives a future at once, `finish` makes the answer of its result. For a verb that is asked so often
-        that a task for each request would cost as much as its work."""
+        """`begin` gives a future or a reply at once, `finish` makes the answer of its result. For a verb that is asked
+        so often that a task for each request would cost as much as its work."""
         assert verb.number not in self.verbs, f"{verb.name} is served already"
         decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(verb.request)
         self.verbs[verb.number] = _Served(verb.name, verb.lane, decoder, None, None, _Later(begin, finish))
@@ -341,7 +345,7 @@ class ServedLink:
         if task is not None:
             self._note_running(request_id, task, expires_at)
 
-    def _note_running(self, request_id: int, running: "asyncio.Future[Any]", expires_at: float) -> None:
+    def _note_running(self, request_id: int, running: "asyncio.Future[Any] | Reply[Any]", expires_at: float) -> None:
         self._running[request_id] = (running, expires_at)
         if expires_at < self._deadlines.armed_at:
             self._deadlines.note(expires_at)
@@ -356,7 +360,9 @@ class ServedLink:
         self._server.awaited += 1
         outcome.add_done_callback(partial(self._finish, request_id, name, later.finish))
 
-    def _finish(self, request_id: int, name: str, finish: Callable[[Any], Any], outcome: "asyncio.Future[Any]") -> None:
+    def _finish(
+        self, request_id: int, name: str, finish: Callable[[Any], Any], outcome: "asyncio.Future[Any] | Reply[Any]"
+    ) -> None:
         self._running.pop(request_id, None)
         self._server.awaited -= 1
         if outcome.cancelled():

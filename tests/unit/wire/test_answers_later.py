@@ -9,6 +9,7 @@ from ebla.model.errors import ConnectionLost, DeadlineExceeded, InternalError, O
 from ebla.wire.calls import Caller
 from ebla.wire.frames import Lane
 from ebla.wire.limits import WireLimits
+from ebla.wire.reply import Reply
 from ebla.wire.server import IncomingCall
 
 
@@ -23,6 +24,34 @@ class Futures:
             raise self.refusal
         self.given.append(asyncio.get_running_loop().create_future())
         return self.given[-1]
+
+
+def test_a_reply_is_answered_in_the_step_that_gives_it() -> None:
+    async def run() -> None:
+        async with running_rig() as rig:
+            given: list[Reply[str]] = []
+
+            def begin(_request: EchoRequest, _call: IncomingCall) -> Reply[str]:
+                given.append(Reply())
+                return given[-1]
+
+            rig.server.serve_later(DATA_ECHO, begin, EchoAnswer)
+            caller = await rig.connect(Lane.DATA)
+            asked = rig.tasks.create_task(_ask(caller))
+            refused = rig.tasks.create_task(_hears(caller, Stale))
+            withdrawn = rig.tasks.create_task(_ask(caller))
+            await turns()
+            given[0].set_result("tablet")
+            assert rig.server.awaited == 2
+            given[1].set_exception(Stale("revoked"))
+            withdrawn.cancel()
+            await turns()
+            assert given[2].cancelled()
+            assert rig.server.awaited == 0
+            assert await asked == EchoAnswer("tablet")
+            await refused
+
+    asyncio.run(run())
 
 
 async def _ask(caller: Caller, deadline_ms: int = 20_000) -> EchoAnswer:
