@@ -38,6 +38,8 @@ SNAPSHOT_BYTES = 64 * 1024 * 1024
 """Of log, after which a node takes a snapshot: the default of a node's group 0."""
 SINK_PORT = 7099
 END = b"end"
+LOOK_S = 0.01
+"""Between two looks at how far the node is. Each costs the leader a little, and there are two cores for all."""
 ONE_VALUE = random.Random(7).randbytes(VALUE_BYTES)
 
 
@@ -143,7 +145,7 @@ async def _wait_caught_up(cluster: EblaCluster, node: LocalNode) -> tuple[float,
                     began = began or now
                     if each.lag == 0:
                         return began, now - began
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(LOOK_S)
     raise RuntimeError(f"node 4 did not catch up; see {node.folder.run}/bench-output")
 
 

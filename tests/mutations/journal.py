@@ -10,6 +10,22 @@ REAL_DISK = PytestCheck("tests/unit/runtime/test_file_disk.py")
 
 MUTATIONS = (
     Mutation(
+        name="journal-zeros-over-the-batch",
+        module="ebla.journal.segments",
+        find="                self._newest.write(self._end_offset, bytes(self._laid_end - self._end_offset))\n",
+        replace="                self._newest.write(self._end_offset - 32, bytes(self._laid_end - self._end_offset))\n",
+        check=SEGMENTS,
+        why="the end of the first batch of each stretch is wiped out",
+    ),
+    Mutation(
+        name="journal-zeros-fail-the-batch",
+        module="ebla.journal.segments",
+        find="            with suppress(DiskFull):",
+        replace="            with suppress(KeyError):",
+        check=PytestCheck("tests/unit/journal/test_laid_ahead.py"),
+        why="a batch that is written is told to have found no room, and is written again",
+    ),
+    Mutation(
         name="journal-answer-before-sync",
         module="ebla.journal.segments",
         find="            self._write(records)\n            await self._finish_sync(idle=idle)\n            return",
