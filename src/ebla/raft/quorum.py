@@ -33,20 +33,22 @@ def joint_index(membership: Membership, acknowledged: Mapping[PeerId, int]) -> i
 
 
 def majority_vote(voters: Sequence[PeerId], votes: Mapping[PeerId, bool]) -> VoteResult:
-    """An election among nobody is won, so that a membership that is not joint needs no special case."""
+    """An election among nobody is won."""
     if not voters:
         return VoteResult.WON
     needed = majority(voters)
-    granted = sum(1 for voter in voters if votes.get(voter) is True)
+    answers = [votes.get(voter) for voter in voters]
+    granted = answers.count(True)
     if granted >= needed:
         return VoteResult.WON
-    silent = sum(1 for voter in voters if voter not in votes)
-    return VoteResult.PENDING if granted + silent >= needed else VoteResult.LOST
+    return VoteResult.PENDING if granted + answers.count(None) >= needed else VoteResult.LOST
 
 
 def joint_vote(membership: Membership, votes: Mapping[PeerId, bool]) -> VoteResult:
     """Won where both majorities are, lost where either is: a veto of one side cannot be mended by the other."""
     incoming = majority_vote(membership.voters, votes)
+    if not membership.outgoing:
+        return incoming
     outgoing = majority_vote(membership.outgoing, votes)
     if incoming is outgoing:
         return incoming

@@ -358,8 +358,9 @@ class Adversary:
     def _unreachable(self) -> None:
         peer = self._any()
         other = self._any().core.peer
-        if self.random.random() < 0.5:
-            self.step(peer, self.random.choice((PeerUnreachable, PeerReachable))(other))
+        drawn = self.random.random()
+        if drawn < 0.5:
+            self.step(peer, PeerUnreachable(other) if drawn < 0.25 else PeerReachable(other))
         else:
             self.step(peer, SnapshotSent(other, delivered=self.random.random() < 0.5))
 
