@@ -163,6 +163,7 @@ class Group0Server:
             tick_ms=setup.tick_ms,
             election_ticks=setup.election_ticks,
             forward_proposals=False,
+            stands_soon_when_ahead=True,
             apply_bytes_max=APPLY_BYTES_MAX,
         )
         raft_setup = RaftSetup(

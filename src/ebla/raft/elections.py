@@ -17,8 +17,10 @@ from ebla.raft.messages import (
 )
 from ebla.raft.quorum import VoteResult, joint_vote
 from ebla.raft.replicating import broadcast_append
-from ebla.raft.roles import Candidate, Leader, PreCandidate
+from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate
 from ebla.raft.state import State
+
+SOON_TICKS = 3
 
 
 def stand(state: State, *, asked_by_leader: bool = False) -> None:
@@ -127,6 +129,10 @@ def on_pre_vote_request(state: State, request: PreVoteRequest) -> None:
     granted = is_free and state.log.is_up_to_date(request.last_index, request.last_term)
     term = request.term if granted else state.term
     state.answer_when_written(PreVoteResponse(state.peer, request.sender, term, granted))
+    if is_free and not granted and state.options.stands_soon_when_ahead and type(state.role) is Follower:
+        # By chance, since several may be ahead of who asked.
+        soon = state.election_timeout - state.chance.randrange(1, SOON_TICKS + 1)
+        state.election_elapsed = max(state.election_elapsed, soon)
 
 
 # Messages of another term.

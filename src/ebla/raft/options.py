@@ -31,6 +31,9 @@ class Options:
     tells_commits: bool = True
     """A leader tells each commit to everybody at once, as etcd's does. Off: by its next append, by a heartbeat, or when
     it is stepped with `TellCommit`; only changes of members at once. Under load that append follows at once."""
+    stands_soon_when_ahead: bool = False
+    """A follower without a leader that refuses somebody behind itself stands within a few ticks. Etcd's waits until its
+    own time is up; but where a leader's appends do not reach everybody at once, who is behind may be the first."""
     step_down_on_removal: bool = True
     apply_unstable: bool = False
     """Committed entries may be applied in the batch that writes them, after the write. Only for shells that finish a

@@ -4,6 +4,7 @@ import pytest
 from tests.scenarios.raft_harness.node import LongestTimeout
 
 from ebla.raft.core import Core
+from ebla.raft.elections import SOON_TICKS
 from ebla.raft.events import ApplyMembership, Campaign, PeerReachable, PeerUnreachable, Propose, ReadIndex, Tick
 from ebla.raft.membership import LEAVE_JOINT, Change, ChangeKind, MembershipChange, Transition
 from ebla.raft.messages import (
@@ -19,6 +20,7 @@ from ebla.raft.messages import (
     Message,
     PeerId,
     PreVoteRequest,
+    PreVoteResponse,
     SnapshotMeta,
     VoteRequest,
     VoteResponse,
@@ -225,3 +227,38 @@ def test_a_peer_that_follows_is_sent_nothing_twice_when_it_comes_again() -> None
     core.step(PeerUnreachable(TWO), 0)
     core.step(PeerReachable(TWO), 0)
     assert [message.to for message in _finish(core)] == [TWO]
+
+
+def _sent(core: Core) -> list[object]:
+    """What leaves it, with nothing done about it: no entry is written here, and time may have passed."""
+    effects = core.take()
+    answers = () if effects.write is None else effects.write.answers
+    return [*effects.messages, *answers]
+
+
+@pytest.mark.parametrize(("is_soon", "ticks_max"), [(True, SOON_TICKS), (False, 20)])
+def test_a_follower_that_refuses_who_is_behind_may_stand_soon(is_soon: bool, ticks_max: int) -> None:
+    options = Options(peer=ONE, election_ticks=10, stands_soon_when_ahead=is_soon)
+    core = _core(options=options)
+    core.step(Heartbeat(TWO, ONE, 1), 0)
+    for tick in range(1, 11):
+        core.step(Tick(), tick * options.tick_ms)
+    assert _sent(core) == [HeartbeatResponse(ONE, TWO, 1)]
+    core.step(PreVoteRequest(THREE, ONE, 2, 9, 1), 10 * options.tick_ms)
+    assert _sent(core) == [PreVoteResponse(ONE, THREE, 1, granted=False)]
+    ticks = 0
+    while not any(isinstance(message, PreVoteRequest) for message in _sent(core)):
+        ticks += 1
+        core.step(Tick(), (10 + ticks) * options.tick_ms)
+    assert ticks <= ticks_max
+    assert is_soon or ticks > SOON_TICKS
+
+
+def test_a_follower_of_a_live_leader_stands_no_sooner_for_whoever_asks() -> None:
+    options = Options(peer=ONE, election_ticks=10, stands_soon_when_ahead=True)
+    core = _core(options=options)
+    core.step(Heartbeat(TWO, ONE, 1), 0)
+    core.step(PreVoteRequest(THREE, ONE, 2, 9, 1), 0)
+    for tick in range(1, SOON_TICKS + 2):
+        core.step(Tick(), tick * options.tick_ms)
+    assert _sent(core) == [HeartbeatResponse(ONE, TWO, 1)]
