@@ -5,10 +5,35 @@ from tests.mutations.framework import Mutation, PytestCheck
 SEGMENTS = PytestCheck("tests/unit/journal/test_segments.py")
 DAMAGE = PytestCheck("tests/unit/journal/test_damage.py", "tests/unit/journal/test_records.py")
 REPLACE = PytestCheck("tests/unit/journal/test_replace.py")
+APPEND_NOW = PytestCheck("tests/unit/journal/test_append_now.py")
 RAFT_LOG = PytestCheck("tests/unit/control/test_raft_log.py")
 REAL_DISK = PytestCheck("tests/unit/runtime/test_file_disk.py")
 
 MUTATIONS = (
+    Mutation(
+        name="journal-answer-before-sync-now",
+        module="ebla.journal.segments",
+        find="            self._newest.sync_now()\n",
+        replace="            pass\n",
+        check=APPEND_NOW,
+        why="an acknowledged batch is gone after a power cut",
+    ),
+    Mutation(
+        name="journal-now-overtakes",
+        module="ebla.journal.segments",
+        find="        waits = self._turn.is_taken or self._unsynced or self._rotation_begun\n",
+        replace="        waits = self._rotation_begun\n",
+        check=APPEND_NOW,
+        why="a batch is written before the one before it is synced, and a torn one may stand before a whole one",
+    ),
+    Mutation(
+        name="raft-log-now-forgets-vote",
+        module="ebla.control.raft_log",
+        find="            self._note(records, last)\n        self._hard_state = hard_state\n",
+        replace="            self._note(records, last)\n",
+        check=APPEND_NOW,
+        why="the next record repeats an older hard state and takes a vote back",
+    ),
     Mutation(
         name="journal-zeros-over-the-batch",
         module="ebla.journal.segments",
@@ -28,7 +53,7 @@ MUTATIONS = (
     Mutation(
         name="journal-answer-before-sync",
         module="ebla.journal.segments",
-        find="            self._write(records)\n            await self._finish_sync(idle=idle)\n            return",
+        find="            self._write(records)\n            await self._finish_sync()\n            return",
         replace="            self._write(records)\n            return",
         check=SEGMENTS,
         why="an acknowledged batch is gone after a power cut",
@@ -188,8 +213,8 @@ MUTATIONS = (
     Mutation(
         name="raft-log-commit-hint-forgets-vote",
         module="ebla.control.raft_log",
-        find="                hard_state = write.hard_state or hard_state\n",
-        replace="                hard_state = write.hard_state or HardState()\n",
+        find="            hard_state = write.hard_state or hard_state\n",
+        replace="            hard_state = write.hard_state or HardState()\n",
         check=RAFT_LOG,
         why="term and vote go back, and a peer votes twice",
     ),

@@ -64,7 +64,7 @@ MUTATIONS = (
         "sync-skipped",
         "ebla.journal.segments",
         (
-            """            await self._newest.sync(idle=idle)
+            """            await self._newest.sync()
         except (OSError, DiskFull) as failure:""",
             """            self._newest.size()
         except (OSError, DiskFull) as failure:""",

@@ -1,7 +1,7 @@
 """Work that begins at once and becomes a task's only where it has to wait.
 
-A coroutine that is given to a task begins with the loop's next step. Where it mostly ends without having waited (a
-short write, synced on the loop), that step is a good part of what a lone commit takes.
+A coroutine that is given to a task begins with the loop's next step. What it does before its first wait (a write, and
+its sync handed to a thread) would be later by that.
 """
 
 import types

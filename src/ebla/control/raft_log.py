@@ -185,27 +185,54 @@ class RaftLog:
     def log_id(self) -> int:
         return self._journal.log_id
 
-    async def persist(self, writes: Sequence[Write], *, idle: bool = False) -> None:
+    async def persist(self, writes: Sequence[Write]) -> None:
         """Durable on return, in order and all at once: their answers may go. Raises `DiskFull` and nothing happened.
 
-        A snapshot that a write names comes from the leader and must have been stored before. `idle`: see `File.sync`.
+        A snapshot that a write names comes from the leader and must have been stored before.
         """
         if not self._turn.try_take():
             await self._turn.take()
         try:
-            records: list[RaftRecord] = []
-            hard_state = self._hard_state
-            for write in writes:
-                hard_state = write.hard_state or hard_state
-                if needs_disk(write):
-                    replaces_log = write.snapshot is not None
-                    records.append(RaftRecord(hard_state, write.snapshot, write.entries, replaces_log))
-            if not records:
+            records, hard_state = self._records_of(writes)
+            if records:
+                await self._append(records, hard_state)
+            else:
                 self._hard_state = hard_state
-                return
-            await self._append(records, hard_state, idle=idle)
         finally:
             self._turn.leave()
+
+    def persist_now(self, writes: Sequence[Write]) -> bool:
+        """The same in this very step, where there is nothing to wait for (`SegmentedLog.append_now`). False: nothing
+        happened, and `persist` is the way."""
+        if self._turn.is_taken or self._is_outcome_unknown:
+            return False
+        records, hard_state = self._records_of(writes)
+        if any(record.snapshot is not None for record in records):
+            return False
+        if records:
+            try:
+                last = self._journal.append_now([_encoder.encode(record) for record in records])
+            except (DiskFull, TooLarge):
+                return False
+            except BaseException:
+                self._is_outcome_unknown = True
+                raise
+            if last is None:
+                return False
+            self._note(records, last)
+        self._hard_state = hard_state
+        return True
+
+    def _records_of(self, writes: Sequence[Write]) -> tuple[list[RaftRecord], HardState]:
+        """What goes to the journal, and the hard state after all of them."""
+        records: list[RaftRecord] = []
+        hard_state = self._hard_state
+        for write in writes:
+            hard_state = write.hard_state or hard_state
+            if needs_disk(write):
+                replaces_log = write.snapshot is not None
+                records.append(RaftRecord(hard_state, write.snapshot, write.entries, replaces_log))
+        return records, hard_state
 
     def note_hint(self, hard_state: HardState | None) -> bool:
         """What a write without need of the disk says, without waiting. False where another write is under way, whose
@@ -256,7 +283,7 @@ class RaftLog:
                     pass
             await self._journal.close()
 
-    async def _append(self, records: list[RaftRecord], hard_state: HardState, *, idle: bool = False) -> None:
+    async def _append(self, records: list[RaftRecord], hard_state: HardState) -> None:
         """The caller has the turn: were a mark's hard state read before another's write and appended after it, a vote
         would be taken back."""
         mark: SnapshotMeta | None = None
@@ -271,7 +298,7 @@ class RaftLog:
                 f"a write to the Raft log in {self._folder} was given up half-way", advice="start this process again"
             )
         try:
-            last = await self._journal.append(encoded, idle=idle)
+            last = await self._journal.append(encoded)
         except (DiskFull, TooLarge):
             raise
         except BaseException:
@@ -279,13 +306,18 @@ class RaftLog:
             # hard state known here could take a vote back.
             self._is_outcome_unknown = True
             raise
-        first = last + 1 - len(records)
         self._hard_state = hard_state
-        for sequence, record in enumerate(records, first):
-            self._places.note(sequence, record)
+        first = self._note(records, last)
         if mark is not None:
             self._snapshot = mark
             await self._drop_superseded(first)
+
+    def _note(self, records: Sequence[RaftRecord], last: int) -> int:
+        """They are in the journal. The sequence of the first."""
+        first = last + 1 - len(records)
+        for sequence, record in enumerate(records, first):
+            self._places.note(sequence, record)
+        return first
 
     async def _drop_superseded(self, mark_sequence: int) -> None:
         """The mark's record repeats the hard state, so nothing before it is needed but the entries behind it."""

@@ -139,11 +139,11 @@ class RaftServer(Generic[Content]):
         self._applies: deque[Apply] = deque()
         """Handed out by the core, and to be applied before any other."""
         self._waiting = WaitingPeers()
-        self._notices = CommitNotices(self.post, self._waiting, self._knows_commit)
+        is_told = lambda index: self._core.has_told(index)  # noqa: E731, PLW0108  # the core comes with `open`
+        self._notices = CommitNotices(self.post, self._waiting, is_told)
         self._held = HeldAppends(setup.options.peer)
-        self._sending = RaftSending(
-            self._held, self._waiting, Ways(self._send_together, self._begin_snapshot, self._hold_ends_soon)
-        )
+        ways = Ways(self._send_together, self._begin_snapshot, self._hold_ends_soon)
+        self._sending = RaftSending(self._held, self._waiting, ways)
         self._incoming: IncomingSnapshots[Content]
         self._received: dict[SnapshotMeta, Content] = {}
         self._bytes_since_snapshot = 0
@@ -350,6 +350,9 @@ class RaftServer(Generic[Content]):
             return
         assert self._idle_writer is not None, "turns are taken while it runs"
         writes = self._take_writes()
+        if self._may_keep_loop() and self._log.persist_now(writes):
+            self._answer(writes)
+            return
         self._is_writing = True
         begun = Begun(self._persist(writes))
         if begun.is_done:
@@ -357,6 +360,12 @@ class RaftServer(Generic[Content]):
             self._answer(writes)
         else:
             self._idle_writer.set_result((writes, begun))
+
+    def _may_keep_loop(self) -> bool:
+        """With a sync, while there is nothing else to do. Where a leader's appends go to everybody, two others may be
+        done before its own disk is, and a loop that is away would not hear of them."""
+        is_on_the_way = not self.is_leader or self._held.has_chosen
+        return is_on_the_way and not (self._proposals or self._inbox)
 
     def _answer(self, writes: Sequence[Write]) -> None:
         """They and all before them are durable."""
@@ -500,23 +509,14 @@ class RaftServer(Generic[Content]):
         else:
             fail(readers, refusal.value)
 
-    def _knows_commit(self, index: int) -> bool:
-        """Whether every peer was told, or is about to be."""
-        role = self._core.role
-        progress = role.progress.items() if isinstance(role, Leader) else ()
-        return all(each.sent_commit >= index for peer, each in progress if peer != self._core.peer)
-
     # ---- disk and snapshots
 
     async def _persist(self, writes: list[Write]) -> None:
         """A full disk changes nothing and is waited out: the peer stays a member that acknowledges nothing new."""
         told = False
-        # Where appends go to everybody, two others may be done before a leader's own disk is, and a loop that waits for
-        # it would not hear of them.
-        may_wait = not self.is_leader or self._held.has_chosen
         while True:
             try:
-                await self._log.persist(writes, idle=may_wait and not (self._proposals or self._inbox))
+                await self._log.persist(writes)
                 return
             except DiskFull as error:
                 if not told:

@@ -81,11 +81,10 @@ class SegmentedLog:
         """What the first record of the next batch will get."""
         return self._next_sequence
 
-    async def append(self, records: Sequence[bytes], *, idle: bool = False) -> int:
+    async def append(self, records: Sequence[bytes]) -> int:
         """One batch: all of it is durable on return, or after a crash all or nothing. The last record's sequence.
 
-        `idle` as with `File.sync`. Raises `DiskFull` and nothing happened, or `LogFailed`, and from then on for every
-        call.
+        Raises `DiskFull` and nothing happened, or `LogFailed`, and from then on for every call.
         """
         size = self.check_batch(records)
         if not self._turn.try_take():
@@ -97,10 +96,26 @@ class SegmentedLog:
             if self._rotation_begun or self._end_offset + size > self._place.limits.segment_bytes:
                 await self._find_room(size)
             self._write(records)
-            await self._finish_sync(idle=idle)
+            await self._finish_sync()
             return self._next_sequence - 1
         finally:
             self._turn.leave()
+
+    def append_now(self, records: Sequence[bytes]) -> int | None:
+        """The same in this very step, where there is nothing to wait for and the file can be synced now. None: nothing
+        happened."""
+        size = self.check_batch(records)
+        waits = self._turn.is_taken or self._unsynced or self._rotation_begun
+        if waits or self._end_offset + size > self._place.limits.segment_bytes or not self._newest.can_sync_now(size):
+            return None
+        self._refuse_after_failure()
+        self._write(records)
+        try:
+            self._newest.sync_now()
+        except (OSError, DiskFull) as failure:
+            raise self._fail(failure) from failure
+        self._unsynced = False
+        return self._next_sequence - 1
 
     def check_batch(self, records: Sequence[bytes]) -> int:
         """What a batch of these takes on disk. Raises `TooLarge` where it cannot be one."""
@@ -234,12 +249,12 @@ class SegmentedLog:
         except DiskFull as failure:
             raise self._fail(failure) from failure
 
-    async def _finish_sync(self, *, idle: bool = False) -> None:
+    async def _finish_sync(self) -> None:
         """Also what a cancelled caller left: its frame is written, and the next one must not be before it is synced."""
         if not self._unsynced:
             return
         try:
-            await self._newest.sync(idle=idle)
+            await self._newest.sync()
         except (OSError, DiskFull) as failure:
             raise self._fail(failure) from failure
         self._unsynced = False

@@ -35,12 +35,18 @@ class File(Protocol):
         """Reserve blocks up to `size` without changing the visible size, so that appends need no new metadata."""
         ...
 
-    async def sync(self, *, idle: bool = False) -> None:
+    async def sync(self) -> None:
         """Returns once every byte written before the call is durable. After a failed sync the file must not be
-        trusted: what it had not synced may be gone, and a later sync that succeeds says nothing about it.
+        trusted: what it had not synced may be gone, and a later sync that succeeds says nothing about it."""
+        ...
 
-        `idle`: the caller's process has nothing else to do until then, so its loop may be kept where that is quicker.
-        """
+    def can_sync_now(self, more_bytes: int) -> bool:
+        """Whether a sync after so many bytes more is short enough to keep the loop for it."""
+        ...
+
+    def sync_now(self) -> None:
+        """As `sync`, and it keeps the loop. For callers that have nothing else to do until then, and only where
+        `can_sync_now` says so."""
         ...
 
     def close(self) -> None: ...

@@ -31,7 +31,7 @@ from ebla.raft.messages import (
     VoteResponse,
 )
 from ebla.raft.options import Options
-from ebla.raft.roles import Follower, Role
+from ebla.raft.roles import Follower, Leader, Role
 from ebla.raft.state import Past, Refusal, State
 from ebla.raft.tables import TABLES, TICKS
 
@@ -97,6 +97,11 @@ class Core:
     @property
     def first_index(self) -> int:
         return self.state.log.first_index
+
+    def has_told(self, index: int) -> bool:
+        """Whether nobody has to be told by us any more that `index` is committed."""
+        role = self.state.role
+        return not isinstance(role, Leader) or role.has_told(index)
 
     @property
     def has_effects(self) -> bool:

@@ -42,5 +42,9 @@ class Leader:
     transferee: PeerId = NOBODY
     uncommitted_bytes: int = 0
 
+    def has_told(self, index: int) -> bool:
+        """Whether the messages for every other peer say, so far, that this index is committed."""
+        return all(each.sent_commit >= index for peer, each in self.progress.items() if peer != self.leader)
+
 
 Role = Follower | PreCandidate | Candidate | Leader

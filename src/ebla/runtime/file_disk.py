@@ -115,17 +115,19 @@ class FileOnDisk:
         with _full_disk_told(self._path):
             raise OSError(code, os.strerror(code), self._path)
 
-    async def sync(self, *, idle: bool = False) -> None:
+    async def sync(self) -> None:
         descriptor = self._enter_to_change()
+        self._unsynced_bytes = 0
         syncing = self._syncing
-        little, self._unsynced_bytes = self._unsynced_bytes <= SHORT_SYNC_BYTES_MAX, 0
-        if idle and little and syncing.may_be_here():
-            self._sync_here(descriptor)
-            return
         with _full_disk_told(self._path):
             await syncing.threads.run(partial(syncing.sync_content, descriptor), self._note_sync_ended)
 
-    def _sync_here(self, descriptor: int) -> None:
+    def can_sync_now(self, more_bytes: int) -> bool:
+        return self._unsynced_bytes + more_bytes <= SHORT_SYNC_BYTES_MAX and self._syncing.may_be_here()
+
+    def sync_now(self) -> None:
+        descriptor = self._enter_to_change()
+        self._unsynced_bytes = 0
         failure: BaseException | None = None
         try:
             self._syncing.sync_content(descriptor)

@@ -299,7 +299,13 @@ class SimFile:
             raise DiskFull(f"no room to reserve {size} bytes for {self._path}")
         self._content.reserved = max(self._content.reserved, size)
 
-    async def sync(self, *, idle: bool = False) -> None:  # noqa: ARG002  # it takes its time either way
+    def can_sync_now(self, more_bytes: int) -> bool:  # noqa: ARG002  # a sync takes its time here, whatever it is of
+        return False
+
+    def sync_now(self) -> None:
+        raise AssertionError("it cannot be")
+
+    async def sync(self) -> None:
         self._check()
         await self._disk.sync_content(self._content, self._path)
         self._life.check()

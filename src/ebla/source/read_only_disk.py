@@ -46,8 +46,14 @@ class ReadOnlyFile:
     def preallocate(self, size: int) -> NoReturn:
         _refuse(f"reserve {size} bytes", self._path)
 
-    async def sync(self, *, idle: bool = False) -> None:
-        del idle  # nothing was written
+    async def sync(self) -> None:
+        """Nothing was written."""
+
+    def can_sync_now(self, more_bytes: int) -> bool:
+        return more_bytes == 0
+
+    def sync_now(self) -> None:
+        """Nothing was written."""
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None

@@ -185,9 +185,9 @@ def test_what_gathers_during_a_sync_shares_the_next_one() -> None:
             batches: list[int] = []
             persist = peer.server.log.persist
 
-            async def count(writes: Sequence[Write], *, idle: bool = False) -> None:
+            async def count(writes: Sequence[Write]) -> None:
                 batches.append(sum(len(write.entries) for write in writes))
-                await persist(writes, idle=idle)
+                await persist(writes)
 
             peer.server.log.persist = count  # type: ignore[method-assign]  # one log, from outside
             peer.disk.behaviour.sync_ms = 200.0

@@ -357,6 +357,13 @@ def synced_by(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return on_loop
 
 
+async def sync_where_it_may(file: File) -> None:
+    if file.can_sync_now(0):
+        file.sync_now()
+    else:
+        await file.sync()
+
+
 @pytest.mark.usefixtures("short_syncs")
 def test_a_short_sync_is_made_on_the_loop_unless_there_is_else_to_do_or_much_to_write(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -367,14 +374,15 @@ def test_a_short_sync_is_made_on_the_loop_unless_there_is_else_to_do_or_much_to_
     async def work() -> None:
         file = disk.create(f"{tmp_path}/file")
         for size in (100, SHORT_SYNC_BYTES_MAX, SHORT_SYNC_BYTES_MAX + 1, 1):
+            assert file.can_sync_now(size) is (size <= SHORT_SYNC_BYTES_MAX)
             file.append(bytes(size))
-            await file.sync(idle=True)
+            await sync_where_it_may(file)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(disk.run(lambda: let_go.wait(10)))
             await asyncio.sleep(0)
-            await file.sync(idle=True)
+            await sync_where_it_may(file)
             let_go.set()
-        await file.sync(idle=True)
+        await sync_where_it_may(file)
         await file.sync()
         file.close()
 
@@ -393,9 +401,9 @@ def test_a_sync_that_fails_on_the_loop_poisons_the_file(
         file = disk.create(f"{tmp_path}/file")
         file.append(b"x")
         with pytest.raises(kind):
-            await file.sync(idle=True)
+            file.sync_now()
         with pytest.raises(OSError, match="earlier sync failed"):
-            await file.sync(idle=True)
+            file.sync_now()
         file.close()
 
     in_loop(work)

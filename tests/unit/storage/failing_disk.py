@@ -124,9 +124,16 @@ class FailingFile:
     def preallocate(self, size: int) -> None:
         self._file.preallocate(size)
 
-    async def sync(self, *, idle: bool = False) -> None:
+    async def sync(self) -> None:
         self._disk.changes("sync")
-        await self._file.sync(idle=idle)
+        await self._file.sync()
+
+    def can_sync_now(self, more_bytes: int) -> bool:
+        return self._file.can_sync_now(more_bytes)
+
+    def sync_now(self) -> None:
+        self._disk.changes("sync")
+        self._file.sync_now()
 
     def close(self) -> None:
         self._file.close()

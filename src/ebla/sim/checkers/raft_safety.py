@@ -106,8 +106,8 @@ class RaftSafety(Watch):
     def _watch_disk(self, server: RaftServer[Content], image: DiskImage) -> None:
         persist = server.log.persist
 
-        async def watched(writes: Sequence[Write], *, idle: bool = False) -> None:
-            await persist(writes, idle=idle)
+        async def watched(writes: Sequence[Write]) -> None:
+            await persist(writes)
             for write in writes:
                 image.note(write)
 
