@@ -6,13 +6,14 @@ Both stores are asked at their leader, over Unix sockets, by clients that send r
 way each; a put writes 256 bytes to one key of 16. Ebla's members speak mutual TLS to each other, etcd's plain TCP, as
 either does by default. Ratios are medians over the rounds; CPU is of all members and per operation, and is the figure
 to trust on a busy machine. Then, of Ebla alone: how long writes stop when the leader is killed, and how long a new node
-takes to hold 100 MB, beside the least it could take. One line per figure, the last line is JSON.
+takes to hold 100 MB, beside the least it could take, the middle of three. One line per figure, the last line is JSON.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.catch_up import measure_catch_up, watched_entry
+from benchmarks.catch_up import CatchUp, measure_catch_up, watched_entry
 from benchmarks.etcd_cluster import INSTALL, EtcdCluster, Load, missing_programs
 from benchmarks.figures import Figures
 from benchmarks.group0_cluster import Clients, EblaCluster, NodeProcess
@@ -117,8 +118,17 @@ async def _wait_written(ebla: EblaCluster, nodes: list[NodeProcess]) -> float:
             return time.monotonic() - began
 
 
-def measure_new_node(figures: Figures, ebla: EblaCluster, state_mb: int) -> None:
-    figure = measure_catch_up(ebla, state_mb)
+def measure_new_nodes(figures: Figures, runner: asyncio.Runner, folder: Path, state_mb: int, count: int) -> None:
+    """Each into a cluster of its own; the one in the middle is told, and the longest stall of all."""
+    several: list[CatchUp] = []
+    for number in range(count):
+        place = folder / f"watched{number}"
+        # Watching a loop costs a little, so these nodes serve for nothing else.
+        with closing(EblaCluster(place, VALUE, runner, watched_entry)) as ebla:
+            several.append(measure_catch_up(ebla, state_mb))
+        shutil.rmtree(place)
+    figure = sorted(several, key=lambda one: one.ratio)[count // 2]
+    figures.note("catch_up_ratio_longest", max(one.ratio for one in several))
     figures.note("catch_up_s", figure.took_s)
     figures.note("catch_up_least_s", figure.least_s)
     limit = figures.at_most("catch_up_ratio", figure.ratio, CATCH_UP_RATIO_MAX)
@@ -126,8 +136,9 @@ def measure_new_node(figures: Figures, ebla: EblaCluster, state_mb: int) -> None
         f"new node, {figure.state_mb:.0f} MB: caught up after {figure.took_s:.2f} s; to send, decode and sync as much "
         f"takes {figure.least_s:.2f} s; ratio {figure.ratio:.2f}  {limit}"
     )
-    limit = figures.at_most("stall_ms", figure.stall_ms, STALL_MS_MAX)
-    print(f"longest stall of a loop meanwhile: {figure.stall_ms:.0f} ms  {limit}")
+    stall_ms = max(one.stall_ms for one in several)
+    limit = figures.at_most("stall_ms", stall_ms, STALL_MS_MAX)
+    print(f"longest stall of a loop meanwhile: {stall_ms:.0f} ms  {limit}")
 
 
 def main() -> int:
@@ -135,7 +146,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="shorter, and less sure")
     parser.add_argument("--folder", default=".", help="where the data go; a folder of its own is made there")
     chosen = parser.parse_args()
-    rounds, seconds, kills, state_mb = (1, 1.0, 1, 20) if chosen.quick else (4, 2.0, 3, STATE_MB)
+    rounds, seconds, kills, state_mb, joins = (1, 1.0, 1, 20, 1) if chosen.quick else (4, 2.0, 3, STATE_MB, 3)
     figures = Figures()
     print(f"load of this machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     missing = missing_programs()
@@ -152,9 +163,7 @@ def main() -> int:
                 with closing(EtcdCluster(folder / "etcd", VALUE)) as etcd:
                     measure_beside_etcd(figures, (etcd, ebla), rounds, seconds)
             measure_kills(figures, ebla, kills)
-        # Watching a loop costs a little, so these nodes serve for nothing else.
-        with closing(EblaCluster(folder / "watched", VALUE, runner, watched_entry)) as ebla:
-            measure_new_node(figures, ebla, state_mb)
+        measure_new_nodes(figures, runner, folder, state_mb, joins)
     figures.note("load_after", os.getloadavg()[0])
     told = {"skipped": ["etcd"] if missing else [], "missed": figures.missed}
     print(json.dumps(figures.values | told | {"within_limits": not figures.missed}))
