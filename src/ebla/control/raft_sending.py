@@ -49,7 +49,8 @@ class RaftSending:
             else:
                 by_peer[message.to] = [message]
         for peer, several in by_peer.items():
-            if self._held.has_chosen:
+            # Also what is left of a former choice goes before anything that follows it.
+            if self._held.has_chosen or not self._held.is_empty:
                 if not self._waiting.is_waiting(peer, now_ms) and self._held.hold(peer, several, log.last_index):
                     self._end_soon()
                     continue

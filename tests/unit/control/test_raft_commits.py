@@ -144,6 +144,27 @@ def test_a_commit_that_waits_for_whom_it_was_held_from_waits_a_moment_only() -> 
     simulate(scenario)
 
 
+def test_what_is_held_leaves_before_what_follows_it_whoever_is_chosen_by_then() -> None:
+    async def scenario(world: World) -> None:
+        peer = Peer(world)
+
+        async def work() -> None:
+            await lead_three(peer)
+            await show_who_is_quick(peer)
+            first = peer.server.core.last_index + 1
+            peer.server.propose(add_one(101), EntryKind.COMMAND)
+            await asyncio.sleep(0)
+            peer.server._held.choose_anew()
+            peer.server.propose(add_one(102), EntryKind.COMMAND)
+            await asyncio.sleep(0)
+            sent = [one for one in peer.wire.sent(Append) if isinstance(one, Append) and one.to == PeerId(3)]
+            assert [entry.index for one in sent for entry in one.entries] == [first, first + 1]
+
+        await running(peer, THREE, work)
+
+    simulate(scenario)
+
+
 @pytest.mark.parametrize("asks_by", ["reading", "proposing"])
 def test_nothing_is_held_from_a_peer_that_waits(asks_by: str) -> None:
     async def scenario(world: World) -> None:
