@@ -49,7 +49,7 @@ def _add_jobs(world: World, jobs: JobsLoad, number: int) -> Unit:
     seat: list[Unit] = []
 
     async def main(around: Surroundings) -> None:
-        jobs.running = 0 if jobs.rows.stopping else jobs.running
+        jobs.running = {act for act in jobs.running if act[0] != seat[0].name}
         async with asyncio.TaskGroup() as tasks:
             for _ in range(JOB_WORKERS):
                 tasks.create_task(TableJobsClient(around, jobs, seat[0]).run())
@@ -73,6 +73,7 @@ async def _judge(world: World, jobs: JobsLoad) -> None:
     load, cluster, book = jobs.rows, jobs.cluster, jobs.cluster.book
     load.stopping = True
     await until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
+    await until(lambda: not jobs.running, world, "jobs still run long after all was healed")
     await until(lambda: at_rest(cluster), world, "the topology does not come to rest")
     reader = TableJobsClient(world.outside("judge"), jobs, cluster.nodes[0].control)
     for table in (ON_TABLETS, ON_VNODES):

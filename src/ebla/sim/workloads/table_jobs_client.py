@@ -89,7 +89,10 @@ class JobsLoad:
     drawn: int = 0
     reads: int = 0
     failed_reads: int = 0
-    running: int = 0
+    acts: int = 0
+    running: set[tuple[str, int]] = field(default_factory=set)
+    """What clients are at: the client, and the how-manieth act of all. A life that died leaves its acts behind, and the
+    next one of that client forgets them."""
     late: list[tuple[CommitWriteRequest, Job]] = field(default_factory=list)
     """Commits that were answered, or given up: asked again, they must do no harm."""
 
@@ -122,13 +125,15 @@ class TableJobsClient:
 
     async def run(self) -> None:
         while not self._load.rows.stopping:
-            self._load.running += 1
+            self._load.acts += 1
+            act = (self._here.name, self._load.acts)
+            self._load.running.add(act)
             try:
                 await self._act()
             except EblaError as error:
                 self._cluster.world.tell("jobs", f"not now: {error}")
             finally:
-                self._load.running -= 1
+                self._load.running.discard(act)
             await asyncio.sleep(self._chance.random() * THINK_S)
         await asyncio.Event().wait()
 
