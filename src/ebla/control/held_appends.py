@@ -18,7 +18,7 @@ from ebla.raft.messages import Append, AppendResponse, Membership, Message, Peer
 
 HOLD_MS = 10
 ROUNDS_TO_CHOOSE = 16
-"""Entries acknowledged for the first time, by whomever, before the quick are told from the others."""
+"""Acknowledgements that were the first of their index, before the quick are told from the others."""
 LATE_HOLDS_MAX = 1
 """In a row. Every disk is late now and then."""
 HELD_BYTES_MAX = 64 * 1024
@@ -32,8 +32,10 @@ class HeldAppends:
         self._held: dict[PeerId, tuple[Append, int]] = {}
         self._later: frozenset[PeerId] = frozenset()
         """Peers that are not on a commit's way. Empty: it is not known who is."""
-        self._firsts: Counter[PeerId] = Counter()
-        self._acknowledged = 0
+        self._acknowledged: dict[PeerId, int] = {}
+        self._rounds = 0
+        self._in_time: Counter[PeerId] = Counter()
+        """How often each was among as many as a commit needs."""
         self._late_holds = 0
 
     @property
@@ -48,23 +50,34 @@ class HeldAppends:
     def forget(self) -> None:
         """What is held is lost, as any message may be."""
         self._held.clear()
-        self._acknowledged = 0
+        self._acknowledged.clear()
         self.choose_anew()
 
     def choose_anew(self) -> None:
         self._later = frozenset()
-        self._firsts.clear()
+        self._rounds = 0
+        self._in_time.clear()
         self._late_holds = 0
 
     def acknowledged(self, answer: AppendResponse, membership: Membership) -> None:
-        if self._later or answer.index <= self._acknowledged or answer.rejected or answer.sender == self._own:
-            return
-        self._acknowledged = answer.index
-        self._firsts[answer.sender] += 1
+        sender, index = answer.sender, answer.index
+        known = self._acknowledged
         # Two majorities decide while members change: who is on the way of both is not worth finding out.
-        if self._firsts.total() >= ROUNDS_TO_CHOOSE and not membership.is_joint:
-            voters = Counter({peer: self._firsts[peer] for peer in membership.voters if peer != self._own})
-            quick = {peer for peer, _ in voters.most_common(len(membership.voters) // 2)}
+        if self._later or answer.rejected or membership.is_joint or index <= known.get(sender, 0):
+            return
+        others = [peer for peer in membership.voters if peer != self._own]
+        if sender not in others:
+            return
+        before = sum([known.get(peer, 0) >= index for peer in others])
+        known[sender] = index
+        needed = len(membership.voters) // 2
+        if before < needed:
+            self._in_time[sender] += 1
+        if before == 0:
+            self._rounds += 1
+        # Whoever was never in time is not chosen, for it may be dead.
+        quick = {peer for peer, _ in self._in_time.most_common(needed)}
+        if self._rounds >= ROUNDS_TO_CHOOSE and len(quick) == needed:
             self._later = frozenset(membership.all_members()) - quick
 
     def hold(self, peer: PeerId, messages: Sequence[Message], last_index: int) -> bool:
