@@ -33,26 +33,26 @@ from cassandra.cluster import Cluster
 from benchmarks import cql_client
 from benchmarks.cql_client import CqlTraffic, rows_of
 from benchmarks.figures import Figures
-from benchmarks.row_client import Shape, Spell, Traffic, reading, writing
+from benchmarks.row_client import LoadResult, TableShape, Traffic, reading, writing
 from benchmarks.rows_cluster import KEYS, BenchTable, RowsCluster
-from ebla.cql.bind import Bound
 from ebla.cql.catalog import StoredTable
-from ebla.cql.parser import parse
-from ebla.cql.plan_select import SelectPlan, plan_select
-from ebla.cql.responses import rows as encode_rows
-from ebla.cql.results import Parameters
-from ebla.cql.statements import Select
+from ebla.cql.parse.parser import parse
+from ebla.cql.parse.statements import SelectStatement
+from ebla.cql.plan.binder import BoundRequest
+from ebla.cql.plan.select_plan import SelectPlan, plan_select
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import SCALARS
 from ebla.model.identity import Replica, TableId
-from ebla.model.rows import Cell, Marker, Row
+from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, TableSchema, new_schema
 from ebla.model.token import token_of
 from ebla.options import CommitLogMode
-from ebla.request.parts import ReadPage, ReadQuery
+from ebla.request.router_types import ReadPage, ReadQuery
 from ebla.runtime.event_loop import new_event_loop
-from ebla.storage.key_codec import encode_clustering, partition_prefix, row_key
-from ebla.storage.row_codec import encode_row
+from ebla.storage.codec.key_codec import encode_clustering, partition_prefix, row_key
+from ebla.storage.codec.row_codec import encode_row
+from ebla.wire.cql.messages import QueryParameters
+from ebla.wire.cql.responses import rows as encode_rows
 
 IN_FLIGHT = 64
 RATIO_MAX = 1.7
@@ -66,7 +66,7 @@ SELECT = "SELECT v FROM ks.t WHERE k = ?"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    spell: Spell
+    spell: LoadResult
     cpu_us: float
 
 
@@ -100,7 +100,7 @@ def pairs(cluster: RowsCluster) -> list[Pair]:
             Pair(
                 f"upsert_{name}",
                 CqlTraffic(node, shard.shard, upsert, rows_of(keys, texts=True), level, is_write=True),
-                writing(node, shard.shard, table.bodies.writes(keys, Shape(), level)),
+                writing(node, shard.shard, table.bodies.writes(keys, TableShape(), level)),
             ),
             Pair(
                 f"read_{name}",
@@ -116,7 +116,7 @@ def busiest(cluster: RowsCluster, table: BenchTable) -> tuple[Replica, list[int]
     return max(found, key=lambda one: len(one[1]))
 
 
-def measured(cluster: RowsCluster, run: Callable[[], Spell]) -> Measured:
+def measured(cluster: RowsCluster, run: Callable[[], LoadResult]) -> Measured:
     before = sum(cluster.cpu_s().values())
     spell = run()
     used_s = sum(cluster.cpu_s().values()) - before
@@ -138,10 +138,10 @@ def compare(cluster: RowsCluster, figures: Figures, rounds: int, seconds: float)
             if number:  # the first round warms both up
                 own.append(ours)
                 cql.append(theirs)
-        tell(pair.name, own, cql, figures)
+        print_report(pair.name, own, cql, figures)
 
 
-def tell(name: str, own: list[Measured], cql: list[Measured], figures: Figures) -> None:
+def print_report(name: str, own: list[Measured], cql: list[Measured], figures: Figures) -> None:
     took = sorted(second for one in cql for second in one.spell.took_s)
     per_s = figures.note(f"{name}_per_s", statistics.median(one.spell.per_s for one in cql))
     p50 = figures.note(f"{name}_p50_ms", took[len(took) // 2] * 1000)
@@ -168,7 +168,7 @@ def schema() -> TableSchema:
 
 def planned(table: StoredTable, text: str) -> SelectPlan:
     parsed = parse(text)
-    assert isinstance(parsed.statement, Select)
+    assert isinstance(parsed.statement, SelectStatement)
     return plan_select(parsed.statement, table, parsed.markers)
 
 
@@ -208,7 +208,7 @@ def stored_page(made: TableSchema) -> ReadPage:
     items = []
     for place in range(PAGE_ROWS):
         text = random.Random(place).randbytes(50).hex().encode()
-        row = Row(Marker(1), None, {numbers[0]: Cell(1, text), numbers[1]: Cell(1, place.to_bytes(4))})
+        row = Row(RowMarker(1), None, {numbers[0]: Cell(1, text), numbers[1]: Cell(1, place.to_bytes(4))})
         stored = encode_row(row, made.version, made.layouts[-1])
         items.append((row_key(prefix, encode_clustering(made.clustering, (place.to_bytes(4),))), stored))
     return ReadPage(tuple(items), b"")
@@ -218,8 +218,8 @@ def measure_page(figures: Figures) -> None:
     made = schema()
     plan = planned(StoredTable(TABLE, made), "SELECT * FROM ks.t WHERE k = 7")
     reader = PageOf(stored_page(made))
-    request = Bound((), time.time_ns() // 1000, random.randbytes)
-    parameters = Parameters(ConsistencyLevel.ONE)
+    request = BoundRequest((), time.time_ns() // 1000, random.randbytes)
+    parameters = QueryParameters(ConsistencyLevel.ONE)
 
     def page() -> bytes:
         work = plan.run(request, parameters, reader)

@@ -31,13 +31,14 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import Figures
-from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
-from ebla.bulk.flight_server import FlightIdentity, FlightServer
+from ebla.bulk.flight_server import FlightCertificate, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
-from ebla.bulk.puts import Puts
-from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
+from ebla.bulk.open_puts import OpenPuts
+from ebla.bulk.staging import StagedTransfer, Staging, StagingDeps
+from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
 from ebla.bulk.transfer_limits import TransferLimits
-from ebla.model.asked_rows import AskedColumn
+from ebla.bulk.workers.layer_builder import LayerBuildPool
+from ebla.bulk.workers.scan_pool import ScanWorkerPool
 from ebla.model.cql_types import parse_type
 from ebla.model.identity import (
     Address,
@@ -50,27 +51,33 @@ from ebla.model.identity import (
     TableId,
     TransferId,
 )
-from ebla.model.rows import Cell, Marker, Row
+from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, new_schema
+from ebla.model.selection import ColumnSelector
 from ebla.model.token import WHOLE_RING, TokenRange, token_of
-from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, Source, StagingKind, Target
-from ebla.pipeline.flight_client import FilePlace, FlightClient
+from ebla.model.transfers import (
+    CheckpointFile,
+    CheckpointLayer,
+    CheckpointPart,
+    StagingKind,
+    TransferSource,
+    TransferTarget,
+)
+from ebla.observe.event_reporter import discard_event
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
-from ebla.runtime.layer_building import BuildProcesses
-from ebla.runtime.scan_workers import ScanWorkers
-from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tls import TlsFolder, TlsIdentity
-from ebla.storage.key_codec import partition_prefix, row_key
-from ebla.storage.layer import build_layer
-from ebla.storage.layer_facts import LayerFacts
+from ebla.storage.codec.key_codec import partition_prefix, row_key
+from ebla.storage.codec.row_codec import encode_row
+from ebla.storage.codec.staging_format import TargetFile
+from ebla.storage.layers.layer import build_layer
+from ebla.storage.layers.layer_facts import LayerFacts
+from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.manifest import Incarnation
-from ebla.storage.rocks import RocksEngine
-from ebla.storage.row_codec import encode_row
-from ebla.storage.staging_format import TargetFile
-from ebla.wire.report import unreported
-from ebla.wire.transfer_messages import FlightPut, HashesQuestion, PutAnswer, TypedRowsQuestion
+from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
+from ebla.wire.transfer_messages import FlightPut, HashesQuery, PutAnswer, TypedRowsQuery
 
 RATIO_MIN = 0.5
 """The whole path, with Spark, is to reach 0.4."""
@@ -97,46 +104,46 @@ class BenchPlane:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        parts = StagingParts(
+        parts = StagingDeps(
             FileDisk(),
-            SystemChance(),
+            SystemRng(),
             str(folder / "staging"),
             "machine",
             FileIsolation(),
-            BuildProcesses(),
+            LayerBuildPool(),
             TransferLimits(),
-            unreported,
+            discard_event,
         )
-        self._puts = Puts(parts, Staging(parts))
+        self._puts = OpenPuts(parts, Staging(parts))
         target = TargetFile(TABLE, ShardNumber(0), Incarnation(1), WHOLE_RING, StagingKind.FILES)
         self._staged = StagedTransfer(SESSION, TRANSFER, str(folder / "staging"), target)
 
-    def open_source(self, _ticket: bytes) -> OpenedSource:
+    def open_source(self, _ticket: bytes) -> SourceStream:
         folder = self._folder / "checkpoint"
-        return OpenedSource(SESSION, CHECKPOINT, TABLE, str(folder), listed(folder), SCHEMA)
+        return SourceStream(SESSION, CHECKPOINT, TABLE, str(folder), listed(folder), SCHEMA)
 
-    async def open_read(self, ticket: bytes, _asked: TokenRange, _run: str = "") -> OpenedSource:
+    async def open_read(self, ticket: bytes, _asked: TokenRange, _run: str = "") -> SourceStream:
         return self.open_source(ticket)
 
-    def open_staged(self, _ticket: bytes, _attempt: AttemptId) -> OpenedRows:
+    def open_staged(self, _ticket: bytes, _attempt: AttemptId) -> StagedRowsSource:
         raise AssertionError("nobody asks for what was staged")
 
-    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+    async def admit_sending(self, source: SourceStream, size_bytes: int) -> None:
         pass
 
-    def close_source(self, source: OpenedSource) -> None:
+    def close_source(self, source: SourceStream) -> None:
         pass
 
-    async def open_put(self, put: FlightPut) -> PutPlace:
+    async def open_put(self, put: FlightPut) -> IncomingPut:
         return await self._puts.open(self._staged, put)
 
-    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+    async def append(self, place: IncomingPut, data: bytes | memoryview) -> None:
         await self._puts.append(place, data)
 
-    async def finish_put(self, place: PutPlace) -> PutAnswer:
+    async def finish_put(self, place: IncomingPut) -> PutAnswer:
         return self._puts.finish(place)
 
-    def close_put(self, place: PutPlace) -> None:
+    def close_put(self, place: IncomingPut) -> None:
         self._puts.close(place)
 
 
@@ -156,12 +163,12 @@ def listed(folder: Path) -> tuple[CheckpointPart, ...]:
 
 
 async def serve(folder: Path) -> None:
-    scans = ScanWorkers()
+    scans = ScanWorkerPool()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(scans.run())
         certificate = TlsFolder(folder.parent / "tls").node_certificate()
-        server = FlightServer(BenchPlane(folder), scans, FlightLimits(), unreported)
-        identity = FlightIdentity(certificate.certificate_pem, certificate.key_pem)
+        server = FlightServer(BenchPlane(folder), scans, FlightLimits(), discard_event)
+        identity = FlightCertificate(certificate.certificate_pem, certificate.key_pem)
         address = server.listen(Address("127.0.0.1", 0), identity)
         print(address.port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -185,11 +192,11 @@ def served(folder: Path) -> Iterator[tuple[psutil.Process, Address]]:
 # ---- files
 
 
-def move_all(client: FlightClient, source: Source, target: Target) -> None:
+def move_all(client: FlightClient, source: TransferSource, target: TransferTarget) -> None:
     attempt = AttemptId(uuid.uuid4())
     for place, layer in enumerate(source.parts[0].layers):
         for file in layer.files:
-            client.move_file(source, FilePlace(0, place, file.name), target, attempt, f"{place}/{file.name}")
+            client.move_file(source, CheckpointFileRef(0, place, file.name), target, attempt, f"{place}/{file.name}")
 
 
 def raw_receiver(folder: Path) -> None:
@@ -254,8 +261,8 @@ def bench_files(folder: Path, arguments: argparse.Namespace, figures: Figures) -
     rates: dict[str, list[float]] = {"raw": [], "flight": []}
     cpus: list[list[float]] = []
     with served(folder / "source") as (first, from_address), served(folder / "target") as (second, to_address):
-        source = Source(HOST, CHECKPOINT, TABLE, listed(layer.parent), b"", from_address)
-        target = Target(HOST, ShardNumber(0), SESSION, TRANSFER, StagingKind.FILES, WHOLE_RING, b"", to_address)
+        source = TransferSource(HOST, CHECKPOINT, TABLE, listed(layer.parent), b"", from_address)
+        target = TransferTarget(HOST, ShardNumber(0), SESSION, TRANSFER, StagingKind.FILES, WHOLE_RING, b"", to_address)
         with FlightClient(authority) as client:
             for number in range(arguments.rounds):
                 # In turns, for whoever writes first gets the pages that were freed last, which cost least.
@@ -295,7 +302,7 @@ async def build_rows(folder: Path, count: int) -> None:
     numbers = [column.number for column in SCHEMA.regular]
     values = [b"\0" * 8, b"\x3f\xf0" + b"\0" * 6, b"some text of a row, which is not long"]
     value = encode_row(
-        Row(Marker(1), None, {number: Cell(1, data) for number, data in zip(numbers, values)}), 1, SCHEMA.layouts[-1]
+        Row(RowMarker(1), None, {number: Cell(1, data) for number, data in zip(numbers, values)}), 1, SCHEMA.layouts[-1]
     )
     keys = (number.to_bytes(8) for number in range(count))
     items = sorted((row_key(partition_prefix(token_of(key), key)), value) for key in keys)
@@ -307,10 +314,10 @@ def bench_rows(folder: Path, count: int, figures: Figures) -> None:
     (folder / "rows" / "checkpoint").mkdir(parents=True)
     asyncio.run(build_rows(folder / "rows" / "checkpoint" / "0", count))
     authority = (folder / "tls" / "authority.pem").read_bytes()
-    asked = TypedRowsQuestion(WHOLE_RING, tuple(AskedColumn(column.name) for column in SCHEMA.columns), 0)
+    asked = TypedRowsQuery(WHOLE_RING, tuple(ColumnSelector(column.name) for column in SCHEMA.columns), 0)
     with served(folder / "rows") as (_, address), FlightClient(authority) as client:
-        source = Source(HOST, CHECKPOINT, TABLE, (), b"", address)
-        client.get_hashes(source, HashesQuestion(WHOLE_RING, 1, 0))  # the worker starts
+        source = TransferSource(HOST, CHECKPOINT, TABLE, (), b"", address)
+        client.get_hashes(source, HashesQuery(WHOLE_RING, 1, 0))  # the worker starts
 
         def stored() -> int:
             return sum(len(batch) for batch in client.get_rows(source, WHOLE_RING))
@@ -319,7 +326,7 @@ def bench_rows(folder: Path, count: int, figures: Figures) -> None:
             return sum(len(batch) for batch in client.get_typed_rows(source, asked))
 
         def hashes() -> int:
-            found = client.get_hashes(source, HashesQuestion(WHOLE_RING, 256, 0))
+            found = client.get_hashes(source, HashesQuery(WHOLE_RING, 256, 0))
             return int(sum(found.column("rows").to_pylist()))
 
         for name, ask in (("stored", stored), ("typed", typed), ("hashes", hashes)):
@@ -357,7 +364,7 @@ def bench(arguments: Any) -> int:
     figures = Figures()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        TlsFolder(folder / "tls").make_missing(TlsIdentity(HOST, CLUSTER, "bench"), SystemClock())
+        TlsFolder(folder / "tls").create_missing(TlsIdentity(HOST, CLUSTER, "bench"), SystemClock())
         bench_files(folder, arguments, figures)
         bench_rows(folder, arguments.rows, figures)
     print(json.dumps(figures.values))

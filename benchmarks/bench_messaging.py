@@ -34,16 +34,16 @@ import msgspec
 import psutil
 
 from ebla.model.identity import Address, ClusterId, HostId
+from ebla.observe.event_reporter import discard_event
 from ebla.ports.transport import Link
-from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder, TlsIdentity
-from ebla.wire.calls import Target
+from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane, encode
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import Verb
 
@@ -127,8 +127,8 @@ def introduction(number: int) -> Introduction:
 
 def transport(folder: str, variant: str) -> TcpTransport:
     if variant == "tls":
-        return TcpTransport(NodeTls(TlsFolder(Path(folder))), TransportLimits(), unreported)
-    return TcpTransport(None, TransportLimits(), unreported, plain=True)
+        return TcpTransport(NodeTls(TlsFolder(Path(folder))), TransportLimits(), discard_event)
+    return TcpTransport(None, TransportLimits(), discard_event, plain=True)
 
 
 async def serve_all(address: Address, folder: str) -> None:
@@ -143,7 +143,7 @@ async def serve_all(address: Address, folder: str) -> None:
             if variant == "bare":
                 await net.listen(place, lambda link: BareServed(link, tasks))
                 continue
-            server = Server(tasks, introduction(1), WireLimits(), unreported)
+            server = Server(tasks, introduction(1), WireLimits(), discard_event)
             if variant == "inline":
                 server.serve(READ, lambda _request, _call: ROW_64)
             else:
@@ -156,8 +156,8 @@ async def serve_all(address: Address, folder: str) -> None:
 
 async def open_ours(stack: AsyncExitStack, address: Address, variant: str, folder: str) -> tuple[Call, AskCpu]:
     net = await stack.enter_async_context(transport(folder, variant))
-    context = PeersContext(net, SystemChance(), introduction(2), WireLimits(), unreported)
-    caller, _ = await connect(context, address, Target(Lane.DATA))
+    context = PeersContext(net, SystemRng(), introduction(2), WireLimits(), discard_event)
+    caller, _ = await connect(context, address, ConnectionTarget(Lane.DATA))
     return lambda: caller.call(READ, READ_200, DEADLINE_MS), lambda: caller.call(CPU, CpuRequest(), DEADLINE_MS)
 
 
@@ -348,13 +348,13 @@ async def _load(call: Call, depth: int, seconds: float) -> list[float]:
 async def idle(address: Address, folder: str, connections: int, seconds: float) -> dict[str, float]:
     """Server memory and CPU for connections that say nothing, mutual TLS on."""
     async with transport(folder, "tls") as net:
-        context = PeersContext(net, SystemChance(), introduction(2), WireLimits(connect_ms=20_000), unreported)
+        context = PeersContext(net, SystemRng(), introduction(2), WireLimits(connect_ms=20_000), discard_event)
         address = Address(address.host, address.port + OURS.index("tls"))
-        first, _ = await connect(context, address, Target(Lane.DATA))
+        first, _ = await connect(context, address, ConnectionTarget(Lane.DATA))
         before = await first.call(CPU, CpuRequest(), DEADLINE_MS)
         began = time.perf_counter()
         for _ in range(connections):
-            await connect(context, address, Target(Lane.DATA))
+            await connect(context, address, ConnectionTarget(Lane.DATA))
         opened_s = time.perf_counter() - began
         opened = await first.call(CPU, CpuRequest(), DEADLINE_MS)
         await asyncio.sleep(seconds)
@@ -419,9 +419,9 @@ def pair(work: str, rounds: int, seconds: float, folders: dict[str, str]) -> byt
 def make_folders(base: str) -> dict[str, str]:
     clock = SystemClock()
     server, client = TlsFolder(Path(base) / "server"), TlsFolder(Path(base) / "client")
-    server.make_missing(TlsIdentity(introduction(1).host, CLUSTER, "bench"), clock)
-    client.keep_authority(server.authority())
-    client.make_missing(TlsIdentity(introduction(2).host, CLUSTER, "bench"), clock)
+    server.create_missing(TlsIdentity(introduction(1).host, CLUSTER, "bench"), clock)
+    client.store_authority(server.authority())
+    client.create_missing(TlsIdentity(introduction(2).host, CLUSTER, "bench"), clock)
     return {"server": str(server.path), "client": str(client.path)}
 
 
@@ -457,7 +457,7 @@ def ratios_of(rounds: list[dict[Case, Figure]]) -> dict[str, float]:
     }
 
 
-def tell(rounds: list[dict[Case, Figure]], idle_figures: dict[str, float]) -> bool:
+def print_report(rounds: list[dict[Case, Figure]], idle_figures: dict[str, float]) -> bool:
     figures = {case: _median_figure([line[case] for line in rounds]) for case in rounds[0]}
     for (variant, depth), figure in figures.items():
         print(
@@ -510,7 +510,7 @@ def main() -> int:
         blocks, rounds = (1, 3) if options.quick else (5, 4)
         found = compare(blocks, rounds, folders)
         idle_figures = msgspec.json.decode(pair("idle", 1, 5.0, folders), type=dict[str, float])
-    return 0 if tell(found, idle_figures) else 1
+    return 0 if print_report(found, idle_figures) else 1
 
 
 if __name__ == "__main__":

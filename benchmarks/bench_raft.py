@@ -31,16 +31,17 @@ from pathlib import Path
 
 from benchmarks.bare_relay import BareRelay
 from benchmarks.disk_limit import measure_sync_rate
-from ebla.control.raft_log import RaftLog, needs_disk
-from ebla.control.raft_server import RaftServer, RaftSetup
+from ebla.control.raft.driver import RaftConfig, RaftDriver
+from ebla.control.raft.storage import RaftStorage, needs_sync
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
-from ebla.ports.surroundings import Surroundings
-from ebla.raft.core import Core
-from ebla.raft.effects import Effects, Write
-from ebla.raft.events import Campaign, Event, Propose
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
+from ebla.raft.core import RaftCore
+from ebla.raft.effects import Effects, LogWrite
+from ebla.raft.events import Campaign, Propose, RaftEvent
 from ebla.raft.membership import MembershipChange
 from ebla.raft.messages import (
-    NOBODY,
+    NO_PEER,
     Entry,
     EntryKind,
     HardState,
@@ -50,18 +51,17 @@ from ebla.raft.messages import (
     PeerId,
     SnapshotMeta,
 )
-from ebla.raft.options import Options
-from ebla.raft.state import Past
+from ebla.raft.options import RaftOptions
+from ebla.raft.state import RecoveredState
 from ebla.runtime.event_loop import new_event_loop
-from ebla.runtime.file_disk import FileDisk, FileOnDisk
-from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.file_disk import DiskFile, FileDisk
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import RaftMessages
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.report import unreported
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import RAFT
 
@@ -114,15 +114,15 @@ class Count:
 
 
 class OnePeer:
-    def __init__(self, around: Surroundings, folder: str, peer: PeerId, wire: "InProcess | OverTcp") -> None:
+    def __init__(self, around: Environment, folder: str, peer: PeerId, wire: "InProcess | OverTcp") -> None:
         self.machine = Count()
-        setup = RaftSetup(folder, Options(peer), unreported)
-        self.server: RaftServer[int] = RaftServer(around, setup, self.machine, wire)
+        setup = RaftConfig(folder, RaftOptions(peer), discard_event)
+        self.server: RaftDriver[int] = RaftDriver(around, setup, self.machine, wire)
         self._serial = 0
 
     async def open(self) -> None:
         meta = SnapshotMeta(1, 1, EVERYBODY)
-        write = Write(HardState(1, NOBODY, 1), (), meta, must_sync=True, answers=())
+        write = LogWrite(HardState(1, NO_PEER, 1), (), meta, must_sync=True, answers=())
         await self.server.begin(meta, iter(((1).to_bytes(8),)), write)
         await self.server.open()
 
@@ -155,7 +155,7 @@ class InProcess:
         raise AssertionError(f"nobody falls behind here: {message} {chunks}")
 
 
-class UnsyncedFile(FileOnDisk):
+class UnsyncedFile(DiskFile):
     async def sync(self) -> None:
         pass
 
@@ -169,10 +169,10 @@ class UnsyncedFile(FileOnDisk):
 class UnsyncedDisk(FileDisk):
     """Real files that are written and never synced: what is left is the work of the processor."""
 
-    def open(self, path: str) -> FileOnDisk:
+    def open(self, path: str) -> DiskFile:
         return UnsyncedFile(path, os.open(path, os.O_RDWR), self._syncing)
 
-    def create(self, path: str) -> FileOnDisk:
+    def create(self, path: str) -> DiskFile:
         return UnsyncedFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), self._syncing)
 
 
@@ -182,23 +182,23 @@ class CoresAndLogs:
     def __init__(self, folder: str, disk: FileDisk) -> None:
         self._folder = folder
         self._disk = disk
-        self._cores: dict[PeerId, Core] = {}
-        self._logs: dict[PeerId, RaftLog] = {}
+        self._cores: dict[PeerId, RaftCore] = {}
+        self._logs: dict[PeerId, RaftStorage] = {}
         self._stepped: dict[PeerId, None] = {}
         self.applied = 0
 
     async def open(self) -> None:
         meta = SnapshotMeta(1, 1, EVERYBODY)
-        state = HardState(1, NOBODY, 1)
+        state = HardState(1, NO_PEER, 1)
         for peer in PEERS:
-            log, _ = await RaftLog.open(self._disk, SystemChance(), f"{self._folder}/{peer}")
+            log, _ = await RaftStorage.open(self._disk, SystemRng(), f"{self._folder}/{peer}")
             await log.store_snapshot(meta, (b"nothing",))
-            await log.persist([Write(state, (), meta, must_sync=True, answers=())])
+            await log.persist([LogWrite(state, (), meta, must_sync=True, answers=())])
             self._logs[peer] = log
-            self._cores[peer] = Core(Options(peer), Past(state, meta, ()), SystemChance(), 0)
+            self._cores[peer] = RaftCore(RaftOptions(peer), RecoveredState(state, meta, ()), SystemRng(), 0)
         await self.step(Campaign())
 
-    async def step(self, event: Event) -> None:
+    async def step(self, event: RaftEvent) -> None:
         """At the leader, and whatever follows from it everywhere."""
         self._cores[PEERS[0]].step(event, 0)
         self._stepped[PEERS[0]] = None
@@ -214,7 +214,7 @@ class CoresAndLogs:
             self._stepped[message.to] = None
         if effects.write is not None:
             log = self._logs[peer]
-            if needs_disk(effects.write) or not log.note_hint(effects.write.hard_state):
+            if needs_sync(effects.write) or not log.record_commit_hint(effects.write.hard_state):
                 await log.persist((effects.write,))
             for answer in effects.write.answers:
                 self._cores[answer.to].step(answer, 0)
@@ -262,8 +262,8 @@ async def measure_servers(folder: str, batch: int, seconds: float) -> float:
     """The same with the whole servers."""
     disk = UnsyncedDisk()
     peers: dict[PeerId, OnePeer] = {}
-    async with TcpTransport(None, TransportLimits(), unreported, plain=True) as unused:
-        around = Surroundings(SystemClock(), SystemChance(), disk, unused)
+    async with TcpTransport(None, TransportLimits(), discard_event, plain=True) as unused:
+        around = Environment(SystemClock(), SystemRng(), disk, unused)
         for peer in PEERS:
             peers[peer] = OnePeer(around, f"{folder}/{peer}", peer, InProcess(peers))
             await peers[peer].open()
@@ -306,16 +306,19 @@ async def serve(network: str, peer: PeerId, folder: str) -> None:
     """One peer, which reads orders from its standard input and answers each with one line."""
     hosts = {number: HostId(uuid.UUID(int=number)) for number in PEERS}
     disk = FileDisk()
-    async with TcpTransport(None, TransportLimits(), unreported, plain=True) as transport, asyncio.TaskGroup() as tasks:
-        around = Surroundings(SystemClock(), SystemChance(), disk, transport)
+    async with (
+        TcpTransport(None, TransportLimits(), discard_event, plain=True) as transport,
+        asyncio.TaskGroup() as tasks,
+    ):
+        around = Environment(SystemClock(), SystemRng(), disk, transport)
         introduction = Introduction(hosts[peer], CLUSTER, "bench")
-        links = Peers(tasks, PeersContext(transport, around.chance, introduction, WireLimits(), unreported))
+        links = Peers(tasks, PeersContext(transport, around.rng, introduction, WireLimits(), discard_event))
         addresses = {number: Address(f"{network}.{number}", PORT) for number in hosts}
         for number, host in hosts.items():
             links.set_address(host, addresses[number])
         one = OnePeer(around, folder, peer, OverTcp(links, hosts, (hosts[peer], addresses[peer])))
         await one.open()
-        server = Server(tasks, introduction, WireLimits(), unreported)
+        server = Server(tasks, introduction, WireLimits(), discard_event)
 
         def receive(notice: RaftMessages, _call: IncomingCall) -> None:
             one.server.post_all(notice.messages)

@@ -24,28 +24,29 @@ from contextlib import ExitStack
 
 import msgspec
 
+from ebla.feed.topology_view import TopologyView, view_of
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, Replica, ShardNumber, TableId
 from ebla.model.transaction import Revision
+from ebla.observe.event_reporter import discard_event
 from ebla.observe.metrics import Metrics
-from ebla.request.doors import DoorPlaces, ShardDoors
 from ebla.request.front import RowsFront
-from ebla.request.parts import ReadPage, ReadQuery, RouterLimits, RouterParts
-from ebla.request.writes import RoutedWrites
+from ebla.request.router_types import ReadPage, ReadQuery, RouterDeps, RouterLimits
+from ebla.request.shard_clients import ReplicaAddresses, ShardClients
+from ebla.request.write_router import WriteRouter
 from ebla.runtime.event_loop import new_event_loop
-from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.storage.key_codec import partition_prefix, row_key
+from ebla.storage.codec.key_codec import partition_prefix, row_key
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table
 from ebla.topology.states import NodeState, Strategy
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.calls import Target
+from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.row_messages import (
     ReadRowsAnswer,
     ReadRowsRequest,
@@ -55,7 +56,6 @@ from ebla.wire.row_messages import (
     WriteRowsRequest,
 )
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.topology_view import TopologyView, view_of
 from ebla.wire.verbs import ROUTE_WRITE, WRITE_ROWS, Verb
 
 ROUTER_US_MAX = 80
@@ -109,7 +109,7 @@ class StubReplica:
 
 
 class WriteOnly:
-    def __init__(self, writes: RoutedWrites) -> None:
+    def __init__(self, writes: WriteRouter) -> None:
         self.begin_write = writes.begin
 
     def try_read(self, _query: ReadQuery, _level: ConsistencyLevel) -> None:
@@ -146,19 +146,22 @@ async def serve(number: int, net: str, profile: str) -> None:
     """Node 1 routes, and has a replica too; the others are replicas alone."""
     host = HOSTS[number - 1]
     stub = StubReplica()
-    async with TcpTransport(None, TransportLimits(), unreported, plain=True) as transport, asyncio.TaskGroup() as tasks:
-        server = Server(tasks, introduction(host), WireLimits(), unreported)
+    async with (
+        TcpTransport(None, TransportLimits(), discard_event, plain=True) as transport,
+        asyncio.TaskGroup() as tasks,
+    ):
+        server = Server(tasks, introduction(host), WireLimits(), discard_event)
         server.serve(WRITE_ROWS, stub.serve_write)
         server.serve(CPU, stub.cpu)
         if number == 1:
-            context = PeersContext(transport, SystemChance(), introduction(host), WireLimits(), unreported)
+            context = PeersContext(transport, SystemRng(), introduction(host), WireLimits(), discard_event)
             own = Replica(host, ShardNumber(0))
-            doors = ShardDoors(tasks, context, DoorPlaces(own, PORT, lambda _: Address("/nowhere")), stub)
+            clients = ShardClients(tasks, context, ReplicaAddresses(own, PORT, lambda _: Address("/nowhere")), stub)
             view = TopologyView()
             view.install(view_of(snapshot(net), Revision(HistoryId(uuid.UUID(int=1)), 1)))
-            doors.follow(view.current.snapshot)
+            clients.follow(view.current.snapshot)
             clock, limits = SystemClock(), RouterLimits()
-            writes = RoutedWrites(RouterParts(view, own, "dc1", doors, clock, limits, Metrics(), tasks))
+            writes = WriteRouter(RouterDeps(view, own, "dc1", clients, clock, limits, Metrics(), tasks))
             RowsFront(WriteOnly(writes), clock, limits, lambda: None).serve(server)
         await transport.listen(Address(place(net, number), PORT), server.accept)
         print("ready", flush=True)
@@ -185,12 +188,13 @@ def requests(count: int, batch: int) -> list[RouteWriteRequest]:
 
 
 async def drive(net: str, seconds: float, in_flight: int, batch: int) -> dict[str, float]:
-    async with TcpTransport(None, TransportLimits(), unreported, plain=True) as transport:
+    async with TcpTransport(None, TransportLimits(), discard_event, plain=True) as transport:
         context = PeersContext(
-            transport, SystemChance(), introduction(HostId(uuid.UUID(int=9))), WireLimits(), unreported
+            transport, SystemRng(), introduction(HostId(uuid.UUID(int=9))), WireLimits(), discard_event
         )
         callers = [
-            (await connect(context, Address(place(net, number), PORT), Target(Lane.DATA)))[0] for number in (1, 2, 3)
+            (await connect(context, Address(place(net, number), PORT), ConnectionTarget(Lane.DATA)))[0]
+            for number in (1, 2, 3)
         ]
         asked = requests(512, batch)
         done = 0

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figures
 from benchmarks.postgres import INSTALL, Postgres, PostgresLoad, programs
-from benchmarks.row_client import Shape, Spell, Traffic, reading, writing
+from benchmarks.row_client import LoadResult, TableShape, Traffic, reading, writing
 from benchmarks.rows_cluster import KEYS, BenchTable, RowsCluster
 from benchmarks.shard_kill import measure_kill
 from ebla.model.consistency import ConsistencyLevel
@@ -61,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RowsLoadResult:
     """One spell. `per_s` counts rows."""
 
     per_s: float
@@ -85,13 +85,13 @@ class Rows:
         quorum, one = ConsistencyLevel.QUORUM, ConsistencyLevel.ONE
         at = (cluster.node_of(self.router), self.router.shard)
         bodies = cluster.thrice.bodies
-        many, in_one = Shape(BATCH_ROWS), Shape(1, BATCH_ROWS)
+        many, in_one = TableShape(BATCH_ROWS), TableShape(1, BATCH_ROWS)
         self._traffic: dict[str, tuple[Sequence[Traffic], int]] = {
-            "routed_write": ([writing(*at, bodies.writes(apart, Shape(), quorum))], 1),
+            "routed_write": ([writing(*at, bodies.writes(apart, TableShape(), quorum))], 1),
             "routed_read": ([reading(*at, bodies.reads(apart, one))], 1),
         }
         for name, table in (("rf1", cluster.once), ("rf3", cluster.thrice)):
-            self._traffic[f"{name}_write"] = (self._at_all(table, Shape()), 1)
+            self._traffic[f"{name}_write"] = (self._at_all(table, TableShape()), 1)
             self._traffic[f"{name}_batch"] = (self._at_all(table, in_one), BATCH_ROWS)
             self._traffic[f"{name}_batch_apart"] = (self._at_all(table, many), BATCH_ROWS)
             reads = [
@@ -100,7 +100,7 @@ class Rows:
             ]
             self._traffic[f"{name}_read"] = (reads, 1)
 
-    def _at_all(self, table: BenchTable, shape: Shape) -> list[Traffic]:
+    def _at_all(self, table: BenchTable, shape: TableShape) -> list[Traffic]:
         quorum, cluster = ConsistencyLevel.QUORUM, self._cluster
         return [
             writing(cluster.node_of(shard), shard.shard, table.bodies.writes(table.keys_on(shard), shape, quorum))
@@ -111,21 +111,21 @@ class Rows:
     def names(self) -> list[str]:
         return list(self._traffic)
 
-    def load(self, name: str, seconds: float) -> Load:
+    def load(self, name: str, seconds: float) -> RowsLoadResult:
         traffic, rows = self._traffic[name]
         before = self._cluster.cpu_s()
-        spell: Spell = self._cluster.load(traffic, IN_FLIGHT if rows == 1 else IN_FLIGHT // 4, seconds)
+        spell: LoadResult = self._cluster.load(traffic, IN_FLIGHT if rows == 1 else IN_FLIGHT // 4, seconds)
         after = self._cluster.cpu_s()
         done = spell.answered * rows
         cpu_us = {shard: (after[shard] - before[shard]) / done * 1e6 for shard in after}
-        return Load(spell.per_s * rows, statistics.median(spell.took_s) * 1000, cpu_us)
+        return RowsLoadResult(spell.per_s * rows, statistics.median(spell.took_s) * 1000, cpu_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """All loads, one after another."""
 
-    ours: dict[str, Load]
+    ours: dict[str, RowsLoadResult]
     upsert: PostgresLoad | None
     select: PostgresLoad | None
 
@@ -143,7 +143,7 @@ def measure(rows: Rows, postgres: Postgres | None, plan: Plan, mode: CommitLogMo
     return rounds
 
 
-class Told:
+class RowsReport:
     """Medians over the rounds of one mode, line by line."""
 
     def __init__(self, figures: Figures, mode: CommitLogMode, rounds: Sequence[Round]) -> None:
@@ -267,7 +267,7 @@ def main() -> int:
             with closing(RowsCluster(folder / mode, mode, runner)) as cluster:
                 cluster.fill()
                 rows = Rows(cluster)
-                Told(figures, mode, measure(rows, postgres, plan, mode)).all(rows)
+                RowsReport(figures, mode, measure(rows, postgres, plan, mode)).all(rows)
                 if mode is modes[0]:
                     measure_kills(figures, cluster, plan.kills)
     figures.note("load_after", os.getloadavg()[0])

@@ -26,22 +26,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ebla.model.asked_rows import AskedColumn, AskedKind, KeyCondition, KeyOperator
 from ebla.model.cql_types import parse_type
 from ebla.model.identity import TableId
 from ebla.model.schema import Column, ColumnKind, new_schema
+from ebla.model.selection import ColumnSelector, KeyCondition, KeyOperator, SelectorKind
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.file_disk import FileDisk
-from ebla.source.local_scan import LocalScan, opened_located
-from ebla.source.merged_read import merged_rows
-from ebla.storage.asked_columns import values_of
-from ebla.storage.fold import BaseWriter
-from ebla.storage.load_columns import Stamp, encode_batch
-from ebla.storage.rocks import RocksEngine
-from ebla.storage.scan import Question
-from ebla.storage.scan_stack import ScanStack
-from ebla.wire.table_access import Located
-from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
+from ebla.source.read.local_scan import LocalScan, open_located
+from ebla.source.read.replica_merge import merge_replicas
+from ebla.storage.columns.load_encoding import WriteStamp, encode_batch
+from ebla.storage.compaction.compactor import BaseLayerWriter
+from ebla.storage.layers.rocks_engine import RocksEngine
+from ebla.storage.scan.scan_columns import select_values
+from ebla.storage.scan.scan_stack import ScanStack
+from ebla.storage.scan.stack_scan import ScanQuery
+from ebla.wire.table_calls import CheckpointFiles
+from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery
 
 ROWS = 400_000
 ROUNDS = 5
@@ -68,9 +68,13 @@ SCHEMA = new_schema(
         _column("code", "text"),
     ),
 )
-ALL = values_of(column.name for column in SCHEMA.columns)
-NARROW = values_of(("id", "hits"))
-TIMES = (*ALL, AskedColumn("name", AskedKind.WRITETIME, "written"), AskedColumn("", AskedKind.TOKEN, "token"))
+ALL = select_values(column.name for column in SCHEMA.columns)
+NARROW = select_values(("id", "hits"))
+TIMES = (
+    *ALL,
+    ColumnSelector("name", SelectorKind.WRITETIME, "written"),
+    ColumnSelector("", SelectorKind.TOKEN, "token"),
+)
 
 
 def columns_of(rows: int, seed: int) -> pa.RecordBatch:
@@ -109,8 +113,8 @@ class Layers:
                 batch = columns_of(self.rows, number)
                 if not number:
                     pq.write_table(pa.table(batch), self.parquet)
-                writer = BaseWriter(RocksEngine(disk), disk, str(self.folder / f"columns{number}"), SCHEMA)
-                chunk = encode_batch(SCHEMA, batch, Stamp(number + 1, 0))
+                writer = BaseLayerWriter(RocksEngine(disk), disk, str(self.folder / f"columns{number}"), SCHEMA)
+                chunk = encode_batch(SCHEMA, batch, WriteStamp(number + 1, 0))
                 for start in range(0, len(chunk), 16 * 1024):
                     writer.add(chunk.slice(start, 16 * 1024))
                 await writer.finish()
@@ -124,21 +128,21 @@ class Layers:
     @contextmanager
     def opened(self, kind: str, numbers: Iterable[int] = (0,)) -> Iterator[LocalScan]:
         layers = tuple((str(self.folder / f"{kind}{number}"), WHOLE_RING) for number in numbers)
-        with opened_located(Located("", str(self.folder), (ScanStack(WHOLE_RING, layers),), SCHEMA)) as scan:
+        with open_located(CheckpointFiles("", str(self.folder), (ScanStack(WHOLE_RING, layers),), SCHEMA)) as scan:
             yield scan
 
-    def typed(self, kind: str, asked: TypedRowsQuestion, numbers: Iterable[int] = (0,)) -> int:
+    def typed(self, kind: str, asked: TypedRowsQuery, numbers: Iterable[int] = (0,)) -> int:
         with self.opened(kind, numbers) as scan:
             return sum(len(batch) for batch in scan.ask(asked)[1])
 
     def stored(self) -> int:
         with self.opened("rows") as scan:
-            return sum(len(batch) for batch in scan.ask(StoredRowsQuestion(WHOLE_RING))[1])
+            return sum(len(batch) for batch in scan.ask(StoredRowsQuery(WHOLE_RING))[1])
 
     def merged(self, kind: str, numbers: tuple[int, int]) -> int:
         with self.opened(kind, numbers[:1]) as one, self.opened(kind, numbers[1:]) as other:
-            streams = [scan.ask(StoredRowsQuestion(WHOLE_RING, by_column=True))[1] for scan in (one, other)]
-            return sum(len(batch) for batch in merged_rows(Question(SCHEMA, ALL, 0), streams))
+            streams = [scan.ask(StoredRowsQuery(WHOLE_RING, by_column=True))[1] for scan in (one, other)]
+            return sum(len(batch) for batch in merge_replicas(ScanQuery(SCHEMA, ALL, 0), streams))
 
     def from_parquet(self) -> int:
         with pq.ParquetFile(self.parquet) as file:
@@ -146,10 +150,10 @@ class Layers:
 
 
 def cases(layers: Layers) -> dict[str, Callable[[], int]]:
-    whole, few = TypedRowsQuestion(WHOLE_RING, ALL, 0), TypedRowsQuestion(WHOLE_RING, NARROW, 0)
-    timed = TypedRowsQuestion(WHOLE_RING, TIMES, 0)
+    whole, few = TypedRowsQuery(WHOLE_RING, ALL, 0), TypedRowsQuery(WHOLE_RING, NARROW, 0)
+    timed = TypedRowsQuery(WHOLE_RING, TIMES, 0)
     half = KeyCondition("id", KeyOperator.LESS, ((layers.rows // 2).to_bytes(8),))
-    filtered = TypedRowsQuestion(WHOLE_RING, ALL, 0, (half,))
+    filtered = TypedRowsQuery(WHOLE_RING, ALL, 0, (half,))
     return {
         "sidecar": lambda: layers.typed("columns", whole),
         "sidecar_2_columns": lambda: layers.typed("columns", few),

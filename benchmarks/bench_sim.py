@@ -21,9 +21,9 @@ import pyarrow as pa
 from cassandra.murmur3 import murmur3
 
 from ebla.model.token_columns import tokens_of
-from ebla.sim.checkers.history import Operation
+from ebla.sim.checkers.history import ClientOperation
 from ebla.sim.checkers.linearizability import find_violation
-from ebla.sim.checkers.models import Add, Read, RegisterCall, RegisterModel, Write, result_of
+from ebla.sim.checkers.models import RegisterAdd, RegisterCall, RegisterModel, RegisterRead, RegisterWrite, result_of
 from ebla.sim.scenario import Scenario, find_scenario, run_scenario
 from ebla.sim.scenarios import chatter
 from ebla.sim.world import World
@@ -84,23 +84,23 @@ def simulated_per_cpu_s(scenario: Scenario, seconds: float) -> float:
     return outcome.simulated_s / outcome.cpu_s
 
 
-def make_history(seed: int) -> list[Operation]:
+def make_history(seed: int) -> list[ClientOperation]:
     """Clients that never pause; each operation takes effect at some moment between its call and its return."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     free_at = [0.0] * CLIENTS
     moments: list[tuple[float, float, float, int, RegisterCall]] = []
     for _ in range(OPERATIONS):
         client = free_at.index(min(free_at))
-        invoked = free_at[client] + chance.random() * 0.1
-        moment = invoked + chance.random()
-        free_at[client] = moment + chance.random()
-        calls: list[RegisterCall] = [Read(), Write(chance.randrange(1000)), Add(1)]
-        moments.append((moment, invoked, free_at[client], client, chance.choice(calls)))
+        invoked = free_at[client] + rng.random() * 0.1
+        moment = invoked + rng.random()
+        free_at[client] = moment + rng.random()
+        calls: list[RegisterCall] = [RegisterRead(), RegisterWrite(rng.randrange(1000)), RegisterAdd(1)]
+        moments.append((moment, invoked, free_at[client], client, rng.choice(calls)))
     value = 0
-    history: list[Operation] = []
+    history: list[ClientOperation] = []
     for _, invoked, returned, client, call in sorted(moments, key=lambda each: each[0]):
         value = result_of(call, value)
-        history.append(Operation(f"c{client}", "", call, value, invoked, returned))
+        history.append(ClientOperation(f"c{client}", "", call, value, invoked, returned))
     return history
 
 
@@ -108,7 +108,7 @@ def judge_s(seed: int, *, spoiled: bool) -> float:
     history = make_history(seed)
     if spoiled:
         wrong = history[OPERATIONS // 2]
-        history[OPERATIONS // 2] = Operation(wrong.client, "", wrong.call, -1, wrong.invoked, wrong.returned)
+        history[OPERATIONS // 2] = ClientOperation(wrong.client, "", wrong.call, -1, wrong.invoked, wrong.returned)
     began = time.process_time()
     violation = find_violation(history, RegisterModel())
     took = time.process_time() - began

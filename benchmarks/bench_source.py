@@ -29,13 +29,13 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.calm_spells import CalmSpell, calm_spell
+from benchmarks.calm_spells import QuietInterval, quiet_interval
 from benchmarks.figures import Figures
 from benchmarks.jdbc_postgres import INSTALL, JdbcPostgres, driver_jar, missing
 from benchmarks.row_client import load
 from benchmarks.source_cluster import SourceCluster
-from benchmarks.source_spark import Spent, Timed, make_rows, new_session, read_whole, spark_spent, timed
-from benchmarks.straight_line import from_linear
+from benchmarks.source_spark import ResourcesSpent, Timed, make_rows, new_session, read_whole, spark_spent, timed
+from benchmarks.straight_line import deviation_from_linear
 
 READ_OVER_JDBC_MIN = 2.0
 READ_OVER_PARQUET_MIN = 0.5
@@ -70,15 +70,15 @@ class Side:
 
     name: str
     work: Callable[[], None]
-    parts: Callable[[], Spent]
+    parts: Callable[[], ResourcesSpent]
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
 
 
-Seen = Mapping[str, Sequence[Timed]]
+Measurements = Mapping[str, Sequence[Timed]]
 
 
-def compare(sides: Sequence[Side], plan: Plan) -> Seen:
+def compare(sides: Sequence[Side], plan: Plan) -> Measurements:
     seen: dict[str, list[Timed]] = {side.name: [] for side in sides}
     for number in range(plan.warm_ups + plan.rounds):
         for side in sides:
@@ -90,12 +90,12 @@ def compare(sides: Sequence[Side], plan: Plan) -> Seen:
     return seen
 
 
-class Told:
+class SourceReport:
     def __init__(self, figures: Figures, rows: int) -> None:
         self._figures = figures
         self._rows = rows
 
-    def rates(self, seen: Seen) -> None:
+    def rates(self, seen: Measurements) -> None:
         for name, found in seen.items():
             rate = self._figures.note(
                 f"{name}_rows_per_s", statistics.median(self._rows / one.seconds for one in found)
@@ -108,7 +108,7 @@ class Told:
             shares = ", ".join(f"{part} {cpu_us:.2f}" for part, cpu_us in per_row.items())
             print(f"{name:20} {rate:12,.0f} rows/s, CPU {whole:6.2f} µs/row: {shares}", flush=True)
 
-    def ratio(self, seen: Seen, pair: tuple[str, str], least: float) -> None:
+    def ratio(self, seen: Measurements, pair: tuple[str, str], least: float) -> None:
         ours, theirs = pair
         if theirs not in seen:
             return
@@ -195,7 +195,7 @@ def measure_once(figures: Figures, bench: Bench, cluster: SourceCluster) -> None
         bench.write("write", cluster, "once"),
     ]
     seen = compare(writes, bench.plan)
-    told = Told(figures, bench.plan.rows)
+    told = SourceReport(figures, bench.plan.rows)
     told.rates(seen)
     told.ratio(seen, ("write", "write_jdbc"), WRITE_OVER_JDBC_MIN)
     bench.check(cluster, "once")
@@ -217,7 +217,7 @@ def measure_thrice(figures: Figures, bench: Bench, cluster: SourceCluster) -> No
     cluster.make_table("thrice", 3)
     sides = [*bench.jdbc_write("write_jdbc_beside_three"), bench.write("write_thrice", cluster, "thrice")]
     seen = compare(sides, bench.plan)
-    told = Told(figures, bench.plan.rows)
+    told = SourceReport(figures, bench.plan.rows)
     told.rates(seen)
     told.ratio(seen, ("write_thrice", "write_jdbc_beside_three"), WRITE_THRICE_OVER_JDBC_MIN)
     bench.check(cluster, "thrice")
@@ -234,10 +234,10 @@ def measure_serving(figures: Figures, bench: Bench, cluster: SourceCluster) -> N
         "reading": lambda: read_whole(cluster.read(bench.spark, "once")),
         "writing": lambda: cluster.write(bench.input, "busy"),
     }
-    seen: dict[str, list[CalmSpell]] = {name: [] for name in works}
+    seen: dict[str, list[QuietInterval]] = {name: [] for name in works}
     for _ in range(plan.rounds):
         for name, work in works.items():
-            spell = calm_spell(traffic, per_s, work, plan.quiet_s)
+            spell = quiet_interval(traffic, per_s, work, plan.quiet_s)
             seen[name].append(spell)
             print(f"served at {per_s:,.0f}/s, {name}: {spell}", flush=True)
             cluster.wait_quiet()
@@ -269,7 +269,7 @@ def measure_growth(figures: Figures, bench: Bench, cluster: SourceCluster) -> No
         steps = [(seconds[at + 1] - seconds[at]) / (counts[at + 1] - counts[at]) for at in range(len(counts) - 1)]
         figures.note(f"{name}_row_more_growth", steps[-1] / steps[0])
         each = ", then ".join(f"{step * 1e6:.2f} µs" for step in steps)
-        off = from_linear(counts, seconds)
+        off = deviation_from_linear(counts, seconds)
         limit = figures.at_most(f"{name}_off_linear", off, OFF_LINEAR_MAX)
         print(f"{name}, {counts[0]:,} to {counts[-1]:,} rows: {off:8.1%} off a line  {limit}   (a row more {each})")
 

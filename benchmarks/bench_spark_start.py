@@ -29,16 +29,16 @@ from ebla.model.transfers import (
     CheckpointLayer,
     CheckpointPart,
     FileMove,
-    Moved,
-    Source,
+    MoveResult,
     StagingKind,
-    Target,
+    TransferSource,
+    TransferTarget,
 )
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.pipeline.train_classes import train
-from ebla.ports.transfers import EngineState
-from ebla.runtime.machine import machine_id
+from ebla.ports.transfer_engine import EngineState
+from ebla.runtime.machine_id import machine_id
 
 WARM_JOB_MS_MAX = 400.0
 JOBS_UNTIL_WARM = 10
@@ -59,9 +59,9 @@ def linked(folder: Path) -> FileMove:
     read = host, CheckpointId(uuid.uuid4()), TableId(uuid.uuid4())
     write = host, ShardNumber(0), SessionId(uuid.uuid4()), TransferId(uuid.uuid4())
     return FileMove(
-        Source(*read, parts, b"", door, machine, str(checkpoint)),
+        TransferSource(*read, parts, b"", door, machine, str(checkpoint)),
         0,
-        Target(*write, StagingKind.FILES, WHOLE_RING, b"", door, machine, str(staging)),
+        TransferTarget(*write, StagingKind.FILES, WHOLE_RING, b"", door, machine, str(staging)),
     )
 
 
@@ -100,7 +100,7 @@ class Run:
         began = time.perf_counter()
         (moved,) = await self.engine.run(JobId(uuid.uuid4()), [move])
         self.jobs_ms.append((time.perf_counter() - began) * 1e3)
-        assert isinstance(moved, Moved)
+        assert isinstance(moved, MoveResult)
         assert moved.short_cut
 
 

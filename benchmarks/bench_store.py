@@ -32,24 +32,24 @@ from ebla.model.identity import TableId
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.system_chance import SystemChance
-from ebla.storage.asked_columns import values_of
-from ebla.storage.columns import KEY, STORED
+from ebla.runtime.system_rng import SystemRng
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.columns.chunks import KEY, STORED
+from ebla.storage.columns.load_encoding import WriteStamp, encode_batch
 from ebla.storage.commit_log import CommitLog, CommitLogLimits, SyncMode
-from ebla.storage.fold import BaseWriter, run_fold
-from ebla.storage.fold_plan import FoldInput, FoldJob, FoldLimits
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import Item, build_layer
-from ebla.storage.layer_facts import LayerFacts
-from ebla.storage.load_columns import Stamp, encode_batch
+from ebla.storage.compaction.compaction_plan import CompactionInput, CompactionJob, CompactionLimits
+from ebla.storage.compaction.compactor import BaseLayerWriter, run_compaction
+from ebla.storage.compaction.tombstone_gc import KEEP_ALL
+from ebla.storage.layers.layer import Item, build_layer
+from ebla.storage.layers.layer_facts import LayerFacts
+from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.manifest import Incarnation, LayerId
-from ebla.storage.rocks import RocksEngine
-from ebla.storage.scan import Question, ScanLayer, close_scan, open_scan, scan_rows
+from ebla.storage.scan.scan_columns import select_values
+from ebla.storage.scan.stack_scan import ScanLayer, ScanQuery, close_scan, open_scan, scan_rows
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import Store, StoreLimits
+from ebla.storage.store import ShardStore, StoreLimits
 from ebla.storage.store_recovery import open_store
-from ebla.storage.tombstone_gc import KEEP_ALL
 
 ROWS, QUICK_ROWS = 200_000, 20_000
 BATCH_ROWS = 100
@@ -159,16 +159,16 @@ def columns_of(ids: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]], 
 
 
 def items_of(batch: pa.RecordBatch, timestamp_us: int) -> list[Item]:
-    chunk = encode_batch(SCHEMA, batch, Stamp(timestamp_us, 0))
+    chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us, 0))
     return list(zip(chunk.column(KEY).to_pylist(), chunk.column(STORED).to_pylist()))
 
 
 @asynccontextmanager
-async def running_store(bench: Bench, name: str, mode: SyncMode = SyncMode.PERIODIC) -> AsyncIterator[Store]:
+async def running_store(bench: Bench, name: str, mode: SyncMode = SyncMode.PERIODIC) -> AsyncIterator[ShardStore]:
     limits = StoreLimits(
-        CommitLogLimits(mode=mode), FoldLimits(live_bytes_max=1 << 40), layers_open_max=1000, free_bytes_min=0
+        CommitLogLimits(mode=mode), CompactionLimits(live_bytes_max=1 << 40), layers_open_max=1000, free_bytes_min=0
     )
-    store = await open_store(bench.disk, SystemChance(), bench.path(name), RocksEngine(bench.disk), limits)
+    store = await open_store(bench.disk, SystemRng(), bench.path(name), RocksEngine(bench.disk), limits)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         await store.set_schema(SCHEMA)
@@ -199,7 +199,7 @@ async def measure_live(bench: Bench) -> None:
                 await store.seal(stack)
 
 
-async def _measure_writes(bench: Bench, store: Store, stack: Stack, seed: int) -> None:
+async def _measure_writes(bench: Bench, store: ShardStore, stack: Stack, seed: int) -> None:
     mixed_us = 0.0
     for timestamp_us, name in ((10, "write_new_us"), (20, "write_update_us")):
         items = items_of(columns_of(range(bench.rows), seed), timestamp_us)
@@ -215,7 +215,7 @@ async def _measure_writes(bench: Bench, store: Store, stack: Stack, seed: int) -
     bench.note("write_live_us", mixed_us)
 
 
-async def _measure_reads(bench: Bench, store: Store, stack: Stack, layers: int) -> None:
+async def _measure_reads(bench: Bench, store: ShardStore, stack: Stack, layers: int) -> None:
     await store.flush(stack)
     if layers > 1:
         assert len(stack.entry.bases) == layers - 1
@@ -233,8 +233,8 @@ async def _measure_reads(bench: Bench, store: Store, stack: Stack, layers: int) 
 
 async def load(bench: Bench, engine: RocksEngine, name: str, batch: pa.RecordBatch, timestamp_us: int) -> None:
     """A batch of columns as a finished base."""
-    writer = BaseWriter(engine, bench.disk, bench.path(name), SCHEMA)
-    chunk = encode_batch(SCHEMA, batch, Stamp(timestamp_us, 0))
+    writer = BaseLayerWriter(engine, bench.disk, bench.path(name), SCHEMA)
+    chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us, 0))
     for start in range(0, len(chunk), 16 * 1024):
         writer.add(chunk.slice(start, 16 * 1024))
     await writer.finish()
@@ -261,7 +261,7 @@ async def _measure_scan(bench: Bench, engine: RocksEngine, what: tuple[int, bool
     parts = [(bench.path(f"base{number}"), WHOLE_RING) for number in range(layers)]
     opened = await open_scan(engine, bench.disk, parts)
     scanned = opened if with_sidecar else [ScanLayer(one.layer) for one in opened]
-    question = Question(SCHEMA, values_of(column.name for column in SCHEMA.columns), 0)
+    question = ScanQuery(SCHEMA, select_values(column.name for column in SCHEMA.columns), 0)
     for _ in range(bench.rounds):
         with CpuTimer(bench.rows) as scanning:
             found = sum(len(batch) for batch in scan_rows(scanned, question))
@@ -279,13 +279,14 @@ async def measure_folds(bench: Bench) -> None:
     await load(bench, engine, "tenth", columns_of(range(count * 9 // 10, count * 19 // 10), 3), 30)
     for other, rows in (("tenth", count * 19 // 10), ("full", count)):
         inputs = tuple(
-            FoldInput(LayerId(number), bench.path(name), WHOLE_RING) for number, name in enumerate(("older", other))
+            CompactionInput(LayerId(number), bench.path(name), WHOLE_RING)
+            for number, name in enumerate(("older", other))
         )
         for number in range(bench.rounds):
             out = bench.path(f"fold-{other}-{number}")
-            job = FoldJob(Incarnation(1), inputs, LayerId(9), out, WHOLE_RING, KEEP_ALL, SCHEMA)
+            job = CompactionJob(Incarnation(1), inputs, LayerId(9), out, WHOLE_RING, KEEP_ALL, SCHEMA)
             with CpuTimer(rows) as folding:
-                result = await run_fold(engine, bench.disk, job)
+                result = await run_compaction(engine, bench.disk, job)
             assert result.facts.rows == rows
             bench.note(f"fold_{other}_rows_per_s", 1e6 / folding.us_per_row)
             await engine.drop(out)
@@ -325,7 +326,7 @@ async def logs_of_their_own(bench: Bench) -> AsyncIterator[list[CommitLog]]:
 
 async def _new_log(bench: Bench, name: str) -> CommitLog:
     await make_durable_folder(bench.disk, bench.path(name))
-    return await CommitLog.open(bench.disk, SystemChance(), bench.path(name), CommitLogLimits())
+    return await CommitLog.open(bench.disk, SystemRng(), bench.path(name), CommitLogLimits())
 
 
 async def _write_all(logs: Sequence[CommitLog], items: Sequence[Item]) -> None:

@@ -22,15 +22,15 @@ from collections.abc import Callable
 from ebla.model.identity import HistoryId, HostId, Replica, SessionId, ShardNumber, TableId
 from ebla.model.transaction import Revision
 from ebla.topology import keys
-from ebla.topology.apply import apply
+from ebla.topology.apply.command import apply_command
+from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.commands import AdvanceTablets, TabletAdvance
-from ebla.topology.draft import Applied
 from ebla.topology.keys import Row, TabletMapRow, chunk_row
 from ebla.topology.next_step import next_step
-from ebla.topology.rebuild import FeedEntry, advance, from_group0
-from ebla.topology.replica_sets import ReplicaSets
-from ebla.topology.requests import Liveness
+from ebla.topology.request_queue import LivenessView
+from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table, TopologyState
+from ebla.topology.snapshot_builder import FeedEntry, advance, from_group0
 from ebla.topology.states import NodeState, Strategy, TabletStage, TransitionKind, TransitionState, UpgradeState
 from ebla.topology.tablet_map import CHUNK_TABLETS, Resize, TabletTransition
 
@@ -53,13 +53,13 @@ def table_sizes(tablets: int) -> list[int]:
 
 
 def rows_of(tablets: int) -> dict[str, Row]:
-    chance = random.Random(1)
-    hosts = [HostId(uuid.UUID(int=chance.getrandbits(128))) for _ in range(NODES)]
+    rng = random.Random(1)
+    hosts = [HostId(uuid.UUID(int=rng.getrandbits(128))) for _ in range(NODES)]
     rows: dict[str, Row] = {
         keys.STATE: TopologyState(upgrade=UpgradeState.DONE, transition=TransitionState.TABLET_MIGRATION)
     }
     for number, host in enumerate(hosts):
-        tokens = tuple(sorted(chance.getrandbits(63) for _ in range(16)))
+        tokens = tuple(sorted(rng.getrandbits(63) for _ in range(16)))
         node = Node(host, "dc1", f"r{number % 3}", SHARDS, 12, "1.0", f"10.0.0.{number}", 16, NodeState.NORMAL, tokens)
         rows[keys.node_key(host)] = node
     replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", FACTOR),))
@@ -68,23 +68,23 @@ def rows_of(tablets: int) -> dict[str, Row]:
         table = TableId(uuid.UUID(int=1000 + index))
         rows[keys.table_key(table)] = Table(table, "ks", f"t{index}")
         rows[keys.map_key(table)] = TabletMapRow(count, Resize())
-        sets = tuple(_replicas(chance, hosts) for _ in range(count))
+        sets = tuple(_replicas(rng, hosts) for _ in range(count))
         for chunk, start in enumerate(range(0, count, CHUNK_TABLETS)):
             rows[keys.chunk_key(table, chunk)] = chunk_row(sets[start : start + CHUNK_TABLETS], ())
         for number in range(0, count, max(1, count * 8 // MOVING)):
-            new = (*sets[number][:-1], _other(chance, hosts, sets[number]))
+            new = (*sets[number][:-1], _other(rng, hosts, sets[number]))
             moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, new)
             rows[keys.transition_key(table, number)] = moving
     return rows
 
 
-def _replicas(chance: random.Random, hosts: list[HostId]) -> tuple[Replica, ...]:
-    return tuple(Replica(host, ShardNumber(chance.randrange(SHARDS))) for host in chance.sample(hosts, FACTOR))
+def _replicas(rng: random.Random, hosts: list[HostId]) -> tuple[Replica, ...]:
+    return tuple(Replica(host, ShardNumber(rng.randrange(SHARDS))) for host in rng.sample(hosts, FACTOR))
 
 
-def _other(chance: random.Random, hosts: list[HostId], taken: tuple[Replica, ...]) -> Replica:
+def _other(rng: random.Random, hosts: list[HostId], taken: tuple[Replica, ...]) -> Replica:
     free = [host for host in hosts if all(host != replica.host for replica in taken)]
-    return Replica(chance.choice(free), ShardNumber(0))
+    return Replica(rng.choice(free), ShardNumber(0))
 
 
 def median_us(call: Callable[[int], object], rounds: int, inner: int = 1) -> float:
@@ -117,22 +117,22 @@ def measure(tablets: int) -> dict[str, float]:
 def _times(snapshot: Snapshot) -> dict[str, float]:
     table = max(snapshot.tablets, key=lambda each: snapshot.tablets[each].tablet_count)
     moving = list(snapshot.tablets[table].transitions())
-    chance = random.Random(2)
+    rng = random.Random(2)
 
-    def change(number: int) -> Applied:
+    def change(number: int) -> ProposedChange:
         tablet, transition = moving[number % len(moving)]
         session = SessionId(uuid.UUID(int=number))
         step = TabletAdvance(table, tablet, transition.stage, session)
-        applied = apply(snapshot, AdvanceTablets((step,), fence=snapshot.version))
-        assert isinstance(applied, Applied)
+        applied = apply_command(snapshot, AdvanceTablets((step,), fence=snapshot.version))
+        assert isinstance(applied, ProposedChange)
         return applied
 
     transaction = change(0).transaction
     revision = Revision(HISTORY, 2)
     entries = [FeedEntry(each.key, getattr(each, "value", None), revision) for each in transaction.changes]
     replicas = ReplicaSets(snapshot).of(table)
-    tokens = [chance.getrandbits(64) - 2**63 for _ in range(10_000)]
-    liveness = Liveness(frozenset(snapshot.nodes), 0)
+    tokens = [rng.getrandbits(64) - 2**63 for _ in range(10_000)]
+    liveness = LivenessView(frozenset(snapshot.nodes), 0)
     return {
         "stage_change_ms": median_us(change, 300) / 1000,
         "feed_step_ms": median_us(lambda _: advance(snapshot, entries), 300) / 1000,

@@ -29,13 +29,13 @@ from pathlib import Path
 from benchmarks.figures import Figures
 from benchmarks.paced_client import PacedLoad
 from benchmarks.raw_tls import raw_tls_s
-from benchmarks.row_client import RowBodies, Shape, Traffic, load, reading, writing
+from benchmarks.row_client import RowBodies, TableShape, Traffic, load, reading, writing
 from benchmarks.transfer_cluster import MovedTable, TransferCluster
-from ebla.cli.table_access import with_tables
-from ebla.client.tables import TableClient
+from ebla.cli.tables.table_access import with_table_client
+from ebla.client.table_client import TableClient
 from ebla.model.consistency import ConsistencyLevel
+from ebla.model.records.jobs import CopyTablets, JobRecord
 from ebla.model.schema import decode_schema
-from ebla.wire.jobs import CopyTablets, Job
 
 FLIGHT_RATIO_MIN = 0.4
 SHORT_CUT_RATIO_MIN = 2.0
@@ -63,7 +63,7 @@ FULL = Plan(1_000_000_000, 100, 128, 5_000_000, 2, 3, 5.0)
 QUICK = Plan(200_000_000, 20, 32, 2_000_000, 1, 2, 3.0)
 
 
-def took_s(job: Job) -> float:
+def took_s(job: JobRecord) -> float:
     return (job.ended_ms - job.started_ms) / 1000
 
 
@@ -97,7 +97,7 @@ def measure_large(figures: Figures, cluster: TransferCluster, plan: Plan) -> Non
         print(f"CPU per GB over Flight, {part:14} {figures.note(f'cpu_{part}_s', statistics.median(per_gb)):8.2f} s")
 
 
-def _moved_gb(job: Job) -> float:
+def _moved_gb(job: JobRecord) -> float:
     assert job.result is not None
     return job.result.bytes_moved / 1e9
 
@@ -110,8 +110,8 @@ def measure_small(figures: Figures, cluster: TransferCluster, table: MovedTable,
     together_s = figures.note("together_s", time.monotonic() - began)
     wishes = [CopyTablets(table.id, (one,), table.source, table.target, short_cut=False) for one in numbers]
     began = time.monotonic()
-    for wish in wishes:
-        cluster.run_jobs([wish])
+    for spec in wishes:
+        cluster.run_jobs([spec])
     apart_s = figures.note("apart_s", time.monotonic() - began)
     limit = figures.at_least("together_times", apart_s / together_s, TOGETHER_TIMES_MIN)
     what = f"{len(numbers)} tablets of {plan.small_bytes / 1e6:.0f} MB"
@@ -158,11 +158,11 @@ def _served(cluster: TransferCluster, table: MovedTable) -> list[Traffic]:
         assert found is not None
         return RowBodies(found.id, decode_schema(found.definition))
 
-    bodies = with_tables(cluster.folder, None, work)
+    bodies = with_table_client(cluster.folder, None, work)
     node, keys = cluster.node_of(table.source), list(range(KEYS))
     asyncio.run(load([writing(node, 0, bodies.every(keys, ConsistencyLevel.ALL))], 4, 60.0))
     return [
-        writing(node, 0, bodies.writes(keys, Shape(), ConsistencyLevel.QUORUM)),
+        writing(node, 0, bodies.writes(keys, TableShape(), ConsistencyLevel.QUORUM)),
         reading(node, 0, bodies.reads(keys, ConsistencyLevel.ONE)),
     ]
 

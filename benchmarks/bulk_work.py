@@ -2,7 +2,7 @@
 
 import psutil
 
-READY = "ebla.runtime.build_process"
+READY = "ebla.bulk.workers.build_worker"
 """The process that is ready for builds, which its forks do: it stays when there is none."""
 
 

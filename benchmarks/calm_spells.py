@@ -19,7 +19,7 @@ TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class CalmSpell:
+class QuietInterval:
     paced: PacedLoad
     stolen_share: float
     tries: int
@@ -33,9 +33,11 @@ class CalmSpell:
         return f"{told} (stolen {self.stolen_share:.1%}, try {self.tries})"
 
 
-def calm_spell(traffic: Sequence[Traffic], per_s: float, work: Callable[[], None], at_least_s: float) -> CalmSpell:
+def quiet_interval(
+    traffic: Sequence[Traffic], per_s: float, work: Callable[[], None], at_least_s: float
+) -> QuietInterval:
     """Serving while `work` is done, as often as it takes to fill the time."""
-    found: list[CalmSpell] = []
+    found: list[QuietInterval] = []
     while not found or (found[-1].stolen_share > STOLEN_SHARE_MAX and len(found) < TRIES):
         began, stolen = time.monotonic(), _stolen_s()
         with PacedLoad(traffic, per_s) as paced:
@@ -43,7 +45,7 @@ def calm_spell(traffic: Sequence[Traffic], per_s: float, work: Callable[[], None
             while time.monotonic() < began + at_least_s:
                 work()
         share = (_stolen_s() - stolen) / (time.monotonic() - began) / psutil.cpu_count()
-        found.append(CalmSpell(paced, share, len(found) + 1))
+        found.append(QuietInterval(paced, share, len(found) + 1))
     return min(found, key=lambda one: one.stolen_share)
 
 

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.group0_cluster import DEADLINE_MS, START_S, Clients, EblaCluster, NodeProcess
-from ebla.cli.local_cluster import LocalNode, find_nodes, give_identities
+from ebla.cli.cluster.local_cluster import LocalNode, assign_identities, find_nodes
 from ebla.group0 import snapshot
 from ebla.group0.history import HistoryStart
-from ebla.group0.store import Entry, Store
+from ebla.group0.store import Group0Store, KeyEntry
 from ebla.model.identity import Address, HistoryId
-from ebla.model.transaction import Put, Transaction
+from ebla.model.transaction import PutKey, Transaction
+from ebla.observe.event_reporter import discard_event
 from ebla.ports.transport import Link
 from ebla.runtime.event_loop import new_event_loop
-from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
-from ebla.wire.calls import Caller
+from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.group0_messages import ExecuteRequest, MembersRequest
-from ebla.wire.report import unreported
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_MEMBERS
 
 VALUE_BYTES = 1_000
@@ -97,10 +97,10 @@ async def _fill(cluster: EblaCluster, keys: int) -> None:
 
     async with Clients([leader], LOADERS) as callers, asyncio.TaskGroup() as tasks:
 
-        async def load(caller: Caller) -> None:
+        async def load(caller: RpcClientConnection) -> None:
             for start in starts:
                 numbers = [number % keys for number in range(start, start + KEYS_PER_TRANSACTION)]
-                changes = tuple(Put(_key(number), ONE_VALUE) for number in numbers)
+                changes = tuple(PutKey(_key(number), ONE_VALUE) for number in numbers)
                 await caller.call(GROUP0_EXECUTE, ExecuteRequest(Transaction((), changes)), 30_000)
 
         for caller in callers:
@@ -126,7 +126,7 @@ def _fourth_node(folder: Path) -> LocalNode:
     text = first.options_path.read_text().replace(f'address = "{network}.1"', f'address = "{network}.4"')
     (folder / "node4" / "options.toml").write_text(text.replace('rack = "rack1"', 'rack = "rack4"'))
     nodes = find_nodes(folder)
-    give_identities(nodes)
+    assign_identities(nodes)
     return nodes[-1]
 
 
@@ -153,10 +153,10 @@ async def _wait_caught_up(cluster: EblaCluster, node: LocalNode) -> tuple[float,
 
 
 def _chunks(keys: int) -> Iterator[bytes]:
-    history = HistoryId(SystemChance().uuid())
-    store = Store((HistoryStart(history, 0),))
+    history = HistoryId(SystemRng().uuid())
+    store = Group0Store((HistoryStart(history, 0),))
     store.index = 1
-    store.entries = {_key(number): Entry(ONE_VALUE, store.revision) for number in range(keys)}
+    store.entries = {_key(number): KeyEntry(ONE_VALUE, store.revision) for number in range(keys)}
     return snapshot.encode(store)
 
 
@@ -185,7 +185,7 @@ async def _send_all(tls: NodeTls, address: Address, chunks: list[bytes]) -> None
         links.append(link)
         return _Sending()
 
-    async with TcpTransport(tls, TransportLimits(), unreported) as transport:
+    async with TcpTransport(tls, TransportLimits(), discard_event) as transport:
         await transport.connect(address, opened)
         links[0].send(b"begin")
         for chunk in chunks:
@@ -216,11 +216,11 @@ class _Sink:
 
 async def _receive(tls_folder: str, address: Address, file: str) -> None:
     sink = _Sink()
-    async with TcpTransport(NodeTls(TlsFolder(Path(tls_folder))), TransportLimits(), unreported) as transport:
+    async with TcpTransport(NodeTls(TlsFolder(Path(tls_folder))), TransportLimits(), discard_event) as transport:
         await transport.listen(address, lambda _link: sink)
         print("ready", flush=True)
         await sink.ended.wait()
-        builder = snapshot.Builder()
+        builder = snapshot.StoreBuilder()
         for chunk in sink.chunks:
             builder.add(chunk)
         builder.finish()

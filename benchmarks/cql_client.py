@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from benchmarks.row_client import Spell
-from ebla.cli.local_cluster import LocalNode
+from benchmarks.row_client import LoadResult
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
 
 _HEADER = struct.Struct(">BBhBi")
@@ -69,7 +69,7 @@ class CqlClient(asyncio.Protocol):
         self._under_way = 0
         self._head = b""
         self._next_us = itertools.count(time.time_ns() // 1000)
-        self.spell = Spell()
+        self.spell = LoadResult()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -174,7 +174,7 @@ def socket_to(node: LocalNode, shard: int) -> socket.socket:
     raise RuntimeError(f"no port from which shard {shard} of {node.name} can be reached")
 
 
-async def load(traffic: Sequence[CqlTraffic], in_flight: int, seconds: float) -> Spell:
+async def load(traffic: Sequence[CqlTraffic], in_flight: int, seconds: float) -> LoadResult:
     """All shards at once."""
     loop = asyncio.get_running_loop()
     clients = [CqlClient(one, in_flight, seconds) for one in traffic]
@@ -189,7 +189,7 @@ async def load(traffic: Sequence[CqlTraffic], in_flight: int, seconds: float) ->
     finally:
         for client in clients:
             client.close()
-    spell = Spell(seconds=time.perf_counter() - began)
+    spell = LoadResult(seconds=time.perf_counter() - began)
     for client in clients:
         spell.answered += client.spell.answered
         spell.failed += client.spell.failed

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ebla.journal.records import encode_frame
+from ebla.journal.frames import encode_frame
 
 RECORD_BYTES = 200
 FILE_BYTES = 16 << 20

@@ -18,27 +18,27 @@ import msgspec
 import psutil
 
 from benchmarks.etcd_cluster import KEY, Load
-from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address
-from ebla.model.transaction import Put, Transaction
-from ebla.runtime.system_chance import SystemChance
+from ebla.model.transaction import PutKey, Transaction
+from ebla.observe.event_reporter import discard_event
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.wire.calls import Caller, Target
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import (
     PROTOCOL_NEWEST,
     PROTOCOL_OLDEST,
-    Answer,
-    Hello,
+    AnswerFrame,
+    HelloFrame,
     Introduction,
     Lane,
-    Request,
+    RequestFrame,
     encode,
 )
-from ebla.wire.group0_messages import ExecuteRequest, Group0Report, MembersRequest, ReadRequest
+from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest, Group0Report, MembersRequest
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_MEMBERS, GROUP0_READ
 
 DEADLINE_MS = 5_000
@@ -102,12 +102,12 @@ class EblaCluster:
     ) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
         overrides = ("limits.free_disk_bytes_min=0", "pipeline.enabled=false")
-        made = find_or_make_nodes(folder, Shape(3, 1, base, "bench", overrides))
-        give_identities(made)
+        made = find_or_create_nodes(folder, NewClusterSpec(3, 1, base, "bench", overrides))
+        assign_identities(made)
         self.folder = folder
         self.runner = runner
-        self.put_request = ExecuteRequest(Transaction((), (Put(KEY.decode(), value),)))
-        self.read_request = ReadRequest((KEY.decode(),))
+        self.put_request = ExecuteRequest(Transaction((), (PutKey(KEY.decode(), value),)))
+        self.read_request = Group0ReadRequest((KEY.decode(),))
         self.nodes = [NodeProcess(node, entry(node)) for node in made]
         self.wait_formed()
 
@@ -190,19 +190,21 @@ class Clients:
     def __init__(self, nodes: Sequence[NodeProcess], count: int) -> None:
         self._nodes = nodes
         self._count = count
-        self._transport = TcpTransport(None, TransportLimits(), unreported)
-        self._callers: list[Caller] = []
+        self._transport = TcpTransport(None, TransportLimits(), discard_event)
+        self._callers: list[RpcClientConnection] = []
 
-    async def __aenter__(self) -> list[Caller]:
+    async def __aenter__(self) -> list[RpcClientConnection]:
         await self._transport.__aenter__()
         for number in range(self._count):
             node = self._nodes[number % len(self._nodes)].node
             identity = node.folder.read_identity()
             assert identity is not None
             introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "cli")
-            context = PeersContext(self._transport, SystemChance(), introduction, WireLimits(), unreported)
+            context = PeersContext(self._transport, SystemRng(), introduction, WireLimits(), discard_event)
             try:
-                caller, _ = await connect(context, Address(str(node.folder.control_socket)), Target(Lane.CONTROL))
+                caller, _ = await connect(
+                    context, Address(str(node.folder.control_socket)), ConnectionTarget(Lane.CONTROL)
+                )
             except BaseException:
                 await self.__aexit__()
                 raise
@@ -250,7 +252,7 @@ class _BareClient(asyncio.Protocol):
             return
         self._id += 1
         self._sent_at = now
-        self._send(encode(Request(self._id, self._verb, DEADLINE_MS, self._body)))
+        self._send(encode(RequestFrame(self._id, self._verb, DEADLINE_MS, self._body)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
@@ -265,7 +267,7 @@ class _BareClient(asyncio.Protocol):
             self._transport.close()
 
 
-ANSWER_TAG = msgspec.inspect.type_info(Answer).tag  # type: ignore[attr-defined]  # of a struct it is there
+ANSWER_TAG = msgspec.inspect.type_info(AnswerFrame).tag  # type: ignore[attr-defined]  # of a struct it is there
 
 
 def _load_alone(node: LocalNode, request: tuple[int, msgspec.Raw], seconds: float) -> tuple[list[float], float]:
@@ -281,7 +283,7 @@ def _load_alone(node: LocalNode, request: tuple[int, msgspec.Raw], seconds: floa
         began = now = time.perf_counter()
         while now < began + seconds:
             sent_at = now
-            _send_frame(link, encode(Request(len(took) + 1, verb, DEADLINE_MS, body)))
+            _send_frame(link, encode(RequestFrame(len(took) + 1, verb, DEADLINE_MS, body)))
             frame = _receive_frame(link)
             now = time.perf_counter()
             if frame[1] != ANSWER_TAG:
@@ -303,11 +305,11 @@ def _receive_frame(link: socket.socket) -> bytes:
     return data[4:]
 
 
-def _hello_of(node: LocalNode) -> Hello:
+def _hello_of(node: LocalNode) -> HelloFrame:
     identity = node.folder.read_identity()
     assert identity is not None
     introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "cli")
-    return Hello(PROTOCOL_OLDEST, PROTOCOL_NEWEST, Lane.CONTROL, 1 << 20, introduction)
+    return HelloFrame(PROTOCOL_OLDEST, PROTOCOL_NEWEST, Lane.CONTROL, 1 << 20, introduction)
 
 
 async def _load(

@@ -6,7 +6,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.postgres import USER, PostgresServer, server_programs
-from benchmarks.source_spark import DEFINITION, Spent, spark_spent
+from benchmarks.source_spark import DEFINITION, ResourcesSpent, spark_spent
 
 INSTALL = "apt-get install postgresql libpostgresql-jdbc-java"
 DRIVER = Path("/usr/share/java/postgresql.jar")
@@ -70,7 +70,7 @@ class JdbcPostgres:
         self.server.sql(f"VACUUM ANALYZE {name}")
         self.server.sql("CHECKPOINT")
 
-    def spent(self) -> Spent:
+    def spent(self) -> ResourcesSpent:
         return {**spark_spent(), "postgres": self.server.cpu_s()}
 
     def close(self) -> None:

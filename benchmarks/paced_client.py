@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.row_client import DEADLINE_MS, ShardClient, Spell, Traffic
+from benchmarks.row_client import DEADLINE_MS, LoadResult, ShardClient, Traffic
 from ebla.runtime.event_loop import new_event_loop
-from ebla.runtime.priorities import serving_goes_first
+from ebla.runtime.priorities import raise_serving_priority
 
 PAUSE_S = 0.002
 CONNECTIONS = 4
@@ -52,7 +52,7 @@ class PacedLoad:
 
     def __init__(self, traffic: Sequence[Traffic], per_s: float) -> None:
         self._order = pickle.dumps(([one for one in traffic for _ in range(CONNECTIONS)], per_s))
-        self.spell = Spell()
+        self.spell = LoadResult()
 
     def __enter__(self) -> "PacedLoad":
         command = [sys.executable, "-m", "benchmarks.paced_client"]
@@ -79,7 +79,7 @@ class PacedLoad:
         return took[int(len(took) * share)] * 1000
 
 
-async def _load(traffic: Sequence[Traffic], per_s: float) -> Spell:
+async def _load(traffic: Sequence[Traffic], per_s: float) -> LoadResult:
     """Until standard input ends."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -99,7 +99,7 @@ async def _load(traffic: Sequence[Traffic], per_s: float) -> Spell:
             due += 1 / per_s
         await asyncio.sleep(PAUSE_S)
     loop.remove_reader(sys.stdin)
-    spell = Spell()
+    spell = LoadResult()
     for client in clients:
         client.end()
         async with asyncio.timeout(DEADLINE_MS / 1000):
@@ -114,7 +114,7 @@ async def _load(traffic: Sequence[Traffic], per_s: float) -> Spell:
 
 
 def main() -> None:
-    serving_goes_first()
+    raise_serving_priority()
     size = int.from_bytes(sys.stdin.buffer.read(8))
     traffic, per_s = pickle.loads(sys.stdin.buffer.read(size))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -13,23 +13,23 @@ from typing import cast
 
 import msgspec
 
-from ebla.cli.local_cluster import LocalNode
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import TableId
-from ebla.model.rows import Cell, Marker, Row
+from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import TableSchema
 from ebla.model.token import token_of
-from ebla.storage.key_codec import encode_clustering, partition_prefix, row_key
-from ebla.storage.row_codec import encode_row
+from ebla.storage.codec.key_codec import encode_clustering, partition_prefix, row_key
+from ebla.storage.codec.row_codec import encode_row
 from ebla.wire.frames import (
     PROTOCOL_NEWEST,
     PROTOCOL_OLDEST,
-    Answer,
-    Hello,
+    AnswerFrame,
+    HelloFrame,
     Introduction,
     Lane,
-    Request,
-    Welcome,
+    RequestFrame,
+    WelcomeFrame,
     encode,
 )
 from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
@@ -42,8 +42,8 @@ VALUE_BYTES = 100
 FILL_ROWS = 100
 BATCHES = 200
 """Different ones, so many of each kind."""
-ANSWER_TAG = msgspec.inspect.type_info(Answer).tag  # type: ignore[attr-defined]  # of a struct it is there
-WELCOME_TAG = msgspec.inspect.type_info(Welcome).tag  # type: ignore[attr-defined]  # of a struct it is there
+ANSWER_TAG = msgspec.inspect.type_info(AnswerFrame).tag  # type: ignore[attr-defined]  # of a struct it is there
+WELCOME_TAG = msgspec.inspect.type_info(WelcomeFrame).tag  # type: ignore[attr-defined]  # of a struct it is there
 
 Body = bytes
 Bodies = Callable[[], Iterator[Body]]
@@ -61,7 +61,7 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Spell:
+class LoadResult:
     """What clients saw in one spell of load."""
 
     answered: int = 0
@@ -77,7 +77,7 @@ class Spell:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TableShape:
     """Of one write request."""
 
     partitions: int = 1
@@ -125,7 +125,7 @@ class RowBodies:
         self._table = table
         self._schema = schema
 
-    def writes(self, keys: Sequence[int], shape: Shape, level: ConsistencyLevel) -> Bodies:
+    def writes(self, keys: Sequence[int], shape: TableShape, level: ConsistencyLevel) -> Bodies:
         """Rows of partitions drawn by chance."""
         draw = random.Random(len(keys))
         count = BATCHES if shape.rows > 1 else len(keys)
@@ -137,7 +137,7 @@ class RowBodies:
         def bodies() -> Iterator[Body]:
             for start in range(0, len(keys), FILL_ROWS):
                 chosen = keys[start : start + FILL_ROWS]
-                yield next(_next_us).to_bytes(8).join(self._parts(chosen, Shape(len(chosen)), level))
+                yield next(_next_us).to_bytes(8).join(self._parts(chosen, TableShape(len(chosen)), level))
 
         return bodies
 
@@ -148,7 +148,7 @@ class RowBodies:
         start = self._row_key(key, 0)
         return encode(RouteReadRequest(self._table, ((start, start + b"\0"),), level, rows_max=1))
 
-    def _parts(self, keys: Sequence[int], shape: Shape, level: ConsistencyLevel) -> list[bytes]:
+    def _parts(self, keys: Sequence[int], shape: TableShape, level: ConsistencyLevel) -> list[bytes]:
         """The request around its timestamps."""
         places = range(shape.rows_each)
         writes = tuple(RoutedWrite(self._table, tuple(self._item(key, place) for place in places)) for key in keys)
@@ -164,7 +164,7 @@ class RowBodies:
     def _item(self, key: int, place: int) -> tuple[bytes, bytes]:
         column = self._schema.column("v").number
         text = random.Random(key).randbytes(VALUE_BYTES // 2).hex().encode()
-        row = Row(Marker(TIMESTAMP_MARK), None, {column: Cell(TIMESTAMP_MARK, text)})
+        row = Row(RowMarker(TIMESTAMP_MARK), None, {column: Cell(TIMESTAMP_MARK, text)})
         return self._row_key(key, place), encode_row(row, self._schema.version, self._schema.layouts[-1])
 
 
@@ -175,7 +175,7 @@ class ShardClient(asyncio.Protocol):
         identity = traffic.node.folder.read_identity()
         assert identity is not None
         introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "bench")
-        self._hello = Hello(PROTOCOL_OLDEST, PROTOCOL_NEWEST, Lane.DATA, FRAME_BYTES_MAX, introduction)
+        self._hello = HelloFrame(PROTOCOL_OLDEST, PROTOCOL_NEWEST, Lane.DATA, FRAME_BYTES_MAX, introduction)
         self._verb = traffic.verb
         self._bodies = traffic.bodies()
         self._in_flight = in_flight
@@ -185,7 +185,7 @@ class ShardClient(asyncio.Protocol):
         self._ids = itertools.count(1)
         self._sent: dict[int, float] = {}
         self._pending = b""
-        self.spell = Spell()
+        self.spell = LoadResult()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -241,7 +241,7 @@ class ShardClient(asyncio.Protocol):
             return
         request_id = next(self._ids)
         self._sent[request_id] = now
-        frame = encode(Request(request_id, self._verb, DEADLINE_MS, msgspec.Raw(body)))
+        frame = encode(RequestFrame(request_id, self._verb, DEADLINE_MS, msgspec.Raw(body)))
         out.append(len(frame).to_bytes(4) + frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -253,7 +253,7 @@ class ShardClient(asyncio.Protocol):
             self._transport.close()
 
 
-async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Spell:
+async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> LoadResult:
     """All shards at once."""
     loop = asyncio.get_running_loop()
     clients = [ShardClient(one, in_flight, seconds) for one in traffic]
@@ -268,7 +268,7 @@ async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Sp
     finally:
         for client in clients:
             client.close()
-    spell = Spell(seconds=time.perf_counter() - began)
+    spell = LoadResult(seconds=time.perf_counter() - began)
     for client in clients:
         spell.answered += client.spell.answered
         spell.failed += client.spell.failed

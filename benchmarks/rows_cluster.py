@@ -11,17 +11,17 @@ from pathlib import Path
 import psutil
 
 from benchmarks.group0_cluster import NodeProcess
-from benchmarks.row_client import RowBodies, Spell, Traffic, load, writing
-from ebla.cli.asking import ask_all
-from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
-from ebla.cli.table_access import with_tables
-from ebla.client.cluster_view import view_of
-from ebla.client.tables import TableClient
+from benchmarks.row_client import LoadResult, RowBodies, Traffic, load, writing
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
+from ebla.cli.cluster.node_calls import probe_nodes
+from ebla.cli.tables.table_access import with_table_client
+from ebla.client.cluster_view import build_cluster_view
+from ebla.client.table_client import TableClient
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HostId, Replica, ShardNumber
 from ebla.model.schema import decode_schema
 from ebla.model.token import token_of
-from ebla.topology.replica_sets import ReplicaSets, TableReplicas
+from ebla.topology.routing.replica_sets import ReplicaSets, TableReplicas
 
 NODES = 3
 SHARDS = 2
@@ -63,8 +63,8 @@ class RowsCluster:
     def __init__(self, folder: Path, commit_log: str, runner: asyncio.Runner) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
         overrides = (*QUIET, f"commit_log={commit_log}")
-        made = find_or_make_nodes(folder, Shape(NODES, SHARDS, base, "bench", overrides))
-        give_identities(made)
+        made = find_or_create_nodes(folder, NewClusterSpec(NODES, SHARDS, base, "bench", overrides))
+        assign_identities(made)
         self.runner = runner
         self._folder = folder
         self.nodes = [NodeProcess(node) for node in made]
@@ -86,7 +86,7 @@ class RowsCluster:
 
     def _wait_up(self) -> None:
         ends_at = time.monotonic() + START_S
-        while not view_of(self.runner.run(ask_all([node.node for node in self.nodes]))).all_up:
+        while not build_cluster_view(self.runner.run(probe_nodes([node.node for node in self.nodes]))).all_up:
             if time.monotonic() > ends_at:
                 raise RuntimeError(f"not all nodes are up after {START_S} s; see {self._folder}/node1/run/bench-output")
             time.sleep(0.2)
@@ -102,9 +102,9 @@ class RowsCluster:
             replicas = ReplicaSets(client.snapshot).of(found.id)
             return BenchTable(RowBodies(found.id, decode_schema(found.definition)), replicas)
 
-        return with_tables(self._folder, None, work)
+        return with_table_client(self._folder, None, work)
 
-    def load(self, traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Spell:
+    def load(self, traffic: Sequence[Traffic], in_flight: int, seconds: float) -> LoadResult:
         spell = self.runner.run(load(traffic, in_flight, seconds))
         if spell.failed:
             raise RuntimeError(f"{spell.failed} of {spell.answered + spell.failed} requests failed")
@@ -114,7 +114,7 @@ class RowsCluster:
         return self.runner.run(self.find_pids())
 
     async def find_pids(self) -> dict[Replica, int]:
-        view = view_of(await ask_all([node.node for node in self.nodes]))
+        view = build_cluster_view(await probe_nodes([node.node for node in self.nodes]))
         found: dict[Replica, int] = {}
         for host, seen in zip(self._hosts, view.nodes, strict=True):
             for process in seen.processes:

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchmarks.row_client import Shape
+from benchmarks.row_client import TableShape
 from benchmarks.rows_cluster import BenchTable, RowsCluster
-from ebla.cli.local_cluster import LocalNode
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address, Replica
-from ebla.runtime.system_chance import SystemChance
+from ebla.observe.event_reporter import discard_event
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.wire.calls import Caller, Target
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.row_messages import RouteWriteRequest
 from ebla.wire.verbs import ROUTE_WRITE
 
@@ -59,11 +59,11 @@ async def _measure(cluster: RowsCluster, victim: Replica, asked: Replica) -> Res
 
 
 def _requests(table: BenchTable, victim: Replica) -> RouteWriteRequest:
-    body = next(table.bodies.writes(table.keys_on(victim), Shape(), ConsistencyLevel.QUORUM)())
+    body = next(table.bodies.writes(table.keys_on(victim), TableShape(), ConsistencyLevel.QUORUM)())
     return msgspec.msgpack.decode(body, type=RouteWriteRequest)
 
 
-async def _first(shard: Caller, request: RouteWriteRequest) -> float:
+async def _first(shard: RpcClientConnection, request: RouteWriteRequest) -> float:
     ends_at = time.monotonic() + WATCH_S
     while time.monotonic() < ends_at:
         try:
@@ -75,7 +75,7 @@ async def _first(shard: Caller, request: RouteWriteRequest) -> float:
     raise RuntimeError(f"a killed shard has not served again within {WATCH_S} s")
 
 
-async def _longest(shard: Caller, request: RouteWriteRequest, until: "asyncio.Task[float]") -> float:
+async def _longest(shard: RpcClientConnection, request: RouteWriteRequest, until: "asyncio.Task[float]") -> float:
     acknowledged = [time.monotonic()]
     while not until.done():
         try:
@@ -88,13 +88,13 @@ async def _longest(shard: Caller, request: RouteWriteRequest, until: "asyncio.Ta
 
 
 @asynccontextmanager
-async def _shard(node: LocalNode, number: int) -> AsyncIterator[Caller]:
+async def _shard(node: LocalNode, number: int) -> AsyncIterator[RpcClientConnection]:
     identity = node.folder.read_identity()
     assert identity is not None
     introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "bench")
-    async with TcpTransport(None, TransportLimits(), unreported) as transport:
-        context = PeersContext(transport, SystemChance(), introduction, WireLimits(), unreported)
-        caller, _ = await connect(context, Address(str(node.folder.shard_socket(number))), Target(Lane.DATA))
+    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+        context = PeersContext(transport, SystemRng(), introduction, WireLimits(), discard_event)
+        caller, _ = await connect(context, Address(str(node.folder.shard_socket(number))), ConnectionTarget(Lane.DATA))
         try:
             yield caller
         finally:

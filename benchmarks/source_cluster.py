@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.bulk_work import is_busy
 from benchmarks.group0_cluster import NodeProcess
 from benchmarks.row_client import RowBodies, Traffic, load, reading, writing
-from benchmarks.source_spark import DEFINITION, Spent, below_s, ended_s, own_s, spark_spent
-from ebla.cli.asking import ask_all
-from ebla.cli.local_cluster import Shape, find_or_make_nodes, give_identities
-from ebla.cli.table_access import with_tables
-from ebla.client.cluster_view import view_of
-from ebla.client.tables import TableClient
+from benchmarks.source_spark import DEFINITION, ResourcesSpent, below_s, ended_s, own_s, spark_spent
+from ebla.cli.cluster.local_cluster import NewClusterSpec, assign_identities, find_or_create_nodes
+from ebla.cli.cluster.node_calls import probe_nodes
+from ebla.cli.tables.table_access import with_table_client
+from ebla.client.cluster_view import build_cluster_view
+from ebla.client.table_client import TableClient
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.schema import decode_schema
 
@@ -46,13 +46,13 @@ class SourceCluster:
 
     def __init__(self, folder: Path, nodes: int, shards: int, tablets: int | None = None) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-        self._made = find_or_make_nodes(folder, Shape(nodes, shards, base, "bench", OVERRIDES))
-        give_identities(self._made)
+        self._made = find_or_create_nodes(folder, NewClusterSpec(nodes, shards, base, "bench", OVERRIDES))
+        assign_identities(self._made)
         self._folder = folder
         self._shards = shards
         self._tablets = tablets
         self._nodes = [NodeProcess(node) for node in self._made]
-        self._wait("all nodes are up", lambda: view_of(asyncio.run(ask_all(self._made))).all_up)
+        self._wait("all nodes are up", lambda: build_cluster_view(asyncio.run(probe_nodes(self._made))).all_up)
         self._processes = self._find_processes()
         self.contact = ",".join(f"{node.options.address}:{node.options.ports.cql}" for node in self._made)
 
@@ -68,13 +68,13 @@ class SourceCluster:
             time.sleep(0.2)
 
     def _find_processes(self) -> list[tuple[str, psutil.Process]]:
-        view = view_of(asyncio.run(ask_all(self._made)))
+        view = build_cluster_view(asyncio.run(probe_nodes(self._made)))
         return [(one.name, psutil.Process(one.pid)) for node in view.nodes for one in node.processes if one.pid]
 
     # ---- tables
 
     def _with_tables(self, work: Callable[[TableClient], Awaitable[T]]) -> T:
-        return with_tables(self._folder, None, work)
+        return with_table_client(self._folder, None, work)
 
     def make_table(self, name: str, copies: int) -> None:
         async def work(client: TableClient) -> None:
@@ -117,7 +117,7 @@ class SourceCluster:
     def read(self, spark: SparkSession, name: str) -> DataFrame:
         return spark.read.format("ebla").options(contact=self.contact, keyspace=name, table="t").load()
 
-    def spent(self) -> Spent:
+    def spent(self) -> ResourcesSpent:
         """Of the session's processes and the nodes': bulk with those that it starts for scans and builds."""
         spent = {**spark_spent(), "bulk": 0.0, "shards": 0.0, "control": 0.0}
         for name, process in self._processes:

@@ -26,7 +26,7 @@ NO_BOUND = str((1 << 31) - 1)
 to those whose rows are small."""
 
 Part = str
-Spent = dict[Part, float]
+ResourcesSpent = dict[Part, float]
 
 
 def new_session(folder: Path, jars: Path | None) -> SparkSession:
@@ -125,7 +125,7 @@ def waits_for_children(pid: int) -> bool:
 _tasks = _Ledger()
 
 
-def spark_spent() -> Spent:
+def spark_spent() -> ResourcesSpent:
     """Of the session's processes so far: this one, which plans and commits, Java, and Python's tasks."""
     spent = {"driver": own_s(psutil.Process()), "java": 0.0, "python_tasks": 0.0}
     for child in psutil.Process().children():
@@ -162,7 +162,7 @@ def name_of(process: psutil.Process) -> str:
     return ""
 
 
-def timed(work: Callable[[], object], parts: Callable[[], Spent]) -> Timed:
+def timed(work: Callable[[], object], parts: Callable[[], ResourcesSpent]) -> Timed:
     before = parts()
     began = time.perf_counter()
     work()

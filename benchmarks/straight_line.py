@@ -6,7 +6,7 @@ from itertools import combinations
 START_STEPS = 1_000
 
 
-def from_linear(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+def deviation_from_linear(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """The least share such that some line `start + slope · size`, neither of them below nothing, is within that share
     of every time. A time that grows twelvefold where its size grows tenfold is 0.18 off over two such steps."""
     return min(

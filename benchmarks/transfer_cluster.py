@@ -14,23 +14,23 @@ import psutil
 from benchmarks.bulk_work import is_busy
 from benchmarks.group0_cluster import NodeProcess
 from benchmarks.row_client import load, writing
-from ebla.cli.asking import ask_all
-from ebla.cli.job_access import JobAccess, with_jobs
-from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
-from ebla.cli.table_access import with_tables
-from ebla.client.cluster_view import view_of
-from ebla.client.tables import TableClient
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
+from ebla.cli.cluster.node_calls import probe_nodes
+from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
+from ebla.cli.tables.table_access import with_table_client
+from ebla.client.cluster_view import build_cluster_view
+from ebla.client.table_client import TableClient
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HostId, TableId
-from ebla.model.rows import Cell, Marker, Row
+from ebla.model.records.jobs import CopyTablets, JobRecord, JobSpec, JobState
+from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import TableSchema, decode_schema
 from ebla.model.token import token_of
-from ebla.ports.transfers import EngineState
-from ebla.storage.key_codec import partition_prefix, row_key
-from ebla.storage.row_codec import encode_row
-from ebla.topology.replica_sets import ReplicaSets
+from ebla.ports.transfer_engine import EngineState
+from ebla.storage.codec.key_codec import partition_prefix, row_key
+from ebla.storage.codec.row_codec import encode_row
+from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.wire.frames import encode
-from ebla.wire.jobs import CopyTablets, Job, JobState, Wish
 from ebla.wire.row_messages import RoutedWrite, RouteWriteRequest
 
 NODES = 3
@@ -62,8 +62,8 @@ class MovedTable:
 class TransferCluster:
     def __init__(self, folder: Path) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-        made = find_or_make_nodes(folder, Shape(NODES, 1, base, "bench", OVERRIDES))
-        give_identities(made)
+        made = find_or_create_nodes(folder, NewClusterSpec(NODES, 1, base, "bench", OVERRIDES))
+        assign_identities(made)
         self.folder = folder
         self.local = made
         self.nodes = [NodeProcess(node) for node in made]
@@ -71,7 +71,7 @@ class TransferCluster:
         self._wait("the pipeline is ready", self._is_ready)
 
     def _wait_up(self) -> None:
-        self._wait("all nodes are up", lambda: view_of(asyncio.run(ask_all(self.local))).all_up)
+        self._wait("all nodes are up", lambda: build_cluster_view(asyncio.run(probe_nodes(self.local))).all_up)
 
     def _wait(self, what: str, reached: Callable[[], bool]) -> None:
         ends_at = time.monotonic() + START_S
@@ -81,14 +81,14 @@ class TransferCluster:
             time.sleep(0.2)
 
     def _is_ready(self) -> bool:
-        async def work(access: JobAccess) -> bool:
+        async def work(access: JobCommandContext) -> bool:
             state = await access.jobs.pipeline()
             return state is not None and state.state == EngineState.READY
 
-        return self.with_jobs(work)
+        return self.with_job_context(work)
 
-    def with_jobs(self, work: Callable[[JobAccess], Awaitable[T]]) -> T:
-        return with_jobs(self.folder, None, work)
+    def with_job_context(self, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
+        return with_job_context(self.folder, None, work)
 
     def node_of(self, host: HostId) -> LocalNode:
         return next(node for node in self.local if (one := node.folder.read_identity()) and one.host == host)
@@ -109,7 +109,7 @@ class TransferCluster:
             assert found is not None
             return found.id, decode_schema(found.definition), ReplicaSets(client.snapshot)
 
-        table, schema, sets = with_tables(self.folder, None, work)
+        table, schema, sets = with_table_client(self.folder, None, work)
         replicas = sets.of(table).reading(0)
         made = MovedTable(table, tablets, replicas[0].host, replicas[1].host)
         target = self.nodes[self.local.index(self.node_of(made.target))]
@@ -145,15 +145,15 @@ class TransferCluster:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def copy(self, table: MovedTable, tablets: Sequence[int], *, short_cut: bool) -> Job:
-        wish = CopyTablets(table.id, tuple(tablets), table.source, table.target, short_cut)
-        return self.run_jobs([wish])[0]
+    def copy(self, table: MovedTable, tablets: Sequence[int], *, short_cut: bool) -> JobRecord:
+        spec = CopyTablets(table.id, tuple(tablets), table.source, table.target, short_cut)
+        return self.run_jobs([spec])[0]
 
-    def run_jobs(self, wishes: Sequence[Wish]) -> list[Job]:
+    def run_jobs(self, wishes: Sequence[JobSpec]) -> list[JobRecord]:
         """All asked for at once, and followed to their end."""
 
-        async def work(access: JobAccess) -> list[Job]:
-            jobs = [await access.jobs.submit(wish, "a benchmark") for wish in wishes]
+        async def work(access: JobCommandContext) -> list[JobRecord]:
+            jobs = [await access.jobs.submit(spec, "a benchmark") for spec in wishes]
             ended = []
             async with asyncio.timeout(JOB_S):
                 for job in jobs:
@@ -162,7 +162,7 @@ class TransferCluster:
                     ended.append(last)
             return ended
 
-        ended = self.with_jobs(work)
+        ended = self.with_job_context(work)
         failed = next((job for job in ended if job.state is not JobState.DONE), None)
         if failed is not None:
             raise RuntimeError(f"a job {failed.state}: {failed.cause}")
@@ -178,14 +178,14 @@ class TransferCluster:
         return spent
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
-        view = view_of(asyncio.run(ask_all(self.local)))
+        view = build_cluster_view(asyncio.run(probe_nodes(self.local)))
         return [(one.name, psutil.Process(one.pid)) for node in view.nodes for one in node.processes if one.pid]
 
     def drop(self, keyspace: str) -> None:
         async def work(client: TableClient) -> None:
             await client.run(f"DROP KEYSPACE {keyspace}")
 
-        with_tables(self.folder, None, work)
+        with_table_client(self.folder, None, work)
 
     def source_files(self, table: MovedTable) -> list[Path]:
         """Of all layers that its source has on disk, those of the table by far the most."""
@@ -225,6 +225,6 @@ def _item(schema: TableSchema, key: int) -> tuple[bytes, bytes]:
     serialized = key.to_bytes(8)
     column = schema.column("v").number
     written_us = time.time_ns() // 1000
-    row = Row(Marker(written_us), None, {column: Cell(written_us, os.urandom(VALUE_BYTES))})
+    row = Row(RowMarker(written_us), None, {column: Cell(written_us, os.urandom(VALUE_BYTES))})
     prefix = partition_prefix(token_of(serialized), serialized)
     return row_key(prefix, b""), encode_row(row, schema.version, schema.layouts[-1])

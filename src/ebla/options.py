@@ -1,6 +1,6 @@
 """A node's options: one TOML file and flags of the form `key=value`, read and checked here and nowhere else.
 
-Every bound a node works under is a field of `Limits`, with its unit in its name, its default and what is allowed.
+Every bound a node works under is a field of `NodeLimits`, with its unit in its name, its default and what is allowed.
 A wrong option stops the start with one sentence that names the file, the key, what is wrong and what is allowed.
 """
 
@@ -52,7 +52,7 @@ class Authenticator(enum.StrEnum):
     PASSWORD = "password"  # noqa: S105  # a way to log in
 
 
-class Ports(msgspec.Struct, frozen=True):
+class NodePorts(msgspec.Struct, frozen=True):
     """The same on every node: drivers and operators tell nodes apart by address."""
 
     control: Annotated[int, Meta(ge=1, le=65_535, description="control process, mutual TLS")] = 7000
@@ -65,10 +65,10 @@ class Ports(msgspec.Struct, frozen=True):
     ] = 19042
 
 
-SINGLE_PORTS = tuple(field.name for field in msgspec.structs.fields(Ports) if field.name != "shards_from")
+SINGLE_PORTS = tuple(field.name for field in msgspec.structs.fields(NodePorts) if field.name != "shards_from")
 
 
-class Limits(msgspec.Struct, frozen=True):
+class NodeLimits(msgspec.Struct, frozen=True):
     """Every bound a node works under."""
 
     peer_heartbeat_ms: Annotated[int, Meta(ge=20, le=60_000, description="pause between heartbeats to a peer")] = 500
@@ -183,7 +183,7 @@ class Limits(msgspec.Struct, frozen=True):
     ] = 1_024
 
 
-class Pipeline(msgspec.Struct, frozen=True):
+class PipelineOptions(msgspec.Struct, frozen=True):
     """The process that runs transfers on Spark. It lives beside the leader's control process, and only there."""
 
     enabled: Annotated[bool, Meta(description="whether this node runs it while it is the leader")] = True
@@ -231,9 +231,9 @@ class NodeOptions(msgspec.Struct, frozen=True):
     log_format: Annotated[
         LogFormat, Meta(description='how the log is written: "people", aligned lines, or "json", an object a line')
     ] = LogFormat.PEOPLE
-    ports: Ports = Ports()
-    limits: Limits = Limits()
-    pipeline: Pipeline = Pipeline()
+    ports: NodePorts = NodePorts()
+    limits: NodeLimits = NodeLimits()
+    pipeline: PipelineOptions = PipelineOptions()
 
     @property
     def folder(self) -> Path:
@@ -334,7 +334,7 @@ def render(options: NodeOptions) -> str:
     return "\n".join(lines)
 
 
-def flat(options: NodeOptions) -> Iterator[tuple[str, str]]:
+def flatten(options: NodeOptions) -> Iterator[tuple[str, str]]:
     """Every option by its full name, as its file would spell it."""
     for name in _fields_of(NodeOptions):
         value = getattr(options, name)

@@ -40,7 +40,7 @@ class DefaultSource(DataSource):
 
     def __reduce__(self) -> Any:
         options = {} if self._is_planned else dict(self.options)
-        return importlib.import_module("ebla.source.shipped").ship(__name__, type(self).__name__, options)
+        return importlib.import_module("ebla.source.code_shipping").ship(__name__, type(self).__name__, options)
 
 
 def _source() -> Any:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ebla.cli.asking import ask_all
-from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
-from ebla.client.cluster_view import ClusterView, NodeView, view_of
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
+from ebla.cli.cluster.node_calls import probe_nodes
+from ebla.client.cluster_view import ClusterView, NodeView, build_cluster_view
 
 QUICK = (
     "limits.peer_heartbeat_ms=100",
@@ -64,9 +64,9 @@ class LocalNodes:
 
     def __init__(self, data: Path, nodes: int, settings: Sequence[str] = (), shards: int = 1) -> None:
         self.data = data
-        shape = Shape(nodes, shards, random_base_address(), "test", (*QUICK, *settings))
-        self.nodes: list[LocalNode] = find_or_make_nodes(data, shape)
-        give_identities(self.nodes)
+        shape = NewClusterSpec(nodes, shards, random_base_address(), "test", (*QUICK, *settings))
+        self.nodes: list[LocalNode] = find_or_create_nodes(data, shape)
+        assign_identities(self.nodes)
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, number: int = 0) -> subprocess.Popen[bytes]:
@@ -133,7 +133,7 @@ class LocalNodes:
 
 
 async def _view(nodes: Sequence[LocalNode]) -> ClusterView:
-    return view_of(await ask_all(nodes))
+    return build_cluster_view(await probe_nodes(nodes))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from ebla.runtime import job_forks
+from ebla.bulk.workers import fork_server
 
 
 def work(job: bytes) -> bytes:
@@ -26,8 +26,8 @@ def work(job: bytes) -> bytes:
 
 
 def main() -> NoReturn:
-    job_forks.FORK_IDLE_S = float(os.environ.get("FORK_IDLE_S", "60"))
-    job_forks.serve_jobs(int(sys.argv[1]), work)
+    fork_server.FORK_IDLE_S = float(os.environ.get("FORK_IDLE_S", "60"))
+    fork_server.serve_forks(int(sys.argv[1]), work)
 
 
 if __name__ == "__main__":

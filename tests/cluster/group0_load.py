@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from tests.cluster.background import Background
 from tests.cluster.node_calls import calling
 
-from ebla.cli.local_cluster import LocalNode
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.group0.commands import Done
 from ebla.model.errors import EblaError, Outcome
-from ebla.model.transaction import Put, Transaction
-from ebla.wire.calls import Caller
+from ebla.model.transaction import PutKey, Transaction
+from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.frames import Lane
-from ebla.wire.group0_messages import ExecuteRequest, Group0Report, MembersRequest, ReadAnswer, ReadRequest
-from ebla.wire.group0_pages import ReadPages
+from ebla.wire.group0_messages import ExecuteRequest, Group0ReadAnswer, Group0ReadRequest, Group0Report, MembersRequest
+from ebla.wire.group0_pages import ReadPager
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_MEMBERS, GROUP0_READ, A, Q, Verb
 
 DEADLINE_MS = 4_000
@@ -73,9 +73,9 @@ class Group0Load(Background):
             except EblaError:
                 await asyncio.sleep(0.02)
 
-    async def _put(self, caller: Caller, key: str) -> None:
+    async def _put(self, caller: RpcClientConnection, key: str) -> None:
         sent_at = time.monotonic()
-        request = ExecuteRequest(Transaction((), (Put(key, key.encode()),)))
+        request = ExecuteRequest(Transaction((), (PutKey(key, key.encode()),)))
         try:
             answer = (await caller.call(GROUP0_EXECUTE, request, DEADLINE_MS)).answer
         except EblaError as error:
@@ -86,7 +86,7 @@ class Group0Load(Background):
         self.record.acknowledged[key] = Acknowledged(sent_at, time.monotonic())
 
 
-def asking(node: LocalNode) -> AbstractAsyncContextManager[Caller]:
+def asking(node: LocalNode) -> AbstractAsyncContextManager[RpcClientConnection]:
     return calling(node, node.folder.control_socket, Lane.CONTROL)
 
 
@@ -106,8 +106,8 @@ def report_of(node: LocalNode) -> Group0Report | None:
         return None
 
 
-def read_all(node: LocalNode, prefix: str, *, quorum: bool = True) -> ReadAnswer:
-    pages = ReadPages(ReadRequest((), (prefix,), quorum))
+def read_all(node: LocalNode, prefix: str, *, quorum: bool = True) -> Group0ReadAnswer:
+    pages = ReadPager(Group0ReadRequest((), (prefix,), quorum))
     while (whole := pages.take(ask(node, GROUP0_READ, pages.request(), 10_000))) is None:
         pass
     return whole

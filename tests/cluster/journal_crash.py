@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ebla.control.raft_log import RaftLog, RecoveredRaft
-from ebla.journal.recovery import LogLimits
-from ebla.journal.segments import SegmentedLog
-from ebla.raft.effects import Write
+from ebla.control.raft.storage import RaftStorage, RecoveredRaftLog
+from ebla.journal.recovery import JournalLimits
+from ebla.journal.segmented_log import SegmentedLog
+from ebla.raft.effects import LogWrite
 from ebla.raft.messages import Entry, HardState, PeerId, SnapshotMeta
-from ebla.runtime.file_disk import FileDisk, FileOnDisk
-from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.file_disk import DiskFile, FileDisk
+from ebla.runtime.system_rng import SystemRng
 
 T = TypeVar("T")
-LIMITS = LogLimits(segment_bytes=2048, batch_bytes_max=1 << 16)
+LIMITS = JournalLimits(segment_bytes=2048, batch_bytes_max=1 << 16)
 TRY_LIMIT_S = 30
 RESTARTS_KILLED = 2
 
@@ -67,7 +67,7 @@ def die() -> None:
 class DoomedFile:
     """`ports.disk.File`. Reading changes nothing and is not counted."""
 
-    def __init__(self, file: FileOnDisk, fate: Executioner) -> None:
+    def __init__(self, file: DiskFile, fate: Executioner) -> None:
         self._file = file
         self._fate = fate
         self.path = file.path
@@ -172,7 +172,7 @@ BATCHES = [[b"%d.%d" % (number, part) * 60 for part in range(1 + number % 3)] fo
 
 
 async def write_journal(disk: DoomedDisk, folder: str, acknowledge: Callable[[], None]) -> None:
-    log = await SegmentedLog.open(disk, SystemChance(), f"{folder}/log", LIMITS)
+    log = await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", LIMITS)
     for number, batch in enumerate(BATCHES):
         if number % 2 or log.append_now(batch) is None:
             await log.append(batch)
@@ -183,7 +183,7 @@ async def write_journal(disk: DoomedDisk, folder: str, acknowledge: Callable[[],
 
 
 async def check_journal(disk: DoomedDisk, folder: str, acknowledged: int) -> None:
-    log = await SegmentedLog.open(disk, SystemChance(), f"{folder}/log", LIMITS)
+    log = await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", LIMITS)
     found = [record async for batch in log.read(log.first_sequence) for record in batch.records]
     counts = (acknowledged, min(acknowledged + 1, len(BATCHES)))
     expected = [[record for batch in BATCHES[:count] for record in batch][log.first_sequence - 1 :] for count in counts]
@@ -201,30 +201,30 @@ def entries(first: int, last: int, term: int) -> tuple[Entry, ...]:
     return tuple(Entry(index, term, b"e" * 150) for index in range(first, last + 1))
 
 
-def write(hard_state: HardState | None, new: tuple[Entry, ...], snapshot: SnapshotMeta | None = None) -> Write:
-    return Write(hard_state, new, snapshot, must_sync=True, answers=())
+def write(hard_state: HardState | None, new: tuple[Entry, ...], snapshot: SnapshotMeta | None = None) -> LogWrite:
+    return LogWrite(hard_state, new, snapshot, must_sync=True, answers=())
 
 
 OWN, LEADERS = SnapshotMeta(14, 1), SnapshotMeta(30, 2)
-RAFT_STEPS: list[tuple[Write | None, RecoveredRaft]] = [
-    (None, RecoveredRaft(HardState(), SnapshotMeta(), ())),
-    (write(state(1, 0), entries(1, 8, 1)), RecoveredRaft(state(1, 0), SnapshotMeta(), entries(1, 8, 1))),
-    (write(state(1, 8), entries(9, 18, 1)), RecoveredRaft(state(1, 8), SnapshotMeta(), entries(1, 18, 1))),
-    (None, RecoveredRaft(state(1, 14), OWN, entries(15, 18, 1))),
+RAFT_STEPS: list[tuple[LogWrite | None, RecoveredRaftLog]] = [
+    (None, RecoveredRaftLog(HardState(), SnapshotMeta(), ())),
+    (write(state(1, 0), entries(1, 8, 1)), RecoveredRaftLog(state(1, 0), SnapshotMeta(), entries(1, 8, 1))),
+    (write(state(1, 8), entries(9, 18, 1)), RecoveredRaftLog(state(1, 8), SnapshotMeta(), entries(1, 18, 1))),
+    (None, RecoveredRaftLog(state(1, 14), OWN, entries(15, 18, 1))),
     (
         write(state(2, 15), entries(16, 17, 2)),
-        RecoveredRaft(state(2, 15), OWN, (*entries(15, 15, 1), *entries(16, 17, 2))),
+        RecoveredRaftLog(state(2, 15), OWN, (*entries(15, 15, 1), *entries(16, 17, 2))),
     ),
-    (write(state(2, 30), entries(31, 31, 2), LEADERS), RecoveredRaft(state(2, 30), LEADERS, entries(31, 31, 2))),
+    (write(state(2, 30), entries(31, 31, 2), LEADERS), RecoveredRaftLog(state(2, 30), LEADERS, entries(31, 31, 2))),
     (
         write(state(3, 31), entries(32, 36, 3)),
-        RecoveredRaft(state(3, 31), LEADERS, entries(31, 31, 2) + entries(32, 36, 3)),
+        RecoveredRaftLog(state(3, 31), LEADERS, entries(31, 31, 2) + entries(32, 36, 3)),
     ),
 ]
 
 
 async def write_raft(disk: DoomedDisk, folder: str, acknowledge: Callable[[], None]) -> None:
-    log, _ = await RaftLog.open(disk, SystemChance(), f"{folder}/raft", LIMITS)
+    log, _ = await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", LIMITS)
     for step, (wanted, _) in enumerate(RAFT_STEPS[1:], 1):
         if wanted is None:
             await log.store_snapshot(OWN, [b"own state"] * 3)
@@ -239,7 +239,7 @@ async def write_raft(disk: DoomedDisk, folder: str, acknowledge: Callable[[], No
     await log.close()
 
 
-async def receive(log: RaftLog, meta: SnapshotMeta) -> None:
+async def receive(log: RaftStorage, meta: SnapshotMeta) -> None:
     """A snapshot in steps, after one of a former leader that was given up, while a third is left half-way."""
     former = await log.begin_snapshot(SnapshotMeta(29, 1), "from-1")
     await former.append([b"never whole"])
@@ -254,7 +254,7 @@ async def receive(log: RaftLog, meta: SnapshotMeta) -> None:
 
 
 async def check_raft(disk: DoomedDisk, folder: str, acknowledged: int) -> None:
-    log, found = await RaftLog.open(disk, SystemChance(), f"{folder}/raft", LIMITS)
+    log, found = await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", LIMITS)
     expected = [step[1] for step in RAFT_STEPS[acknowledged : acknowledged + 2]]
     assert found in expected, f"after {acknowledged} steps: {found.hard_state}, {found.snapshot}, {len(found.entries)}"
     if found.snapshot.index:
@@ -368,9 +368,9 @@ class Trial:
 
 async def only_open(workload: Workload, folder: str, disk: DoomedDisk) -> None:
     if workload.check is check_journal:
-        await SegmentedLog.open(disk, SystemChance(), f"{folder}/log", LIMITS)
+        await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", LIMITS)
     else:
-        await RaftLog.open(disk, SystemChance(), f"{folder}/raft", LIMITS)
+        await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", LIMITS)
 
 
 def do_open(workload: Workload, folder: str, fate: Executioner) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from tests.cluster.kill_at_calls import Acknowledge, Workload, try_every_kill
 
 from ebla.runtime.file_disk import FileDisk
-from ebla.storage.layer import Item, build_layer
-from ebla.storage.layer_facts import LayerFacts
-from ebla.storage.rocks import RocksEngine, RocksLimits
+from ebla.storage.layers.layer import Item, build_layer
+from ebla.storage.layers.layer_facts import LayerFacts
+from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 
 AT_US = 1_700_000_000_000_000
 LIMITS = RocksLimits(cache_bytes=1 << 20, write_buffers_total_bytes=4 << 20)

@@ -5,26 +5,26 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ebla.cli.local_cluster import LocalNode
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.identity import Address
-from ebla.runtime.system_chance import SystemChance
+from ebla.observe.event_reporter import discard_event
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.wire.calls import Caller, Target
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.verbs import A, Q, Verb
 
 
 @asynccontextmanager
-async def calling(node: LocalNode, path: Path, lane: Lane = Lane.DATA) -> AsyncIterator[Caller]:
+async def calling(node: LocalNode, path: Path, lane: Lane = Lane.DATA) -> AsyncIterator[RpcClientConnection]:
     identity = node.folder.read_identity()
     assert identity is not None
     introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "test")
-    async with TcpTransport(None, TransportLimits(), unreported) as transport:
-        context = PeersContext(transport, SystemChance(), introduction, WireLimits(), unreported)
-        caller, _ = await connect(context, Address(str(path)), Target(lane))
+    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+        context = PeersContext(transport, SystemRng(), introduction, WireLimits(), discard_event)
+        caller, _ = await connect(context, Address(str(path)), ConnectionTarget(lane))
         try:
             yield caller
         finally:

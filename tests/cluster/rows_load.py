@@ -14,7 +14,7 @@ from tests.cluster.background import Background
 from tests.cluster.group0_load import ask
 from tests.cluster.node_calls import ask_socket, calling
 
-from ebla.cli.local_cluster import LocalNode
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import EblaError
@@ -22,13 +22,13 @@ from ebla.model.identity import TableId
 from ebla.model.rows import Cell, Row
 from ebla.model.schema import Column, ColumnKind, TableSchema, new_schema
 from ebla.model.token import token_of
-from ebla.storage.key_codec import after_prefix, partition_prefix, row_key
-from ebla.storage.row_codec import decode_row, encode_row
+from ebla.storage.codec.key_codec import partition_prefix, prefix_end, row_key
+from ebla.storage.codec.row_codec import decode_row, encode_row
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.calls import Caller
+from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
-from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaAnswer, SchemaRequest
+from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest, SchemaAnswer, SchemaRequest
 from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, SCHEMA, A, Q, Verb
 
 T = TypeVar("T")
@@ -60,8 +60,10 @@ def create_table(node: LocalNode, wanted: Wanted) -> TableId:
     factors = tuple((datacenter, wanted.replicas) for datacenter in wanted.datacenters)
     replication = Replication(Strategy.NETWORK_TOPOLOGY, factors)
     keyspace = Keyspace(wanted.keyspace, replication, wanted.on_tablets, initial_tablets=8 if wanted.on_tablets else 0)
-    ask(node, SCHEMA, SchemaRequest(CreateKeyspaceWish(keyspace)), SCHEMA_MS)
-    answer: SchemaAnswer = ask(node, SCHEMA, SchemaRequest(CreateTableWish(wanted.keyspace, "t", COLUMNS)), SCHEMA_MS)
+    ask(node, SCHEMA, SchemaRequest(CreateKeyspaceRequest(keyspace)), SCHEMA_MS)
+    answer: SchemaAnswer = ask(
+        node, SCHEMA, SchemaRequest(CreateTableRequest(wanted.keyspace, "t", COLUMNS)), SCHEMA_MS
+    )
     assert answer.changed
     assert answer.table is not None
     return answer.table
@@ -82,7 +84,7 @@ class Numbers:
 
     def read_of(self, key: int, level: ConsistencyLevel) -> RouteReadRequest:
         prefix = self._prefix(key)
-        return RouteReadRequest(self.table, ((prefix, after_prefix(prefix)),), level, rows_max=10, now_s=NOW_S)
+        return RouteReadRequest(self.table, ((prefix, prefix_end(prefix)),), level, rows_max=10, now_s=NOW_S)
 
     def number_in(self, value: bytes) -> int:
         cell = decode_row(value, self.schema.layouts).cells[self._column]
@@ -90,11 +92,11 @@ class Numbers:
         assert int.from_bytes(cell.value) == cell.timestamp_us
         return cell.timestamp_us
 
-    async def write(self, shard: Caller, numbers: dict[int, int], level: ConsistencyLevel) -> None:
+    async def write(self, shard: RpcClientConnection, numbers: dict[int, int], level: ConsistencyLevel) -> None:
         writes = tuple(self.write_of(key, number) for key, number in numbers.items())
         await shard.call(ROUTE_WRITE, RouteWriteRequest(writes, level), DEADLINE_MS)
 
-    async def read(self, shard: Caller, key: int, level: ConsistencyLevel) -> int | None:
+    async def read(self, shard: RpcClientConnection, key: int, level: ConsistencyLevel) -> int | None:
         page = await shard.call(ROUTE_READ, self.read_of(key, level), DEADLINE_MS)
         assert len(page.items) <= 1, page
         assert not page.position
@@ -110,7 +112,7 @@ def socket_of(node: LocalNode, shard: int) -> Path:
     return node.folder.shard_socket(shard)
 
 
-def asking_shard(node: LocalNode, shard: int) -> AbstractAsyncContextManager[Caller]:
+def asking_shard(node: LocalNode, shard: int) -> AbstractAsyncContextManager[RpcClientConnection]:
     return calling(node, socket_of(node, shard))
 
 
@@ -231,7 +233,7 @@ class RowsLoad(Background):
                 self.errors[name] = self.errors.get(name, 0) + 1
                 await asyncio.sleep(0.02)
 
-    async def _once(self, shard: Caller, key: int) -> None:
+    async def _once(self, shard: RpcClientConnection, key: int) -> None:
         story = self.stories[key]
         story.tried += 1
         await self._rows.write(shard, {key: story.tried}, QUORUM)

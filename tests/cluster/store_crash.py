@@ -17,31 +17,31 @@ from uuid import UUID
 
 from tests.cluster.kill_at_calls import Acknowledge, Workload, try_every_kill
 
-from ebla.journal.recovery import LogLimits
+from ebla.journal.recovery import JournalLimits
 from ebla.model.cql_types import Scalar, ScalarType
 from ebla.model.identity import TableId
-from ebla.model.rows import Cell, Marker, Row
+from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, new_schema, with_column
 from ebla.model.token import WHOLE_RING, Token, TokenRange, token_of
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_rng import SystemRng
+from ebla.storage.codec.key_codec import partition_prefix, row_key
+from ebla.storage.codec.row_codec import encode_row
 from ebla.storage.commit_log import CommitLogLimits
-from ebla.storage.fold_plan import FoldEnd, FoldResult
-from ebla.storage.key_codec import partition_prefix, row_key
-from ebla.storage.layer import Item, build_layer
+from ebla.storage.compaction.compaction_plan import CompactionResult, SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Item, build_layer
+from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 from ebla.storage.manifest import layers_folder
-from ebla.storage.merge import facts_of
-from ebla.storage.rocks import RocksEngine, RocksLimits
-from ebla.storage.row_codec import encode_row
+from ebla.storage.merge.row_merge import facts_of
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import Store, StoreLimits
+from ebla.storage.store import ShardStore, StoreLimits
 from ebla.storage.store_recovery import open_store
-from ebla.storage.tombstone_gc import GcTerms
 
 AT_US = 1_700_000_000_000_000
 ROCKS = RocksLimits(cache_bytes=1 << 20, write_buffers_total_bytes=4 << 20)
-LIMITS = StoreLimits(CommitLogLimits(log=LogLimits(segment_bytes=1 << 16)), free_bytes_min=0, upkeep_ms=10_000)
+LIMITS = StoreLimits(CommitLogLimits(log=JournalLimits(segment_bytes=1 << 16)), free_bytes_min=0, upkeep_ms=10_000)
 INT = ScalarType(Scalar.INT)
 TABLE = new_schema(
     (TableId(UUID(int=5)), "ks", "t"),
@@ -61,7 +61,7 @@ def rows(numbers: range, text: str, at_us: int) -> list[Item]:
     for number in numbers:
         key = number.to_bytes(4)
         cells = {TABLE.column("v").number: Cell(at_us, f"{text} {number}".encode())}
-        value = encode_row(Row(Marker(at_us), None, cells), 1, TABLE.layouts[0])
+        value = encode_row(Row(RowMarker(at_us), None, cells), 1, TABLE.layouts[0])
         made.append((row_key(partition_prefix(token_of(key), key)), value))
     return sorted(made)
 
@@ -85,7 +85,7 @@ class Shard:
     folder: str
     disk: FileDisk
     engine: RocksEngine
-    store: Store
+    store: ShardStore
 
     def stack(self) -> Stack | None:
         return self.store.find(TABLE.id, WHOLE_RING)
@@ -142,15 +142,15 @@ async def checkpoint(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> No
     acknowledge()
 
 
-async def fold(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
+async def compact(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
     """The shard's part of it. What another process would build from the checkpoints is put in its place."""
-    job = await shard.store.begin_fold(stack, GcTerms(0, 3), whole=True)
+    job = await shard.store.begin_compaction(stack, GcContext(0, 3), whole=True)
     assert job is not None
     acknowledge()
     facts = facts_of([value for _, value in BEFORE], TABLE)
     await build_layer(shard.engine, job.output_folder, BEFORE, facts)
     acknowledge()
-    assert await shard.store.finish_fold(job, FoldResult(facts)) is FoldEnd.SWAPPED
+    assert await shard.store.finish_compaction(job, CompactionResult(facts)) is SwapOutcome.SWAPPED
     acknowledge()
 
 
@@ -215,7 +215,7 @@ async def checkpointed(shard: Shard, told: int) -> None:
         # Opened as a store of its own, which a checkpoint that is in use never is.
         copied = f"{shard.folder}/copy-{told}-{len(shard.disk.list_folder(shard.folder))}"
         os.rename(f"{shard.folder}/checkpoint", copied)
-        copy = await open_store(shard.disk, SystemChance(), copied, shard.engine, LIMITS)
+        copy = await open_store(shard.disk, SystemRng(), copied, shard.engine, LIMITS)
         (stack,) = copy.stacks.values()
         assert await copy.scan(stack, b"", None, 10_000) == BEFORE
     else:
@@ -230,7 +230,7 @@ OPERATIONS = {
     "seal": Operation(seal, all_there),
     "adopt": Operation(adopt, adopted),
     "checkpoint": Operation(checkpoint, checkpointed),
-    "fold": Operation(fold, folded),
+    "fold": Operation(compact, folded),
     "drop": Operation(drop, dropped),
     "alter": Operation(alter, altered),
     "close": Operation(close, all_there),
@@ -240,7 +240,7 @@ OPERATIONS = {
 async def with_shard(folder: str, main: Callable[[Shard], Awaitable[None]]) -> None:
     disk = FileDisk()
     engine = RocksEngine(disk, ROCKS)
-    store = await open_store(disk, SystemChance(), f"{folder}/shard", engine, LIMITS)
+    store = await open_store(disk, SystemRng(), f"{folder}/shard", engine, LIMITS)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         await main(Shard(folder, disk, engine, store))

@@ -9,17 +9,17 @@ import psutil
 import pytest
 from tests.unit.storage.store_rig import plain
 
+from ebla.bulk.workers import layer_builder
+from ebla.bulk.workers.layer_builder import BuildFailed, LayerBuildPool
 from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.token import WHOLE_RING
-from ebla.runtime import layer_building
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.layer_building import BuildFailed, BuildProcesses
-from ebla.sim.workloads.store_rows import SMALL
-from ebla.storage.build_rows import BuildJob, BuildResult
-from ebla.storage.layer import Item
-from ebla.storage.rocks import RocksEngine
-from ebla.storage.row_file import encode_rows, rows_batch
-from ebla.storage.sidecar import open_sidecar
+from ebla.sim.workloads.small_table import SMALL
+from ebla.storage.codec.row_file import encode_rows, rows_batch
+from ebla.storage.columns.sidecar import open_sidecar
+from ebla.storage.compaction.layer_build import BuildJob, BuildResult
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.rocks_engine import RocksEngine
 
 ITEMS = sorted(plain(partition, 0, 10 + partition % 7) for partition in range(3_000))
 
@@ -46,7 +46,7 @@ def on_files(story: Callable[[FileDisk], Awaitable[None]]) -> None:
 def test_rows_become_a_layer_with_its_facts_and_sidecar(tmp_path: Path) -> None:
     async def story(disk: FileDisk) -> None:
         job = job_of(tmp_path, ITEMS)
-        builds = BuildProcesses()
+        builds = LayerBuildPool()
         result = await builds.build(job, 60)
         await builds.close()
         layer = await RocksEngine(disk).open(job.output_folder, writable=False)
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_told_as_it_is_and_leaves_nothing(
     tmp_path: Path, items: list[Item], cut: int, failure: type[Exception], words: str
 ) -> None:
     async def story(_disk: FileDisk) -> None:
-        builds = BuildProcesses()
+        builds = LayerBuildPool()
         with pytest.raises(failure, match=words):
             await builds.build(job_of(tmp_path, items, cut), 60)
         await builds.close()
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_told_as_it_is_and_leaves_nothing(
 
 def test_a_build_that_is_late_is_killed(tmp_path: Path) -> None:
     async def story(_disk: FileDisk) -> None:
-        builds = BuildProcesses()
+        builds = LayerBuildPool()
         with pytest.raises(BuildFailed, match="took longer than"):
             await builds.build(job_of(tmp_path, ITEMS), 0.01)
         assert psutil.Process().children(recursive=True) == psutil.Process().children(), "who forks, and no fork"
@@ -97,7 +97,7 @@ def test_builds_take_turns_in_processes_that_stay(tmp_path: Path) -> None:
     """Also after one that failed by its rows; one that was killed is replaced."""
 
     async def story(_disk: FileDisk) -> None:
-        builds = BuildProcesses(at_once=2)
+        builds = LayerBuildPool(at_once=2)
         folders = [tmp_path / str(number) for number in range(6)]
         for folder in folders:
             folder.mkdir()
@@ -119,7 +119,7 @@ def test_builds_take_turns_in_processes_that_stay(tmp_path: Path) -> None:
     on_files(story)
 
 
-async def _until_one_is_started_anew(builds: BuildProcesses, job: BuildJob) -> BuildResult:
+async def _until_one_is_started_anew(builds: LayerBuildPool, job: BuildJob) -> BuildResult:
     """The loop may not have heard yet that those it keeps are gone: each such costs a try."""
     for _ in range(2):
         try:
@@ -130,10 +130,10 @@ async def _until_one_is_started_anew(builds: BuildProcesses, job: BuildJob) -> B
 
 
 def test_processes_without_work_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_building, "IDLE_S", 0.01)
+    monkeypatch.setattr(layer_builder, "IDLE_S", 0.01)
 
     async def story(_disk: FileDisk) -> None:
-        builds = BuildProcesses()
+        builds = LayerBuildPool()
         await builds.build(job_of(tmp_path, ITEMS), 60)
         async with asyncio.timeout(60):
             while psutil.Process().children():  # noqa: ASYNC110 # nobody tells this loop

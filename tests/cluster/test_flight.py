@@ -17,33 +17,33 @@ from tests.cluster.conftest import LocalNodes, eventually, is_alive
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
-from ebla.cli.asking import admin_of
-from ebla.cli.renewal import renew_certificates
-from ebla.model.asked_rows import AskedColumn
+from ebla.cli.cluster.certificates import renew_certificates
+from ebla.cli.cluster.node_calls import admin_client
 from ebla.model.errors import Refused
 from ebla.model.identity import Address, AttemptId, JobId, SessionId, ShardNumber, TableId, TopologyVersion, TransferId
+from ebla.model.selection import ColumnSelector
 from ebla.model.token import WHOLE_RING
-from ebla.model.transfers import Source, StagedFile, StagingKind, Target
-from ebla.pipeline.flight_calls import ClientLimits
-from ebla.pipeline.flight_client import FilePlace, FlightClient
+from ebla.model.transfers import StagedFile, StagingKind, TransferSource, TransferTarget
+from ebla.observe.event_reporter import discard_event
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.wire.report import unreported
+from ebla.transfers.flight_calls import FlightClientLimits
+from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
 from ebla.wire.transfer_messages import (
     BulkStatusAnswer,
     BulkStatusRequest,
     CloseSessionRequest,
-    HashesQuestion,
+    HashesQuery,
     OpenSessionRequest,
     OpenStagingRequest,
     SealRequest,
     TakeCheckpointRequest,
-    TypedRowsQuestion,
+    TypedRowsQuery,
 )
 from ebla.wire.verbs import BULK_STATUS, CLOSE_SESSION, OPEN_SESSION, OPEN_STAGING, SEAL, TAKE_CHECKPOINT, A, Q, Verb
 
 ROWS = 12
-QUICK = ClientLimits(tries_max=2, pause_s=0.1)
+QUICK = FlightClientLimits(tries_max=2, pause_s=0.1)
 Make = Callable[..., LocalNodes]
 
 
@@ -69,11 +69,11 @@ class Session:
     def bulk(self, verb: Verb[Q, A], request: Q) -> A:
         return asked(self.nodes, self.nodes.nodes[0].folder.bulk_socket, verb, request)
 
-    def source(self) -> Source:
+    def source(self) -> TransferSource:
         wanted = TakeCheckpointRequest(self.id, self.table, WHOLE_RING, self.version)
         return self.bulk(TAKE_CHECKPOINT, wanted).source
 
-    def target(self, kind: StagingKind) -> Target:
+    def target(self, kind: StagingKind) -> TransferTarget:
         shard, transfer = ShardNumber(0), TransferId(uuid.uuid4())
         wanted = OpenStagingRequest(self.id, transfer, self.table, shard, WHOLE_RING, self.version, kind, 1000)
         return self.bulk(OPEN_STAGING, wanted).target
@@ -87,8 +87,10 @@ class Session:
 
 def asked(nodes: LocalNodes, socket: Path, verb: Verb[Q, A], request: Q) -> A:
     async def run() -> A:
-        async with TcpTransport(None, TransportLimits(), unreported) as transport:
-            return await admin_of(transport, nodes.nodes[0], 30_000).ask(Address(str(socket)), verb, request, verb.lane)
+        async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+            return await admin_client(transport, nodes.nodes[0], 30_000).ask(
+                Address(str(socket)), verb, request, verb.lane
+            )
 
     return asyncio.run(run())
 
@@ -110,17 +112,17 @@ def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> 
     target = session.target(StagingKind.FILES)
     source = session.source()
     attempt = AttemptId(uuid.uuid4())
-    question = TypedRowsQuestion(WHOLE_RING, (AskedColumn("id"), AskedColumn("total")), 0)
+    query = TypedRowsQuery(WHOLE_RING, (ColumnSelector("id"), ColumnSelector("total")), 0)
     with session.client as client:
-        rows = [row for batch in client.get_typed_rows(source, question) for row in batch.to_pylist()]
+        rows = [row for batch in client.get_typed_rows(source, query) for row in batch.to_pylist()]
         assert sorted((row["id"], row["total"]) for row in rows) == [(number, 10 * number) for number in range(ROWS)]
-        hashes = client.get_hashes(source, HashesQuestion(WHOLE_RING, 4, 0))
+        hashes = client.get_hashes(source, HashesQuery(WHOLE_RING, 4, 0))
         assert sum(hashes.column("rows").to_pylist()) == ROWS
 
         staged: list[StagedFile] = []
         for place, layer in enumerate(source.parts[0].layers):
             for file in layer.files:
-                wanted = FilePlace(0, place, file.name)
+                wanted = CheckpointFileRef(0, place, file.name)
                 staged.append(client.move_file(source, wanted, target, attempt, f"{place}/{file.name}"))
         assert session.status().received_bytes == source.size_bytes
         ranges = tuple(layer.range for layer in source.parts[0].layers)
@@ -138,7 +140,7 @@ def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> 
         with pytest.raises(Refused, match="session"):
             client.put_rows(rows_target, AttemptId(uuid.uuid4()), [])
     status = session.status()
-    assert status.refused_closed >= 2
+    assert status.refused_closed_session >= 2
     assert status.streams == 0
 
 

@@ -10,39 +10,39 @@ import psutil
 import pytest
 from tests.unit.storage.store_rig import limits, plain, small_stack
 
-from ebla.bulk.bulk_process import BulkProcess, BulkSetup
-from ebla.bulk.fold_desk import DeskLimits
+from ebla.bulk.bulk_process import BulkConfig, BulkProcess
+from ebla.bulk.compaction_service import CompactionServiceLimits
+from ebla.bulk.workers.compaction_runner import CompactionFailed, CompactionProcesses, compact_in_process
+from ebla.bulk.workers.subprocess_job import NICENESS
 from ebla.model.identity import Address, HostId
-from ebla.ports.surroundings import Surroundings
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.folding import FoldFailed, FoldProcesses, fold_in_process
-from ebla.runtime.job_process import NICENESS
-from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.storage.columns.sidecar import open_sidecar
 from ebla.storage.commit_log import SyncMode
-from ebla.storage.fold_plan import FoldEnd, FoldJob
-from ebla.storage.rocks import RocksEngine
-from ebla.storage.sidecar import open_sidecar
+from ebla.storage.compaction.compaction_plan import CompactionJob, SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.stack import Stack
-from ebla.storage.store import Store
+from ebla.storage.store import ShardStore
 from ebla.storage.store_recovery import open_store
-from ebla.storage.tombstone_gc import GcTerms
-from ebla.wire.calls import Target
+from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
-from ebla.wire.verbs import FOLD
+from ebla.wire.verbs import COMPACT
 
-TERMS = GcTerms(now_s=1_000, replication_factor=3, repaired=())
+TERMS = GcContext(now_s=1_000, replication_factor=3, repaired=())
 
 
 @asynccontextmanager
-async def real_store(folder: Path) -> AsyncIterator[tuple[Store, FileDisk]]:
+async def real_store(folder: Path) -> AsyncIterator[tuple[ShardStore, FileDisk]]:
     disk = FileDisk()
     engine = RocksEngine(disk)
-    store = await open_store(disk, SystemChance(), str(folder), engine, limits(SyncMode.PERIODIC))
+    store = await open_store(disk, SystemRng(), str(folder), engine, limits(SyncMode.PERIODIC))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         yield store, disk
@@ -51,19 +51,19 @@ async def real_store(folder: Path) -> AsyncIterator[tuple[Store, FileDisk]]:
     disk.close()
 
 
-async def three_bases(store: Store) -> tuple[Stack, FoldJob]:
+async def three_bases(store: ShardStore) -> tuple[Stack, CompactionJob]:
     """Overlapping layers, so that a fold has something to decide."""
     stack = await small_stack(store)
     for timestamp in (1, 2, 3):
         rows = [plain(partition, 0, timestamp, timestamp) for partition in range(timestamp, 40)]
         await store.write(stack, sorted(rows))
         await store.seal(stack)
-    job = await store.begin_fold(stack, TERMS, whole=True)
+    job = await store.begin_compaction(stack, TERMS, whole=True)
     assert job is not None
     return stack, job
 
 
-async def content(store: Store, stack: Stack) -> object:
+async def content(store: ShardStore, stack: Stack) -> object:
     return await store.scan(stack, b"", None, 1_000)
 
 
@@ -72,8 +72,8 @@ def test_a_fold_in_its_own_process_is_swapped_in(tmp_path: Path) -> None:
         async with real_store(tmp_path / "shard-0") as (store, disk):
             stack, job = await three_bases(store)
             before = await content(store, stack)
-            result = await fold_in_process(job, 60)
-            assert await store.finish_fold(job, result) is FoldEnd.SWAPPED
+            result = await compact_in_process(job, 60)
+            assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
             assert await content(store, stack) == before
             assert result.facts.rows == 39
             assert await open_sidecar(disk, job.output_folder) is not None
@@ -83,24 +83,26 @@ def test_a_fold_in_its_own_process_is_swapped_in(tmp_path: Path) -> None:
 
 def test_a_fold_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
     """Over its socket, with no control to speak to."""
-    host = HostId(SystemChance().uuid())
+    host = HostId(SystemRng().uuid())
     ours = Introduction(host, None, "test", "bulk")
     door = Address(str(tmp_path / "bulk.sock"))
 
     async def story() -> None:
-        async with TcpTransport(None, TransportLimits(), unreported) as transport, asyncio.TaskGroup() as tasks:
-            around = Surroundings(SystemClock(), SystemChance(), FileDisk(), transport)
+        async with TcpTransport(None, TransportLimits(), discard_event) as transport, asyncio.TaskGroup() as tasks:
+            around = Environment(SystemClock(), SystemRng(), FileDisk(), transport)
             nobody = Address(str(tmp_path / "control.sock"))
-            setup = BulkSetup(ours, door, nobody, 1_000, DeskLimits(), WireLimits(), unreported, os.getpid())
-            bulk = tasks.create_task(BulkProcess(around, setup, FoldProcesses()).run())
+            setup = BulkConfig(
+                ours, door, nobody, 1_000, CompactionServiceLimits(), WireLimits(), discard_event, os.getpid()
+            )
+            bulk = tasks.create_task(BulkProcess(around, setup, CompactionProcesses()).run())
             await _until(lambda: Path(door.host).exists())
-            context = PeersContext(transport, SystemChance(), ours, WireLimits(), unreported)
-            caller, _ = await connect(context, door, Target(Lane.DATA, host))
+            context = PeersContext(transport, SystemRng(), ours, WireLimits(), discard_event)
+            caller, _ = await connect(context, door, ConnectionTarget(Lane.DATA, host))
             async with real_store(tmp_path / "shard-0") as (store, _disk):
                 stack, job = await three_bases(store)
                 before = await content(store, stack)
-                result = await caller.call(FOLD, job, 60_000)
-                assert await store.finish_fold(job, result) is FoldEnd.SWAPPED
+                result = await caller.call(COMPACT, job, 60_000)
+                assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
                 assert await content(store, stack) == before
             caller.close("done")
             bulk.cancel()
@@ -119,7 +121,7 @@ def test_a_fold_runs_at_low_priority_and_one_that_is_killed_changes_nothing(tmp_
                 await _until(lambda: child.nice() == os.nice(0) + NICENESS)
                 child.kill()
             assert "died" in folding.result().message
-            await store.abandon_fold(job)
+            await store.abandon_compaction(job)
             assert await content(store, stack) == before
             assert not psutil.Process().children()
 
@@ -130,10 +132,10 @@ def test_a_late_fold_is_killed_and_reaped(tmp_path: Path) -> None:
     async def story() -> None:
         async with real_store(tmp_path / "shard-0") as (store, _disk):
             _stack, job = await three_bases(store)
-            with pytest.raises(FoldFailed, match="longer than"):
-                await fold_in_process(job, 0.01)
+            with pytest.raises(CompactionFailed, match="longer than"):
+                await compact_in_process(job, 0.01)
             assert not psutil.Process().children()
-            await store.abandon_fold(job)
+            await store.abandon_compaction(job)
 
     asyncio.run(story())
 
@@ -144,17 +146,17 @@ def test_a_fold_that_cannot_read_its_inputs_says_so(tmp_path: Path) -> None:
             stack, job = await three_bases(store)
             before = await content(store, stack)
             disk.remove_folder(job.inputs[0].folder)
-            with pytest.raises(FoldFailed):
-                await fold_in_process(job, 60)
-            await store.abandon_fold(job)
+            with pytest.raises(CompactionFailed):
+                await compact_in_process(job, 60)
+            await store.abandon_compaction(job)
             assert await content(store, stack) == before
 
     asyncio.run(story())
 
 
-async def _failing(job: FoldJob) -> FoldFailed:
-    with pytest.raises(FoldFailed) as caught:
-        await fold_in_process(job, 60)
+async def _failing(job: CompactionJob) -> CompactionFailed:
+    with pytest.raises(CompactionFailed) as caught:
+        await compact_in_process(job, 60)
     return caught.value
 
 

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 import psutil
 import pytest
 
-from ebla.runtime.forked_jobs import ForkedJobs
-from ebla.runtime.job_process import NICENESS, JobFailed
+from ebla.bulk.workers.fork_pool import ForkPool
+from ebla.bulk.workers.subprocess_job import NICENESS, WorkerFailed
 
 MODULE = "tests.cluster.forking_process"
 WAIT_S = 60.0
-Story = Callable[[ForkedJobs], Awaitable[None]]
+Story = Callable[[ForkPool], Awaitable[None]]
 Run = Callable[[Story], None]
 Loop = Callable[[], asyncio.AbstractEventLoop]
 
@@ -28,7 +28,7 @@ def loops() -> list[Loop | None]:
 @pytest.fixture(params=loops())
 def run(request: pytest.FixtureRequest) -> Run:
     async def main(story: Story) -> None:
-        jobs = ForkedJobs(MODULE, 2, WAIT_S)
+        jobs = ForkPool(MODULE, 2, WAIT_S)
         try:
             await story(jobs)
         finally:
@@ -53,7 +53,7 @@ async def until(reached: Callable[[], bool]) -> None:
 
 
 def test_a_fork_takes_one_job_after_another(run: Run) -> None:
-    async def story(jobs: ForkedJobs) -> None:
+    async def story(jobs: ForkPool) -> None:
         first = await jobs.run(b"who", WAIT_S)
         assert await jobs.run(b"who", WAIT_S) == first
         (fork,) = forks()
@@ -67,7 +67,7 @@ def test_a_fork_takes_one_job_after_another(run: Run) -> None:
 
 
 def test_so_many_run_at_once(run: Run) -> None:
-    async def story(jobs: ForkedJobs) -> None:
+    async def story(jobs: ForkPool) -> None:
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(jobs.run(b"wait", WAIT_S)) for _ in range(2)]
             third = tasks.create_task(jobs.run(b"who", WAIT_S))
@@ -82,9 +82,9 @@ def test_so_many_run_at_once(run: Run) -> None:
 
 
 def test_a_fork_that_dies_takes_nobody_along(run: Run) -> None:
-    async def story(jobs: ForkedJobs) -> None:
+    async def story(jobs: ForkPool) -> None:
         for job in (b"die", b"fail"):
-            with pytest.raises(JobFailed, match="its process died"):
+            with pytest.raises(WorkerFailed, match="its process died"):
                 await jobs.run(job, WAIT_S)
             assert await jobs.run(b"who", WAIT_S)
 
@@ -92,9 +92,9 @@ def test_a_fork_that_dies_takes_nobody_along(run: Run) -> None:
 
 
 def test_a_late_fork_is_killed_before_anybody_is_told(run: Run) -> None:
-    async def story(jobs: ForkedJobs) -> None:
+    async def story(jobs: ForkPool) -> None:
         await jobs.run(b"who", WAIT_S)
-        with pytest.raises(JobFailed, match=r"longer than 0\.05 s"):
+        with pytest.raises(WorkerFailed, match=r"longer than 0\.05 s"):
             await jobs.run(b"wait", 0.05)
         assert forks() == []
 
@@ -102,7 +102,7 @@ def test_a_late_fork_is_killed_before_anybody_is_told(run: Run) -> None:
 
 
 def test_the_process_that_forks_dies_with_its_forks_and_is_started_anew(run: Run) -> None:
-    async def story(jobs: ForkedJobs) -> None:
+    async def story(jobs: ForkPool) -> None:
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(_refused(jobs, b"wait"))
             await until(lambda: len(forks()) == 1)
@@ -115,8 +115,8 @@ def test_the_process_that_forks_dies_with_its_forks_and_is_started_anew(run: Run
     run(story)
 
 
-async def _refused(jobs: ForkedJobs, job: bytes) -> str:
-    with pytest.raises(JobFailed) as failure:
+async def _refused(jobs: ForkPool, job: bytes) -> str:
+    with pytest.raises(WorkerFailed) as failure:
         await jobs.run(job, WAIT_S)
     return failure.value.message
 
@@ -124,7 +124,7 @@ async def _refused(jobs: ForkedJobs, job: bytes) -> str:
 def test_forks_without_a_job_end_and_are_forked_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORK_IDLE_S", "0.01")
 
-    async def story(jobs: ForkedJobs) -> None:
+    async def story(jobs: ForkPool) -> None:
         first = await jobs.run(b"who", WAIT_S)
         await until(lambda: not forks())
         assert len(psutil.Process().children()) == 1

@@ -20,11 +20,11 @@ from tests.cluster.small_disks import fill, move_to, small_disk
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
-from ebla.cli.local_cluster import LocalNode, find_nodes
+from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
 from ebla.group0.commands import Done
-from ebla.group0.members import Role
+from ebla.group0.members import MemberRole
 from ebla.model.identity import HostId
-from ebla.model.transaction import Put, Transaction
+from ebla.model.transaction import PutKey, Transaction
 from ebla.wire.group0_messages import ExecuteRequest, Group0Report
 from ebla.wire.verbs import GROUP0_EXECUTE
 
@@ -76,7 +76,7 @@ class Group:
         return all(
             report is not None
             and report.leader is not None
-            and [each.member.role for each in report.members] == [Role.VOTER] * len(self.nodes)
+            and [each.member.role for each in report.members] == [MemberRole.VOTER] * len(self.nodes)
             for report in reports
         )
 
@@ -196,7 +196,7 @@ def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(disk: Path, make
         fill(filler)
         value = b"v" * 400_000
         for number in range(60):  # more than the room that the log has reserved
-            request = ExecuteRequest(Transaction((), (Put(f"user/large/{number % 4}", value),)))
+            request = ExecuteRequest(Transaction((), (PutKey(f"user/large/{number % 4}", value),)))
             ask(group.nodes[0], GROUP0_EXECUTE, request, 10_000)
         load.wait_service_after(time.monotonic(), PROMISED_S * PATIENCE)
         eventually(lambda: "raft.disk_full" in nodes.output(2), "it says so")
@@ -350,7 +350,7 @@ def more_than_a_frame_holds(group: Group, group0: Group0Command) -> None:
     keys = [f"user/large/{number:02d}" for number in range(40)]
     before = group0("check-quorum")["json"]["index"]
     for key in keys:
-        request = ExecuteRequest(Transaction((), (Put(key, b"v" * 500_000),)))
+        request = ExecuteRequest(Transaction((), (PutKey(key, b"v" * 500_000),)))
         assert isinstance(ask(group.nodes[0], GROUP0_EXECUTE, request, 10_000).answer, Done)
     found = group0("get", "user/large/")["json"]["found"]
     assert [(one["key"], len(one["text"])) for one in found] == [(key, 500_000) for key in keys]

@@ -8,7 +8,7 @@ from functools import partial
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.rows_load import Numbers, Wanted, create_table, read_once, write_once
 
-from ebla.cli.local_cluster import LocalNode
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError, TooFewReplicas
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.proxy import Proxy
 
-from ebla.client.cluster_view import NodeState, NodeView
+from ebla.client.cluster_view import NodeStatus, NodeView
 
 
 def test_peers_learn_of_stopped_killed_and_returned_nodes(make_nodes: Callable[..., LocalNodes]) -> None:
@@ -25,7 +25,7 @@ def test_peers_learn_of_stopped_killed_and_returned_nodes(make_nodes: Callable[.
             "a stopped node is held to be down by both others, who see each other",
         )
         stopped = nodes.node(2)
-        assert (stopped.state, stopped.asked_others) == (NodeState.DOWN, 2)
+        assert (stopped.state, stopped.asked_others) == (NodeStatus.DOWN, 2)
         assert stopped.trouble == f"process {processes[2].pid} does not answer"
     finally:
         os.kill(processes[2].pid, signal.SIGCONT)
@@ -54,7 +54,7 @@ def test_a_cut_peer_is_down_and_a_slow_one_is_up_and_far(make_nodes: Callable[..
         return peer
 
     def is_up() -> bool:
-        return seen().state is NodeState.UP
+        return seen().state is NodeStatus.UP
 
     with Proxy((f"{prefix}.9", 7000), (first.options.address, 7000)).running() as proxy:
         nodes.start(0)

@@ -11,7 +11,7 @@ from tests.cluster.group0_load import ask
 
 from ebla.client.cluster_view import NodeView, ProcessView
 from ebla.runtime import file_lock
-from ebla.wire.group0_messages import TransferRequest
+from ebla.wire.group0_messages import TransferLeadershipRequest
 from ebla.wire.verbs import GROUP0_TRANSFER, ProcessState
 
 SETTINGS = ("pipeline.enabled=true", "pipeline.java_home=/nonexistent", "limits.stop_ms=3000")
@@ -53,7 +53,7 @@ def wait_beside_leader(nodes: LocalNodes, among: Sequence[int]) -> int:
 
 
 def lock_is_free(nodes: LocalNodes, number: int) -> bool:
-    return file_lock.held_by_another(nodes.nodes[number].folder.pipeline_lock) is None
+    return file_lock.find_lock_holder(nodes.nodes[number].folder.pipeline_lock) is None
 
 
 def started(nodes: LocalNodes) -> list[subprocess.Popen[bytes]]:
@@ -100,7 +100,7 @@ def test_one_that_hangs_is_killed_when_the_lead_goes(make_nodes: Make) -> None:
     second = (first + 1) % 3
     successor = nodes.node(second).host
     assert successor is not None
-    ask(nodes.nodes[first], GROUP0_TRANSFER, TransferRequest(successor))
+    ask(nodes.nodes[first], GROUP0_TRANSFER, TransferLeadershipRequest(successor))
     eventually(lambda: not is_alive(pid), "it is killed, although it does not hear", 10.0)
     assert wait_beside_leader(nodes, everyone) == second
 

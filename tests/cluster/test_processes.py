@@ -14,15 +14,15 @@ import pytest
 from tests.cluster.conftest import LocalNodes, eventually, is_alive
 
 from ebla.model.errors import Unavailable
+from ebla.observe.event_reporter import discard_event
 from ebla.runtime import file_lock
-from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
-from ebla.wire.calls import Target
+from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.verbs import IDENTITY, IdentityAnswer, IdentityRequest
 
 Make = Callable[..., LocalNodes]
@@ -40,9 +40,9 @@ async def _ask_shard(nodes: LocalNodes) -> IdentityAnswer:
     identity = node.folder.read_identity()
     assert identity is not None
     introduction = Introduction(identity.host, identity.cluster, identity.cluster_name)
-    async with TcpTransport(NodeTls(TlsFolder(node.folder.tls)), TransportLimits(), unreported) as transport:
-        context = PeersContext(transport, SystemChance(), introduction, WireLimits(), unreported)
-        caller, _ = await connect(context, node.options.shard_address(0), Target(Lane.CONTROL, identity.host))
+    async with TcpTransport(NodeTls(TlsFolder(node.folder.tls)), TransportLimits(), discard_event) as transport:
+        context = PeersContext(transport, SystemRng(), introduction, WireLimits(), discard_event)
+        caller, _ = await connect(context, node.options.shard_address(0), ConnectionTarget(Lane.CONTROL, identity.host))
         try:
             return await caller.call(IDENTITY, IdentityRequest(), 2_000)
         finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cluster.conftest import LocalNodes, eventually
 
-from ebla.cli.renewal import Renewed, renew_certificates
+from ebla.cli.cluster.certificates import RenewedCertificate, renew_certificates
 from ebla.runtime.system_clock import SystemClock
 
 
@@ -27,7 +27,7 @@ def test_running_nodes_take_new_certificates_and_stay_up(make_nodes: Callable[..
     before = [shown_certificate(nodes, number) for number in range(2)]
     pids = [nodes.nodes[number].running_pid() for number in range(2)]
     renewed = renew_certificates(nodes.nodes, SystemClock())
-    assert renewed == [Renewed(node.name, pid) for node, pid in zip(nodes.nodes, pids)]
+    assert renewed == [RenewedCertificate(node.name, pid) for node, pid in zip(nodes.nodes, pids)]
     for number in range(2):
         kept = Path(nodes.nodes[number].folder.tls / "node.pem").read_text().split()
         assert kept != before[number].split()

@@ -30,12 +30,12 @@ from tests.cluster.rows_load import (
     write_numbers,
 )
 
-from ebla.cli.local_cluster import LocalNode
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import DeadlineExceeded, EblaError
 from ebla.model.identity import TopologyVersion
 from ebla.wire.row_messages import ReadRowsRequest
-from ebla.wire.schema_messages import CreateTableWish, DropTableWish, SchemaRequest
+from ebla.wire.schema_messages import CreateTableRequest, DropTableRequest, SchemaRequest
 from ebla.wire.verbs import READ_ROWS, SCHEMA
 
 BACK_S = 3.0
@@ -138,20 +138,20 @@ def test_a_shard_that_hangs_is_killed_and_started_again(cluster: Cluster) -> Non
 
 
 def test_a_change_of_the_schema_waits_for_every_process_bulk_included(cluster: Cluster) -> None:
-    wish = CreateTableWish("tablets", "waits", COLUMNS, if_not_exists=True)
+    spec = CreateTableRequest("tablets", "waits", COLUMNS, if_not_exists=True)
     bulk = cluster.local.pid("bulk", 1)
     os.kill(bulk, signal.SIGSTOP)
     try:
         with pytest.raises(DeadlineExceeded):
-            ask(cluster.node(0), SCHEMA, SchemaRequest(wish), 1_200)
+            ask(cluster.node(0), SCHEMA, SchemaRequest(spec), 1_200)
     finally:
         os.kill(bulk, signal.SIGCONT)
-    answer = ask(cluster.node(0), SCHEMA, SchemaRequest(wish), SCHEMA_MS)
+    answer = ask(cluster.node(0), SCHEMA, SchemaRequest(spec), SCHEMA_MS)
     assert not answer.changed, "it was made, and only not confirmed"
     bulk = cluster.local.pid("bulk", 1)
     os.kill(bulk, signal.SIGKILL)
-    dropped = ask(cluster.node(2), SCHEMA, SchemaRequest(DropTableWish("tablets", "waits")), SCHEMA_MS)
-    assert (dropped.changed, dropped.not_told) == (True, ())
+    dropped = ask(cluster.node(2), SCHEMA, SchemaRequest(DropTableRequest("tablets", "waits")), SCHEMA_MS)
+    assert (dropped.changed, dropped.unreached) == (True, ())
     assert cluster.local.pid("bulk", 1) != bulk, "its successor has it"
     cluster.local.wait_all_up()
 

@@ -15,14 +15,15 @@ from tests.cluster.conftest import LocalNodes, eventually
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import EblaError, Overloaded, Refused, Stale
 from ebla.model.identity import AttemptId, SessionId
+from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableSchema
-from ebla.pipeline.flight_client import FlightClient
-from ebla.storage.key_codec import decode_token
-from ebla.storage.load_columns import Stamp, encode_batch
-from ebla.storage.row_file import rows_batch
-from ebla.wire.failures import error_of
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.row_file import rows_batch
+from ebla.storage.columns.load_encoding import WriteStamp, encode_batch
+from ebla.transfers.flight_client import FlightClient
+from ebla.wire.errors import error_from_frame
 from ebla.wire.frames import encode
-from ebla.wire.table_access import (
+from ebla.wire.table_calls import (
     ABORT_WRITE,
     CLOSE_READ,
     COMMIT_WRITE,
@@ -41,9 +42,8 @@ from ebla.wire.table_access import (
     OpenWriteRequest,
     ReadId,
     StagedRun,
+    StagingPlan,
     TableCall,
-    WritePlan,
-    WriteState,
 )
 
 NODES = 3
@@ -58,7 +58,7 @@ def call(session: Session, which: TableCall[Q, A], request: Q, deadline_ms: int 
     rows = session.execute(prepared, (payload,), timeout=deadline_ms / 1000 + 5).all()
     answer = msgspec.msgpack.decode(rows[0].answer, type=CallAnswer)
     if answer.failure is not None:
-        raise error_of(answer.failure)
+        raise error_from_frame(answer.failure)
     found: Any = msgspec.msgpack.decode(answer.answer, type=which.answer)
     return found  # type: ignore[no-any-return]  # decoded as what the call answers
 
@@ -101,10 +101,10 @@ def opening(schema: TableSchema, job: str, **others: Any) -> OpenWriteRequest:
     return OpenWriteRequest(SessionId(uuid.uuid4()), schema.id, QUORUM, job, **others)
 
 
-def stage(plan: WritePlan, rows: dict[int, str]) -> list[StagedRun]:
+def stage(plan: StagingPlan, rows: dict[int, str]) -> list[StagedRun]:
     """As tasks do: encoded with the job's timestamp, cut by route, put to every target."""
     batch = pa.record_batch({"k": pa.array(rows, pa.int64()), "v": pa.array(rows.values(), pa.string())})
-    encoded = encode_batch(plan.schema, batch, Stamp(plan.timestamp_us, 0))
+    encoded = encode_batch(plan.schema, batch, WriteStamp(plan.timestamp_us, 0))
     stored = rows_batch(list(zip(encoded["key"].to_pylist(), encoded["stored"].to_pylist())))
     by_target: dict[int, list[int]] = {}
     for place, key in enumerate(stored["key"].to_pylist()):
@@ -121,7 +121,7 @@ def stage(plan: WritePlan, rows: dict[int, str]) -> list[StagedRun]:
     return runs
 
 
-def commit(session: Session, asked: OpenWriteRequest, plan: WritePlan, runs: list[StagedRun]) -> CommitWriteAnswer:
+def commit(session: Session, asked: OpenWriteRequest, plan: StagingPlan, runs: list[StagedRun]) -> CommitWriteAnswer:
     request = CommitWriteRequest(
         asked.session, asked.table, asked.job, asked.level, tuple(runs), plan.targets, asked.batch
     )
@@ -132,7 +132,7 @@ def test_a_table_is_described(session: Session) -> None:
     found = describe(session, "t")
     assert [column.name for column in found.schema.columns] == ["k", "v"]
     assert b"BEGIN CERTIFICATE" in found.authority
-    assert not found.is_captured
+    assert not found.is_cdc_enabled
     with pytest.raises(EblaError, match="no table 'nothing'"):
         describe(session, "t", "nothing")
 
@@ -157,7 +157,7 @@ def test_a_job_writes_what_is_seen_afterwards_and_only_once(session: Session, ke
     schema = describe(session, keyspace).schema
     asked = opening(schema, f"load-{keyspace}")
     plan = call(session, OPEN_WRITE, asked)
-    assert plan.state is WriteState.OPEN
+    assert plan.state is WriteJobState.OPEN
     assert call(session, OPEN_WRITE, asked).targets[0].transfer == plan.targets[0].transfer, "asked again: the same"
     rows = {number: f"value {number}" for number in range(200)}
     answer = commit(session, asked, plan, stage(plan, rows))
@@ -166,7 +166,7 @@ def test_a_job_writes_what_is_seen_afterwards_and_only_once(session: Session, ke
     assert {row.k: row.v for row in found} == rows
     assert {row[2] for row in found} == {plan.timestamp_us}
     again = call(session, OPEN_WRITE, opening(schema, f"load-{keyspace}"))
-    assert (again.state, again.timestamp_us, again.targets) == (WriteState.DONE, plan.timestamp_us, ())
+    assert (again.state, again.timestamp_us, again.targets) == (WriteJobState.DONE, plan.timestamp_us, ())
 
 
 def test_a_job_that_is_given_up_leaves_nothing_and_can_be_run_again(session: Session) -> None:
@@ -180,7 +180,7 @@ def test_a_job_that_is_given_up_leaves_nothing_and_can_be_run_again(session: Ses
     assert session.execute("SELECT v FROM t.rows WHERE k = 9999").all() == []
     second = opening(schema, "given-up")
     again = call(session, OPEN_WRITE, second)
-    assert (again.state, again.timestamp_us) == (WriteState.OPEN, plan.timestamp_us)
+    assert (again.state, again.timestamp_us) == (WriteJobState.OPEN, plan.timestamp_us)
     commit(session, second, again, stage(again, {9_999: "now"}))
     assert [row.v for row in session.execute("SELECT v FROM t.rows WHERE k = 9999")] == ["now"]
 
@@ -191,7 +191,7 @@ def test_a_stream_goes_on_behind_the_last_batch(session: Session) -> None:
         asked = opening(schema, "stream", batch=batch)
         plan = call(session, OPEN_WRITE, asked)
         commit(session, asked, plan, stage(plan, {10_000 + batch: "batch"}))
-        assert call(session, OPEN_WRITE, opening(schema, "stream", batch=batch)).state is WriteState.DONE
+        assert call(session, OPEN_WRITE, opening(schema, "stream", batch=batch)).state is WriteJobState.DONE
     assert session.execute("SELECT count(*) FROM v.rows WHERE k IN (10000, 10001, 10002)").one()[0] == 3
 
 
@@ -209,6 +209,6 @@ def test_more_jobs_than_are_allowed_are_refused_in_words(session: Session) -> No
 def test_a_table_whose_changes_are_captured_takes_no_layers(session: Session) -> None:
     session.execute("CREATE TABLE t.captured (k int PRIMARY KEY) WITH cdc = {'enabled': true}")
     found = describe(session, "t", "captured")
-    assert found.is_captured
+    assert found.is_cdc_enabled
     with pytest.raises(Refused, match="captured"):
         call(session, OPEN_WRITE, opening(found.schema, "any"))

@@ -12,19 +12,19 @@ import pytest
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.test_flight import QUICK, asked, told
 
-from ebla.model.asked_rows import AskedColumn
 from ebla.model.errors import EblaError, NotFound, Refused
 from ebla.model.identity import CheckpointId, TableId, TopologyVersion
+from ebla.model.selection import ColumnSelector
 from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.model.transfers import Source
-from ebla.pipeline.flight_client import FlightClient
-from ebla.wire.flight_forms import bytes_in
-from ebla.wire.table_access import Located, OpenTableReadRequest, ReadId, StackSize
-from ebla.wire.transfer_messages import BulkStatusRequest, LocateQuestion, TypedRowsQuestion
+from ebla.model.transfers import TransferSource
+from ebla.transfers.flight_client import FlightClient
+from ebla.wire.flight_format import byte_values
+from ebla.wire.table_calls import CheckpointFiles, OpenTableReadRequest, ReadId, StackSizeEstimate
+from ebla.wire.transfer_messages import BulkStatusRequest, LocateQuery, TypedRowsQuery
 from ebla.wire.verbs import BULK_STATUS, OPEN_TABLE_READ
 
 ROWS = 5
-COLUMNS = (AskedColumn("id"), AskedColumn("total"))
+COLUMNS = (ColumnSelector("id"), ColumnSelector("total"))
 TABLES = {"shop.orders": ("--tablets", "2"), "ring.orders": ("--vnodes",)}
 WRITTEN = {number: 10 * number for number in range(ROWS)}
 LATER = WRITTEN | {0: 777}
@@ -43,19 +43,19 @@ class Reader:
     def put(self, number: int, total: int) -> None:
         told(self._nodes, "row", "put", self.name, f"id={number}", f"total={total}")
 
-    def open(self, read: ReadId) -> tuple[Source, tuple[StackSize, ...]]:
+    def open(self, read: ReadId) -> tuple[TransferSource, tuple[StackSizeEstimate, ...]]:
         request = OpenTableReadRequest(read, self._table, TopologyVersion(1), 600_000)
         answer = asked(self._nodes, self._nodes.nodes[0].folder.bulk_socket, OPEN_TABLE_READ, request)
         one = answer.source
         nothing = CheckpointId(uuid.UUID(int=0))
-        return Source(one.host, nothing, self._table, (), one.ticket, one.flight, one.machine), answer.stacks
+        return TransferSource(one.host, nothing, self._table, (), one.ticket, one.flight, one.machine), answer.stacks
 
-    def rows(self, source: Source, within: TokenRange = WHOLE_RING) -> dict[int, int]:
-        question = TypedRowsQuestion(within, COLUMNS, 0)
-        found = [row for batch in self._client.get_typed_rows(source, question) for row in batch.to_pylist()]
+    def rows(self, source: TransferSource, within: TokenRange = WHOLE_RING) -> dict[int, int]:
+        query = TypedRowsQuery(within, COLUMNS, 0)
+        found = [row for batch in self._client.get_typed_rows(source, query) for row in batch.to_pylist()]
         return {row["id"]: row["total"] for row in found}
 
-    def rows_once_back(self, source: Source) -> dict[int, int] | None:
+    def rows_once_back(self, source: TransferSource) -> dict[int, int] | None:
         try:
             return self.rows(source)
         except Refused:
@@ -63,10 +63,10 @@ class Reader:
         except EblaError:
             return None  # nobody is there yet
 
-    def located(self, source: Source) -> Located:
-        (batch,) = list(self._client._batches(source, LocateQuestion(WHOLE_RING)))
-        (data,) = bytes_in(batch)
-        return msgspec.msgpack.decode(data, type=Located)
+    def located(self, source: TransferSource) -> CheckpointFiles:
+        (batch,) = list(self._client._batches(source, LocateQuery(WHOLE_RING)))
+        (data,) = byte_values(batch)
+        return msgspec.msgpack.decode(data, type=CheckpointFiles)
 
     def close(self) -> None:
         self._client.close()
@@ -91,7 +91,7 @@ def test_a_read_has_one_point_and_its_ticket_outlives_the_process(make_nodes: Ca
     eventually(lambda: kept(nodes) == 0, "nothing is kept of dropped tables")
 
 
-def _read_at_one_point(reader: Reader) -> tuple[Reader, Source]:
+def _read_at_one_point(reader: Reader) -> tuple[Reader, TransferSource]:
     for number, total in WRITTEN.items():
         reader.put(number, total)
     first, second = ReadId(uuid.uuid4()), ReadId(uuid.uuid4())

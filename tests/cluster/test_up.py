@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import QUICK, eventually, random_base_address
 
-from ebla.cli.asking import ask_all
-from ebla.cli.local_cluster import SHARDS_DEFAULT, LocalNode, find_nodes
-from ebla.cli.up import ASK_S, KILL_S, STOP_SLACK_S
+from ebla.cli.cluster.local_cluster import SHARDS_DEFAULT, LocalNode, find_nodes
+from ebla.cli.cluster.node_calls import probe_nodes
+from ebla.cli.cluster.up import ASK_S, KILL_S, STOP_SLACK_S
 from ebla.node.__main__ import main as run_process
 
 STOP_MS = 1_000
@@ -216,5 +216,5 @@ def test_a_node_joins_by_token_and_is_refused_without_one_or_with_a_wrong_one(
 
 
 def answers(node: LocalNode) -> bool:
-    (asked,) = asyncio.run(ask_all([node]))
+    (asked,) = asyncio.run(probe_nodes([node]))
     return asked.answer is not None

@@ -15,14 +15,14 @@ from tests.unit.runtime.tls_rig import Cluster, free_address, introduction
 from tests.unit.wire.rig import ECHO, SLOW, EchoAnswer, EchoRequest
 
 from ebla.model.identity import Address
-from ebla.runtime.system_chance import SystemChance
+from ebla.observe.event_reporter import discard_event
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
-from ebla.wire.calls import Caller, Target
-from ebla.wire.frames import Hello, Lane, Request, encode, with_body
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
+from ebla.wire.frames import HelloFrame, Lane, RequestFrame, encode, with_body
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 
 MEMORY_GROWTH_MAX = 96 * 1024 * 1024
 GOOD_ANSWERS = 20
@@ -37,7 +37,7 @@ class Victim:
         self.plain = Address(host, plain_port)
         self.encrypted = Address(host, tls_port)
         self.client = client
-        self.chance = random.Random(1)
+        self.rng = random.Random(1)
 
     async def open(self, address: Address | None = None) -> Streams:
         place = address or self.plain
@@ -51,11 +51,11 @@ def framed(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-GREETING = framed(encode(Hello(1, 1, Lane.CONTROL, 65536, introduction(5))))
+GREETING = framed(encode(HelloFrame(1, 1, Lane.CONTROL, 65536, introduction(5))))
 
 
 def request(number: int, text: str, verb: int = ECHO.number) -> bytes:
-    return framed(encode(Request(number, verb, 20_000, with_body(EchoRequest(text)))))
+    return framed(encode(RequestFrame(number, verb, 20_000, with_body(EchoRequest(text)))))
 
 
 async def end(streams: Streams) -> None:
@@ -79,7 +79,7 @@ async def random_bytes(victim: Victim) -> None:
     for _ in range(40):
         for address in (victim.plain, victim.encrypted):
             streams = await victim.open(address)
-            await write_all(streams, victim.chance.randbytes(victim.chance.randrange(1, 5000)))
+            await write_all(streams, victim.rng.randbytes(victim.rng.randrange(1, 5000)))
             await end(streams)
 
 
@@ -87,8 +87,8 @@ async def mutated_frames(victim: Victim) -> None:
     for _ in range(60):
         streams = await victim.open()
         data = bytearray(b"".join(request(number, "clay" * 20) for number in range(1, 30)))
-        for _ in range(victim.chance.randrange(1, 6)):
-            data[victim.chance.randrange(0, len(data))] = victim.chance.randrange(0, 256)
+        for _ in range(victim.rng.randrange(1, 6)):
+            data[victim.rng.randrange(0, len(data))] = victim.rng.randrange(0, 256)
         await write_all(streams, GREETING + bytes(data))
         await end(streams)
 
@@ -190,15 +190,15 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
 
 
 @asynccontextmanager
-async def good_client(victim: Victim) -> AsyncIterator[Caller]:
-    async with TcpTransport(NodeTls(victim.client), TransportLimits(), unreported) as transport:
-        context = PeersContext(transport, SystemChance(), introduction(2), WireLimits(), unreported)
-        caller, _ = await connect(context, victim.encrypted, Target(Lane.CONTROL, introduction(1).host))
+async def good_client(victim: Victim) -> AsyncIterator[RpcClientConnection]:
+    async with TcpTransport(NodeTls(victim.client), TransportLimits(), discard_event) as transport:
+        context = PeersContext(transport, SystemRng(), introduction(2), WireLimits(), discard_event)
+        caller, _ = await connect(context, victim.encrypted, ConnectionTarget(Lane.CONTROL, introduction(1).host))
         yield caller
         caller.close("the test is over")
 
 
-async def health(caller: Caller) -> HealthAnswer:
+async def health(caller: RpcClientConnection) -> HealthAnswer:
     return await caller.call(HEALTH, HealthRequest(), 10_000)
 
 

@@ -11,8 +11,8 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import NoHostAvailable
 from tests.drivers.conftest import DriverCluster, run_there
 
-from ebla.cql.login import hash_password
-from ebla.runtime.system_chance import SystemChance
+from ebla.cql.authentication import hash_password
+from ebla.runtime.system_rng import SystemRng
 
 PASSWORD = "a word nobody knows"
 ONE = "{'class': 'NetworkTopologyStrategy', 'replication_factor': 1}"
@@ -24,7 +24,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> It
         "client_tls=on",
         "authenticator=password",
         "superuser=admin",
-        f"superuser_password_hash={hash_password(PASSWORD, SystemChance())}",
+        f"superuser_password_hash={hash_password(PASSWORD, SystemRng())}",
     )
     made = DriverCluster(tmp_path_factory.mktemp("guarded") / "data", 1, 1, settings)
     yield made

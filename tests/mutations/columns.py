@@ -2,17 +2,17 @@
 
 from tests.mutations.framework import Mutation, PytestCheck
 
-COLUMNS = PytestCheck("tests/unit/storage/test_columns.py")
-MERGE = PytestCheck("tests/unit/storage/test_merge_chunks.py")
-SCAN = PytestCheck("tests/unit/storage/test_scan.py")
-FOLD = PytestCheck("tests/unit/storage/test_fold.py")
-SIDECAR = PytestCheck("tests/unit/storage/test_sidecar.py")
-LOAD = PytestCheck("tests/unit/storage/test_load_columns.py")
+COLUMNS = PytestCheck("tests/unit/storage/columns/test_chunks.py")
+MERGE = PytestCheck("tests/unit/storage/merge/test_chunk_merge.py")
+SCAN = PytestCheck("tests/unit/storage/scan/test_stack_scan.py")
+FOLD = PytestCheck("tests/unit/storage/compaction/test_compactor.py")
+SIDECAR = PytestCheck("tests/unit/storage/columns/test_sidecar.py")
+LOAD = PytestCheck("tests/unit/storage/columns/test_load_encoding.py")
 
 MUTATIONS = (
     Mutation(
         name="columns-newest-row-wins-whole",
-        module="ebla.storage.merge_chunks",
+        module="ebla.storage.merge.chunk_merge",
         find="may_stand = covers & marked & plain",
         replace="may_stand = marked & plain",
         check=MERGE,
@@ -20,7 +20,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-marker-forgotten",
-        module="ebla.storage.merge_chunks",
+        module="ebla.storage.merge.chunk_merge",
         find="may_stand = covers & marked & plain",
         replace="may_stand = covers & plain",
         check=MERGE,
@@ -28,7 +28,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-tie-by-place",
-        module="ebla.storage.merge_chunks",
+        module="ebla.storage.merge.chunk_merge",
         find="(alone & may_stand)",
         replace="may_stand",
         check=MERGE,
@@ -36,7 +36,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-window-too-long",
-        module="ebla.storage.merge_chunks",
+        module="ebla.storage.merge.chunk_merge",
         find="end = min(source.last_key() for source in ahead)",
         replace="end = max(source.last_key() for source in ahead)",
         check=MERGE,
@@ -44,7 +44,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-tokens-are-the-order",
-        module="ebla.storage.merge_chunks",
+        module="ebla.storage.merge.chunk_merge",
         find="if (same == tokens_tie).all():",
         replace="if True:",
         check=MERGE,
@@ -52,7 +52,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-head-forgotten-at-chunk-end",
-        module="ebla.storage.partition_heads",
+        module="ebla.storage.merge.partition_heads",
         find="if self.spans and self.spans[-1].end == len(chunk):",
         replace="if False:",
         check=SCAN,
@@ -60,7 +60,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-plain-rows-never-covered",
-        module="ebla.storage.partition_heads",
+        module="ebla.storage.merge.partition_heads",
         find="        dropped = self._covered_plain(chunk)\n",
         replace="        dropped: list[int] = []\n",
         check=FOLD,
@@ -68,7 +68,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-slice-without-head",
-        module="ebla.storage.scan",
+        module="ebla.storage.scan.stack_scan",
         find='return (head, head + b"\\0"), (row_key(prefix, start), last)',
         replace="return (head, head), (row_key(prefix, start), last)",
         check=SCAN,
@@ -76,7 +76,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-layer-not-clipped",
-        module="ebla.storage.scan",
+        module="ebla.storage.scan.stack_scan",
         find="return [part for span in spans for part in clip_span(span, within)]",
         replace="return list(spans) if within else []",
         check=SCAN,
@@ -84,7 +84,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-bare-rows-shown",
-        module="ebla.storage.scan",
+        module="ebla.storage.scan.stack_scan",
         find="return chunk.filter(pa.array(~hidden)) if hidden.any() else chunk",
         replace="return chunk",
         check=SCAN,
@@ -92,7 +92,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-sidecar-unchecked",
-        module="ebla.storage.sidecar",
+        module="ebla.storage.columns.sidecar",
         find="if len(data) != block.size_bytes or crc32(data, 0) != block.checksum:",
         replace="if len(data) != block.size_bytes:",
         check=SIDECAR,
@@ -100,7 +100,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-sidecar-loses-tail",
-        module="ebla.storage.sidecar",
+        module="ebla.storage.columns.sidecar",
         find="            self._write_waiting()\n            self._writer.close()\n",
         replace="            self._writer.close()\n",
         check=SIDECAR,
@@ -108,7 +108,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-old-sidecar-as-new",
-        module="ebla.storage.sidecar",
+        module="ebla.storage.columns.sidecar",
         find="if self.index.schema_version != shape.schema.version:",
         replace="if False:",
         check=SCAN,
@@ -116,15 +116,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-fold-collects-before-covering",
-        module="ebla.storage.fold",
-        find="left = row if covering is None else without_covered(row, covering)",
+        module="ebla.storage.compaction.compactor",
+        find="left = row if covering is None else without_deleted(row, covering)",
         replace="left = row",
         check=FOLD,
         why="a fold drops a deletion and keeps what it deleted",
     ),
     Mutation(
         name="columns-added-column-complete",
-        module="ebla.storage.plain_columns",
+        module="ebla.storage.columns.plain_columns",
         find="            walk.complete[:] &= is_multi_cell(column.type)\n",
         replace="",
         check=COLUMNS,
@@ -132,7 +132,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-null-is-empty",
-        module="ebla.storage.plain_columns",
+        module="ebla.storage.columns.plain_columns",
         find="np.where(valid, sizes, -1)",
         replace="np.where(valid, sizes, 0)",
         check=COLUMNS,
@@ -140,7 +140,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-negative-floats",
-        module="ebla.storage.ordered_columns",
+        module="ebla.storage.columns.comparable_columns",
         find="    matrix = np.where(negative, ~matrix, matrix)\n    matrix[:, 0] |=",
         replace="    matrix[:, 0] |=",
         check=COLUMNS,
@@ -148,7 +148,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="columns-load-forgets-collections",
-        module="ebla.storage.load_columns",
+        module="ebla.storage.columns.load_encoding",
         find="    one_by_one = _has_elements(columns, many, moment)",
         replace="    one_by_one = np.zeros(len(moment), np.bool_)",
         check=LOAD,

@@ -2,21 +2,21 @@
 
 from tests.mutations.framework import Mutation, PytestCheck
 
-BIND = PytestCheck("tests/unit/cql/test_bind.py")
-RESTRICTIONS = PytestCheck("tests/unit/cql/test_restrictions.py")
-SPANS = PytestCheck("tests/unit/cql/test_key_spans.py")
-WRITES = PytestCheck("tests/unit/cql/test_plan_writes.py")
-SELECT = PytestCheck("tests/unit/cql/test_plan_select.py")
-SCHEMA = PytestCheck("tests/unit/cql/test_plan_schema.py")
+BIND = PytestCheck("tests/unit/cql/plan/test_binder.py")
+RESTRICTIONS = PytestCheck("tests/unit/cql/plan/test_restrictions.py")
+SPANS = PytestCheck("tests/unit/cql/plan/test_key_spans.py")
+WRITES = PytestCheck("tests/unit/cql/plan/test_modification_plan.py")
+SELECT = PytestCheck("tests/unit/cql/plan/test_select_plan.py")
+SCHEMA = PytestCheck("tests/unit/cql/plan/test_schema_plan.py")
 DESCRIBE = PytestCheck("tests/unit/cql/test_describe.py")
 SYSTEM = PytestCheck("tests/unit/cql/test_system_tables.py")
-EXECUTE = PytestCheck("tests/unit/cql/test_execute.py")
-CACHES = PytestCheck("tests/unit/cql/test_caches.py")
+EXECUTE = PytestCheck("tests/unit/cql/test_executor.py")
+CACHES = PytestCheck("tests/unit/cql/test_lru_cache.py")
 
 MUTATIONS = (
     Mutation(
         name="cql-slice-forgets-that-a-column-descends",
-        module="ebla.cql.key_spans",
+        module="ebla.cql.plan.key_spans",
         find="        beyond = end.is_lower != column.descending\n",
         replace="        beyond = end.is_lower\n",
         check=SPANS,
@@ -24,7 +24,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-bound-values-unchecked",
-        module="ebla.cql.bind",
+        module="ebla.cql.plan.binder",
         find="            if type(value) is bytes and check(value):\n",
         replace="            if type(value) is bytes and not value and check(value):\n",
         check=BIND,
@@ -32,15 +32,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-sets-keep-the-order-of-the-text",
-        module="ebla.cql.bind",
-        find="        ordered = sorted(kept, key=lambda part: encode_ordered(element, part))\n",
+        module="ebla.cql.plan.binder",
+        find="        ordered = sorted(kept, key=lambda part: encode_comparable(element, part))\n",
         replace="        ordered = list(kept)\n",
         check=BIND,
         why="two equal frozen sets are different keys",
     ),
     Mutation(
         name="cql-unset-deletes",
-        module="ebla.cql.row_changes",
+        module="ebla.cql.plan.row_changes",
         find="        if isinstance(value, Unset):\n            return\n        draft.cells[number]",
         replace="        if isinstance(value, Unset):\n            value = None\n        draft.cells[number]",
         check=WRITES,
@@ -48,7 +48,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-whole-collection-leaves-the-old-elements",
-        module="ebla.cql.row_changes",
+        module="ebla.cql.plan.row_changes",
         find="element_cells(column, kind, value, draft), draft.times.deletion_before())\n",
         replace="element_cells(column, kind, value, draft))\n",
         check=WRITES,
@@ -56,7 +56,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-appends-of-one-batch-share-a-place",
-        module="ebla.cql.row_changes",
+        module="ebla.cql.plan.row_changes",
         find="            first = draft.order << _PLACE_BITS\n",
         replace="            first = 0\n",
         check=EXECUTE,
@@ -64,7 +64,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-default-time-to-live-ignored",
-        module="ebla.cql.plan_writes",
+        module="ebla.cql.plan.modification_plan",
         find="        default_s = self.schema.options.default_ttl_s\n",
         replace="        default_s = 0\n",
         check=WRITES,
@@ -72,7 +72,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-update-marks-its-row",
-        module="ebla.cql.plan_writes",
+        module="ebla.cql.plan.modification_plan",
         find="        return self._plan(restrictions, statement.using)\n",
         replace="        return self._plan(restrictions, statement.using, marks_row=True)\n",
         check=WRITES,
@@ -80,7 +80,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-filtering-never-demanded",
-        module="ebla.cql.plan_select",
+        module="ebla.cql.plan.select_plan",
         find="    if not statement.allow_filtering:\n",
         replace="    if statement.allow_filtering:\n",
         check=RESTRICTIONS,
@@ -88,7 +88,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-limit-starts-again-on-every-page",
-        module="ebla.cql.plan_select",
+        module="ebla.cql.plan.select_plan",
         find="            left -= len(rows)\n",
         replace="",
         check=SELECT,
@@ -96,7 +96,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-replicas-cut-what-is-filtered-afterwards",
-        module="ebla.cql.plan_select",
+        module="ebla.cql.plan.select_plan",
         find="        if self.filters:\n            return 0\n",
         replace="",
         check=SELECT,
@@ -104,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-reversed-pages-end-with-a-row-that-is-not-there",
-        module="ebla.cql.select_rows",
+        module="ebla.cql.plan.row_source",
         find="            self._shown.update(one.prefix for one in found)\n",
         replace="            self._shown.clear()\n",
         check=SELECT,
@@ -112,7 +112,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-plans-outlive-their-table",
-        module="ebla.cql.execute",
+        module="ebla.cql.executor",
         find="        return schema is None or self._parts.view.current.schemas.get(schema.id) is schema\n",
         replace="        return True\n",
         check=EXECUTE,
@@ -120,7 +120,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-batch-statements-draw-their-own-times",
-        module="ebla.cql.execute",
+        module="ebla.cql.executor",
         find="            mutations += compiled.plan.mutations(bound, replace(moment, sequence=sequence), known)\n",
         replace="            mutations += compiled.plan.mutations(bound, self._moment(parameters), known)\n",
         check=EXECUTE,
@@ -128,7 +128,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-caches-forget-the-newest",
-        module="ebla.cql.caches",
+        module="ebla.cql.lru_cache",
         find="            del self._entries[next(iter(self._entries))]\n",
         replace="            del self._entries[next(reversed(self._entries))]\n",
         check=CACHES,
@@ -136,7 +136,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-alter-keyspace-resets-durable-writes",
-        module="ebla.cql.plan_schema",
+        module="ebla.cql.plan.schema_plan",
         find="    kept = before is None or before.durable_writes\n",
         replace="    kept = True\n",
         check=SCHEMA,
@@ -144,9 +144,9 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-describe-forgets-quotes",
-        module="ebla.cql.create_text",
-        find="    if _PLAIN.fullmatch(name) and name.upper() not in RESERVED:\n",
-        replace="    if name.upper() not in RESERVED:\n",
+        module="ebla.cql.create_statements",
+        find="    if _PLAIN.fullmatch(name) and name.upper() not in RESERVED_WORDS:\n",
+        replace="    if name.upper() not in RESERVED_WORDS:\n",
         check=DESCRIBE,
         why="a schema that was described creates other names",
     ),
@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-bare-partitions-hidden",
-        module="ebla.cql.rows_out",
+        module="ebla.cql.plan.row_decoder",
         find="        if self._held is not None:\n            held",
         replace="        if self._held is not None and not self._static:\n            held",
         check=SELECT,

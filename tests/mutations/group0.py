@@ -4,7 +4,7 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 STORE_TESTS = PytestCheck("tests/unit/group0/test_store.py")
 DISCOVERY_TESTS = PytestCheck("tests/properties/test_discovery.py")
-VOTER_TESTS = PytestCheck("tests/unit/control/test_voter_choice.py")
+VOTER_TESTS = PytestCheck("tests/unit/control/group0/test_voter_assignment.py")
 GROUP0 = SimSeeds("group0", "1-120")
 FORMATION = SimSeeds("formation", "1-200")
 
@@ -28,8 +28,8 @@ MUTATIONS = (
     Mutation(
         name="group0-members-ignore-the-lock",
         module="ebla.group0.store",
-        find="        refusal: Answer | None = self._revoked(change.lock)\n        if refusal is None and",
-        replace="        refusal: Answer | None = None\n        if refusal is None and",
+        find="        refusal: CommandAnswer | None = self._revoked(change.lock)\n        if refusal is None and",
+        replace="        refusal: CommandAnswer | None = None\n        if refusal is None and",
         check=STORE_TESTS,
         why="a stale operator changes the quorum",
     ),
@@ -51,7 +51,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="group0-quorum-read-served-locally",
-        module="ebla.control.group0_calls",
+        module="ebla.control.group0.client",
         find="                    await self._machine.wait_applied(index)\n",
         replace="",
         check=GROUP0,
@@ -67,15 +67,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="group0-known-not-durable",
-        module="ebla.control.formation",
+        module="ebla.control.group0.formation",
         find="        await self._save_known()\n        return discovery.reply_of(self._state)\n",
         replace="        return discovery.reply_of(self._state)\n",
-        check=PytestCheck("tests/unit/control/test_formation.py"),
+        check=PytestCheck("tests/unit/control/group0/test_formation.py"),
         why="a node that answered, crashed and forgot whom it answered creates a second cluster",
     ),
     Mutation(
         name="group0-learner-promoted-early",
-        module="ebla.control.voter_choice",
+        module="ebla.control.group0.voter_assignment",
         find="progress.match + LAG_ENTRIES_MAX >= core.last_index and progress.match > 0",
         replace="True",
         check=VOTER_TESTS,
@@ -83,7 +83,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="group0-retry-applied-twice",
-        module="ebla.group0.answers",
+        module="ebla.group0.answer_cache",
         find="    if call.serial in memory.answers:\n        return memory.answers[call.serial]\n",
         replace="",
         check=GROUP0,
@@ -100,31 +100,31 @@ MUTATIONS = (
     Mutation(
         name="group0-removed-comes-back",
         module="ebla.group0.membership",
-        find="    if before.role is Role.REMOVED and member.role is not Role.REMOVED:\n",
+        find="    if before.role is MemberRole.REMOVED and member.role is not MemberRole.REMOVED:\n",
         replace="    if before is None:\n",
         check=STORE_TESTS,
         why="a host that left counts again, with a log from before",
     ),
     Mutation(
         name="group0-void-change-takes-effect",
-        module="ebla.control.group0_machine",
+        module="ebla.control.group0.state_machine",
         find="        return applied.members_changed\n",
         replace="        return True\n",
-        check=PytestCheck("tests/unit/control/test_group0_machine.py"),
+        check=PytestCheck("tests/unit/control/group0/test_state_machine.py"),
         why="the quorum follows a change that the store refused",
     ),
     Mutation(
         name="group0-founding-not-durable",
-        module="ebla.control.formation",
-        find="                    await self._mark(Stage.FOUNDING, history=HistoryId(self._context.chance.uuid()))\n",
-        replace="                    history = HistoryId(self._context.chance.uuid())\n"
+        module="ebla.control.group0.formation",
+        find="                    await self._mark(JoinStage.FOUNDING, history=HistoryId(self._context.rng.uuid()))\n",
+        replace="                    history = HistoryId(self._context.rng.uuid())\n"
         "                    self._marks.mark = msgspec.structs.replace(self._marks.mark, history=history)\n",
         check=FORMATION,
         why="a founder that died in the middle founds another history over the first",
     ),
     Mutation(
         name="group0-commit-notice-given-up",
-        module="ebla.control.commit_notices",
+        module="ebla.control.raft.commit_notices",
         find="            self._hold(self._newest)\n",
         replace="            pass\n",
         check=PytestCheck("tests/unit/control/test_raft_commits.py"),
@@ -140,23 +140,23 @@ MUTATIONS = (
     ),
     Mutation(
         name="group0-pages-of-several-moments",
-        module="ebla.control.group0_pages",
+        module="ebla.control.group0.pages",
         find="state if is_kept else _State(state.revision, state.keys, store.entries.copy())",
         replace="_State(store.revision, wanted.keys_in(store), store.entries)",
-        check=PytestCheck("tests/unit/control/test_group0_pages.py"),
+        check=PytestCheck("tests/unit/control/group0/test_pages.py"),
         why="a large state that is read in pages never was",
     ),
     Mutation(
         name="group0-page-of-the-state-as-it-is-now",
-        module="ebla.control.group0_pages",
+        module="ebla.control.group0.pages",
         find="max(start, 0) if state.revision == at else 0",
         replace="max(start, 0)",
-        check=PytestCheck("tests/unit/control/test_group0_pages.py"),
+        check=PytestCheck("tests/unit/control/group0/test_pages.py"),
         why="where a node forgot what it had begun, the rest of another moment follows",
     ),
     Mutation(
         name="group0-feed-page-skips",
-        module="ebla.control.group0_doors",
+        module="ebla.control.group0.service",
         find="return WatchAnswer(Revision(after.history, taken[-1].index), False, changes)",
         replace="return WatchAnswer(running.store.revision, False, changes)",
         check=GROUP0,

@@ -2,10 +2,10 @@
 
 from tests.mutations.framework import Mutation, PytestCheck
 
-BOOK = PytestCheck("tests/unit/pipeline/test_job_book.py")
+BOOK = PytestCheck("tests/unit/pipeline/test_job_scheduler.py")
 QUEUE = PytestCheck("tests/unit/pipeline/test_job_queue.py")
 RUNNER = PytestCheck("tests/unit/pipeline/test_job_runner.py")
-PLANS = PytestCheck("tests/unit/pipeline/test_plan_jobs.py")
+PLANS = PytestCheck("tests/unit/pipeline/test_job_plans.py")
 
 MUTATIONS = (
     Mutation(
@@ -35,7 +35,7 @@ MUTATIONS = (
     Mutation(
         name="jobs-run-not-confirmed",
         module="ebla.pipeline.job_runner",
-        find="        await attendant.confirm()\n",
+        find="        await handle.confirm()\n",
         replace="",
         check=RUNNER,
         why="a run that was taken over while its session was opened goes on under one that nobody closes",
@@ -43,7 +43,7 @@ MUTATIONS = (
     Mutation(
         name="jobs-ending-of-another-run-written",
         module="ebla.pipeline.job_queue",
-        find="            if found.session != session or (session is not None and found.keeper != self._keeper):\n"
+        find="            if found.session != session or (session is not None and found.owner != self._keeper):\n"
         "                return None\n",
         replace="",
         check=QUEUE,
@@ -51,15 +51,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="jobs-lost-record-goes-on",
-        module="ebla.pipeline.job_book",
-        find="        if not own.told_to_end and (lost or (record is not None and record.cancel_asked)):\n",
-        replace="        if not own.told_to_end and record is not None and record.cancel_asked:\n",
+        module="ebla.pipeline.job_scheduler",
+        find="        if not own.is_stopping and (lost or (record is not None and record.cancel_requested)):\n",
+        replace="        if not own.is_stopping and record is not None and record.cancel_requested:\n",
         check=BOOK,
         why="two pipelines work at one job until the older is ended from outside",
     ),
     Mutation(
         name="jobs-two-at-one-stack",
-        module="ebla.pipeline.job_book",
+        module="ebla.pipeline.job_scheduler",
         find="        if claim is not None and theirs is not None and claim.meets(theirs):\n",
         replace="        if claim is not None and theirs is not None and claim == theirs and claim.host is None:\n",
         check=BOOK,
@@ -67,27 +67,27 @@ MUTATIONS = (
     ),
     Mutation(
         name="jobs-engine-away-counts-as-a-run",
-        module="ebla.pipeline.job_book",
-        find="{Happening.BEGUN: 1, Happening.AWAY: -1}",
-        replace="{Happening.BEGUN: 1}",
+        module="ebla.pipeline.job_scheduler",
+        find="{JobEvent.BEGUN: 1, JobEvent.AWAY: -1}",
+        replace="{JobEvent.BEGUN: 1}",
         check=BOOK,
         why="a Spark that restarts a few times makes jobs fail",
     ),
     Mutation(
         name="jobs-broken-tried-for-ever",
-        module="ebla.pipeline.job_book",
-        find="    if change.happening in COUNTED and job.runs >= limits.runs_max:\n",
-        replace="    if change.happening in COUNTED and job.runs > limits.runs_max + 1_000_000:\n",
+        module="ebla.pipeline.job_scheduler",
+        find="    if change.event in COUNTED_EVENTS and job.runs >= limits.runs_max:\n",
+        replace="    if change.event in COUNTED_EVENTS and job.runs > limits.runs_max + 1_000_000:\n",
         check=BOOK,
         why="what can never be done is done again and again",
     ),
     Mutation(
         name="jobs-checkpoint-before-the-target-holds",
-        module="ebla.pipeline.moving",
+        module="ebla.pipeline.copy_steps",
         find="    targets = await steps.all(\n"
         "        [partial(steps.open_staging, scope, place, StagingKind.ROWS, part) for part, place in places]\n"
         "    )\n",
-        replace="    await checkpoints(run, [(one.range, one.sources) for one in wanted])\n"
+        replace="    await take_checkpoints(run, [(one.range, one.sources) for one in wanted])\n"
         "    targets = await steps.all(\n"
         "        [partial(steps.open_staging, scope, place, StagingKind.ROWS, part) for part, place in places]\n"
         "    )\n",
@@ -96,7 +96,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="jobs-different-at-first-sight",
-        module="ebla.pipeline.comparing",
+        module="ebla.pipeline.compare_replicas",
         find="    for number in range(2, limits.compare_tries + 1):\n",
         replace="    for number in range(2, 2):\n",
         check=RUNNER,
@@ -104,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="jobs-healed-without-own",
-        module="ebla.pipeline.moving",
+        module="ebla.pipeline.copy_steps",
         find="own.get(place.host)",
         replace="None",
         check=RUNNER,
@@ -112,7 +112,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="jobs-part-of-a-shard-only",
-        module="ebla.pipeline.plan_jobs",
+        module="ebla.pipeline.job_plans",
         find="        tokens.update(_shard_borders(shard_count, ignore_msb))\n",
         replace="        pass\n",
         check=PLANS,
@@ -121,8 +121,8 @@ MUTATIONS = (
     Mutation(
         name="jobs-record-overwritten",
         module="ebla.pipeline.job_records",
-        find="self._execute((Unchanged(key, kept.revision),), Put(key,",
-        replace="self._execute((), Put(key,",
+        find="self._execute((KeyUnchanged(key, kept.revision),), PutKey(key,",
+        replace="self._execute((), PutKey(key,",
         check=QUEUE,
         why="a cancel, or another pipeline's word, is lost under the next progress",
     ),

@@ -2,17 +2,17 @@
 
 from tests.mutations.framework import Mutation, PytestCheck
 
-SEGMENTS = PytestCheck("tests/unit/journal/test_segments.py")
-DAMAGE = PytestCheck("tests/unit/journal/test_damage.py", "tests/unit/journal/test_records.py")
-REPLACE = PytestCheck("tests/unit/journal/test_replace.py")
+SEGMENTS = PytestCheck("tests/unit/journal/test_segmented_log.py")
+DAMAGE = PytestCheck("tests/unit/journal/test_damage.py", "tests/unit/journal/test_frames.py")
+REPLACE = PytestCheck("tests/unit/journal/test_checked_file.py")
 APPEND_NOW = PytestCheck("tests/unit/journal/test_append_now.py")
-RAFT_LOG = PytestCheck("tests/unit/control/test_raft_log.py")
+RAFT_LOG = PytestCheck("tests/unit/control/raft/test_storage.py")
 REAL_DISK = PytestCheck("tests/unit/runtime/test_file_disk.py")
 
 MUTATIONS = (
     Mutation(
         name="journal-answer-before-sync-now",
-        module="ebla.journal.segments",
+        module="ebla.journal.segmented_log",
         find="            self._newest.sync_now()\n",
         replace="            pass\n",
         check=APPEND_NOW,
@@ -20,15 +20,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-now-overtakes",
-        module="ebla.journal.segments",
-        find="        waits = self._turn.is_taken or self._unsynced or self._rotation_begun\n",
+        module="ebla.journal.segmented_log",
+        find="        waits = self._turn.is_held or self._unsynced or self._rotation_begun\n",
         replace="        waits = self._rotation_begun\n",
         check=APPEND_NOW,
         why="a batch is written before the one before it is synced, and a torn one may stand before a whole one",
     ),
     Mutation(
         name="raft-log-now-forgets-vote",
-        module="ebla.control.raft_log",
+        module="ebla.control.raft.storage",
         find="            self._note(records, last)\n        self._hard_state = hard_state\n",
         replace="            self._note(records, last)\n",
         check=APPEND_NOW,
@@ -36,7 +36,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-zeros-over-the-batch",
-        module="ebla.journal.segments",
+        module="ebla.journal.segmented_log",
         find="                self._newest.write(self._end_offset, bytes(self._laid_end - self._end_offset))\n",
         replace="                self._newest.write(self._end_offset - 32, bytes(self._laid_end - self._end_offset))\n",
         check=SEGMENTS,
@@ -44,7 +44,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-zeros-fail-the-batch",
-        module="ebla.journal.segments",
+        module="ebla.journal.segmented_log",
         find="            with suppress(DiskFull):",
         replace="            with suppress(KeyError):",
         check=PytestCheck("tests/unit/journal/test_laid_ahead.py"),
@@ -52,7 +52,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-answer-before-sync",
-        module="ebla.journal.segments",
+        module="ebla.journal.segmented_log",
         find="            self._write(records)\n            await self._finish_sync()\n            return",
         replace="            self._write(records)\n            return",
         check=SEGMENTS,
@@ -60,7 +60,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-next-frame-before-sync",
-        module="ebla.journal.segments",
+        module="ebla.journal.segmented_log",
         find="                await self._finish_sync()\n            if self._rotation_begun",
         replace="                self._unsynced = False\n            if self._rotation_begun",
         check=SEGMENTS,
@@ -68,7 +68,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-goes-on-after-failed-sync",
-        module="ebla.journal.segments",
+        module="ebla.journal.segmented_log",
         find="        self._failure = failure\n",
         replace="",
         check=SEGMENTS,
@@ -76,7 +76,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-rotation-forgotten",
-        module="ebla.journal.segments",
+        module="ebla.journal.segmented_log",
         find="            if self._rotation_begun or self._end_offset + size",
         replace="            if self._end_offset + size",
         check=SEGMENTS,
@@ -92,7 +92,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-drop-before-manifest",
-        module="ebla.journal.segments",
+        module="ebla.journal.segmented_log",
         find=(
             "            await self._save_manifest(kept)\n"
             "            for first_sequence in dropped:\n"
@@ -148,7 +148,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-damage-taken-for-torn",
-        module="ebla.journal.scan",
+        module="ebla.journal.segment_scan",
         find="    later = _find_later_frame(log_id, spot, rest)\n",
         replace="    later = None\n",
         check=DAMAGE,
@@ -156,7 +156,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-whole-frame-taken-for-torn",
-        module="ebla.journal.scan",
+        module="ebla.journal.segment_scan",
         find="    if whole is not None:\n",
         replace="    if False:\n",
         check=DAMAGE,
@@ -164,7 +164,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-zeros-unmasked",
-        module="ebla.journal.records",
+        module="ebla.journal.frames",
         find="    if _ZERO_SECTOR in payload and (mask := _choose_mask(payload)):\n",
         replace="    if mask:\n",
         check=DAMAGE,
@@ -172,7 +172,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-frame-valid-anywhere",
-        module="ebla.journal.records",
+        module="ebla.journal.frames",
         find="    return zlib.crc32(_SEED.pack(log_id, offset))\n",
         replace="    return 0\n",
         check=DAMAGE,
@@ -196,7 +196,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="replace-without-sync",
-        module="ebla.journal.replace",
+        module="ebla.journal.checked_file",
         find="        await self._file.sync()\n        self._file.close()\n",
         replace="        self._file.close()\n",
         check=REPLACE,
@@ -204,7 +204,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="replace-without-folder-sync",
-        module="ebla.journal.replace",
+        module="ebla.journal.checked_file",
         find="        await self._disk.sync_folder(parent_folder(self._path))\n",
         replace="",
         check=REPLACE,
@@ -212,7 +212,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-log-commit-hint-forgets-vote",
-        module="ebla.control.raft_log",
+        module="ebla.control.raft.storage",
         find="            hard_state = write.hard_state or hard_state\n",
         replace="            hard_state = write.hard_state or HardState()\n",
         check=RAFT_LOG,
@@ -220,7 +220,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-log-mark-out-of-turn",
-        module="ebla.control.raft_log",
+        module="ebla.control.raft.storage",
         find="        async with self._turn:\n            if meta.index > self",
         replace="        if True:\n            if meta.index > self",
         check=RAFT_LOG,
@@ -228,7 +228,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-log-suffix-lost-at-mark",
-        module="ebla.control.raft_log",
+        module="ebla.control.raft.storage",
         find="self._entries = [] if replaces_log else self._entries[max(covered, 0) :]",
         replace="self._entries = []",
         check=RAFT_LOG,
@@ -236,7 +236,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-log-drops-needed-entries",
-        module="ebla.control.raft_log",
+        module="ebla.control.raft.storage",
         find="self._places.oldest_needed(self._snapshot.index + 1, mark_sequence)",
         replace="mark_sequence",
         check=RAFT_LOG,
@@ -244,7 +244,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-log-replacement-keeps-suffix",
-        module="ebla.control.raft_log",
+        module="ebla.control.raft.storage",
         find="        del self._entries[max(keep, 0) :]\n        self._entries.extend(entries)\n",
         replace="        self._entries[max(keep, 0) : max(keep, 0) + len(entries)] = entries\n",
         check=RAFT_LOG,
@@ -252,10 +252,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="journal-turn-lost-with-its-owner",
-        module="ebla.journal.turn",
-        find="            if place.done() and not place.cancelled():\n                self.leave()\n",
+        module="ebla.aio.fifo_lock",
+        find="            if place.done() and not place.cancelled():\n                self.release()\n",
         replace="",
-        check=PytestCheck("tests/unit/journal/test_turn.py"),
+        check=PytestCheck("tests/unit/aio/test_fifo_lock.py"),
         why="a caller that gives up in the wrong moment leaves a log that takes nothing more",
     ),
     Mutation(

@@ -2,14 +2,14 @@
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
-DETECTOR = PytestCheck("tests/unit/control/test_failure_detector.py")
+DETECTOR = PytestCheck("tests/unit/control/liveness/test_failure_detector.py")
 WORLDS = PytestCheck("tests/sim/test_liveness.py")
 STORM = SimSeeds("liveness", "1-50")
 
 MUTATIONS = (
     Mutation(
         name="liveness-old-answer-counts",
-        module="ebla.control.failure_detector",
+        module="ebla.control.liveness.failure_detector",
         find="if before is None or now_ms - answer.asked_ms >= self.silence_ms:",
         replace="if before is None:",
         check=DETECTOR,
@@ -17,15 +17,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="liveness-answer-counts-from-arrival",
-        module="ebla.control.liveness",
-        find="answered = Answered(peer, host, answer.incarnation, asked_ms, round_trip_us)",
-        replace="answered = Answered(peer, host, answer.incarnation, self._clock.boot_ms(), round_trip_us)",
+        module="ebla.control.liveness.heartbeats",
+        find="answered = RoundTrip(peer, host, answer.incarnation, asked_ms, round_trip_us)",
+        replace="answered = RoundTrip(peer, host, answer.incarnation, self._clock.boot_ms(), round_trip_us)",
         check=WORLDS,
         why="answers that lay in a socket would prove a dead peer alive",
     ),
     Mutation(
         name="liveness-down-too-late",
-        module="ebla.control.failure_detector",
+        module="ebla.control.liveness.failure_detector",
         find="return now_ms - opinion.heard_ms >= self.silence_ms",
         replace="return now_ms - opinion.heard_ms >= self.silence_ms * 2",
         check=STORM,
@@ -33,7 +33,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="liveness-down-too-early",
-        module="ebla.control.failure_detector",
+        module="ebla.control.liveness.failure_detector",
         find="return now_ms - opinion.heard_ms >= self.silence_ms",
         replace="return now_ms - opinion.heard_ms >= self.silence_ms // 4",
         check=STORM,
@@ -41,7 +41,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="liveness-dead-connection-kept",
-        module="ebla.control.liveness",
+        module="ebla.control.liveness.heartbeats",
         find="            self._forget(peer)\n            host = self._hosts[peer]",
         replace="            host = self._hosts[peer]",
         check=WORLDS,
@@ -49,7 +49,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="liveness-restart-unseen",
-        module="ebla.control.failure_detector",
+        module="ebla.control.liveness.failure_detector",
         find="same = before.host == answer.host and before.incarnation == answer.incarnation",
         replace="same = before.host == answer.host",
         check=DETECTOR,
@@ -57,7 +57,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="liveness-stale-opinion-shown",
-        module="ebla.control.liveness",
+        module="ebla.control.liveness.heartbeats",
         find='now: a reader never sees an `up` that has run out."""\n        self._look()\n',
         replace='now: a reader never sees an `up` that has run out."""\n',
         check=STORM,
@@ -75,7 +75,7 @@ MUTATIONS = (
         name="serving-counts-from-arrival",
         module="ebla.replica.shard_process",
         find="right.heard(asked_ms, allowed=allowed)",
-        replace="right.heard(self.surroundings.clock.boot_ms(), allowed=allowed)",
+        replace="right.heard(self.environment.clock.boot_ms(), allowed=allowed)",
         check=WORLDS,
         why="an answer that lay in the socket of a stopped shard would let it serve without a control",
     ),

@@ -17,7 +17,7 @@ MIXED = PytestCheck("tests/properties/test_raft_group.py::test_mixed")
 MUTATIONS = (
     Mutation(
         name="raft-commit-older-term-by-counting",
-        module="ebla.raft.replicating",
+        module="ebla.raft.replication",
         find="if index <= state.log.committed or state.log.term_at(index) != state.term:",
         replace="if index <= state.log.committed:",
         check=_transcript("figure_8"),
@@ -49,7 +49,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-learner-counted-as-voter",
-        module="ebla.raft.replicating",
+        module="ebla.raft.replication",
         find="    index = joint_index(state.membership, acknowledged)\n",
         replace="    index = sorted(acknowledged.values())[(len(acknowledged) - 1) // 2]\n",
         check=_transcript("learner_does_not_count"),
@@ -92,8 +92,8 @@ MUTATIONS = (
     Mutation(
         name="raft-second-vote-in-a-term",
         module="ebla.raft.elections",
-        find="    is_free = state.vote == request.sender or (state.vote == NOBODY and state.role.leader == NOBODY)\n",
-        replace="    is_free = state.role.leader == NOBODY\n",
+        find="    is_free = state.vote == request.sender or (state.vote == NO_PEER and state.role.leader == NO_PEER)\n",
+        replace="    is_free = state.role.leader == NO_PEER\n",
         check=HARSH,
         why="two leaders in one term",
     ),
@@ -101,8 +101,8 @@ MUTATIONS = (
         name="raft-vote-without-log-check",
         module="ebla.raft.elections",
         find="    granted = is_free and state.log.is_up_to_date(request.last_index, request.last_term)\n"
-        "    state.answer_when_written(VoteResponse(",
-        replace="    granted = is_free\n    state.answer_when_written(VoteResponse(",
+        "    state.respond_when_durable(VoteResponse(",
+        replace="    granted = is_free\n    state.respond_when_durable(VoteResponse(",
         check=HARSH,
         why="a leader without the committed entries overwrites them everywhere",
     ),
@@ -118,21 +118,21 @@ MUTATIONS = (
         name="raft-pre-vote-disturbs",
         module="ebla.raft.elections",
         find="            return not trusts_leader(state)\n",
-        replace="            state.become_follower(term, NOBODY)\n",
+        replace="            state.become_follower(term, NO_PEER)\n",
         check=_transcript("pre_vote_does_not_disturb"),
         why="a node that was cut off deposes a healthy leader when it comes back",
     ),
     Mutation(
         name="raft-read-without-quorum-round",
-        module="ebla.raft.leading",
-        find="    if state.options.read_mode is ReadMode.LEASE:\n        _answer_read(",
-        replace="    if state.options.read_mode in ReadMode:\n        _answer_read(",
+        module="ebla.raft.leader",
+        find="    if state.options.read_mode is ReadIndexMode.LEASE:\n        _answer_read(",
+        replace="    if state.options.read_mode in ReadIndexMode:\n        _answer_read(",
         check=_transcript("read_index_deposed"),
         why="a leader that was replaced serves old data as linearizable",
     ),
     Mutation(
         name="raft-read-before-own-commit",
-        module="ebla.raft.leading",
+        module="ebla.raft.leader",
         find="    if state.log.term_at(state.log.committed) != state.term:\n",
         replace="    if state.log.committed == 0:\n",
         check=_transcript("read_index"),
@@ -157,7 +157,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-follower-commits-own-suffix",
-        module="ebla.raft.following",
+        module="ebla.raft.follower",
         find="        log.commit_to(min(append.commit, last))\n",
         replace="        log.commit_to(min(append.commit, log.last_index))\n",
         check=CORE,
@@ -165,7 +165,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-heartbeat-commit-not-cut",
-        module="ebla.raft.replicating",
+        module="ebla.raft.replication",
         find="            commit = min(progress.match, state.log.committed)\n",
         replace="            commit = state.log.committed\n",
         check=HARSH,
@@ -181,7 +181,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-write-of-an-older-term-counts",
-        module="ebla.raft.applying",
+        module="ebla.raft.completions",
         find="    if event.last_index and event.term == state.term:\n",
         replace="    if event.last_index:\n",
         check=_transcript("aba_write"),
@@ -205,7 +205,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-two-changes-at-once",
-        module="ebla.raft.leading",
+        module="ebla.raft.leader",
         find="    if pending_change_index > state.log.applied:\n",
         replace="    if pending_change_index > state.log.last_index:\n",
         check=_transcript("one_change_at_a_time"),
@@ -229,7 +229,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-membership-applied-twice",
-        module="ebla.raft.applying",
+        module="ebla.raft.completions",
         find="    if event.index <= state.membership_index:\n",
         replace="    if event.index < 0:\n",
         check=CORE,
@@ -237,7 +237,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-removed-leader-stays",
-        module="ebla.raft.applying",
+        module="ebla.raft.completions",
         find="        if state.options.step_down_on_removal:\n",
         replace="        if not state.options.step_down_on_removal:\n",
         check=_transcript("step_down_on_removal"),
@@ -245,7 +245,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-quorum-never-checked",
-        module="ebla.raft.leading",
+        module="ebla.raft.leader",
         find="            progress.recently_active = False\n",
         replace="            progress.recently_active = True\n",
         check=_transcript("learner_does_not_count"),
@@ -253,8 +253,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-window-never-reopened",
-        module="ebla.raft.leading",
-        find="    progress.is_paused = progress.pace is Pace.SNAPSHOT\n    # The peer lives",
+        module="ebla.raft.leader",
+        find="    progress.is_paused = progress.mode is ReplicationMode.SNAPSHOT\n    # The peer lives",
         replace="    # The peer lives",
         check=_transcript("compaction"),
         why="after lost messages a follower never catches up",
@@ -269,10 +269,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-removed-peer-never-told",
-        module="ebla.raft.leading",
+        module="ebla.raft.leader",
         find=" or committed < leader.pending_change_index <= state.log.committed:\n",
         replace=":\n",
-        check=PytestCheck("tests/unit/control/test_raft_server.py"),
+        check=PytestCheck("tests/unit/control/raft/test_driver.py"),
         why="a removed node never sees the entry that removed it, and whoever asked there gets no answer",
     ),
 )

@@ -3,15 +3,15 @@
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 SEEDS = SimSeeds("raft", "1-40")
-SERVER = "ebla.control.raft_server"
-LOG = "ebla.control.raft_log"
-READS = "ebla.control.read_rounds"
-RECEIVING = "ebla.control.snapshot_receiving"
-SENDING = "ebla.control.snapshot_sending"
-DIRECTED = "tests/unit/control/test_raft_server.py"
+SERVER = "ebla.control.raft.driver"
+LOG = "ebla.control.raft.storage"
+READS = "ebla.control.raft.read_index"
+RECEIVING = "ebla.control.raft.snapshot_receiver"
+SENDING = "ebla.control.raft.snapshot_sender"
+DIRECTED = "tests/unit/control/raft/test_driver.py"
 COMMITS = "tests/unit/control/test_raft_commits.py"
-RECEIVED = "tests/unit/control/test_snapshot_receiving.py"
-SENT = "tests/unit/control/test_snapshot_sending.py"
+RECEIVED = "tests/unit/control/raft/test_snapshot_receiver.py"
+SENT = "tests/unit/control/raft/test_snapshot_sender.py"
 
 
 def _bug(name: str, module: str, change: tuple[str, str], why: str, check: SimSeeds | PytestCheck = SEEDS) -> Mutation:
@@ -29,21 +29,21 @@ def _bug(name: str, module: str, change: tuple[str, str], why: str, check: SimSe
 MUTATIONS = (
     _bug(
         "held-appends-with-a-hole",
-        "ebla.control.held_appends",
+        "ebla.raft.held_appends",
         ("held.entries[-1].index != append.prev_index or held.term", "held.term"),
         "a follower is sent entries as if they followed on others that they do not follow on",
-        PytestCheck("tests/unit/control/test_held_appends.py"),
+        PytestCheck("tests/unit/raft/test_held_appends.py"),
     ),
     _bug(
         "hold-never-ends",
-        "ebla.control.raft_sending",
+        "ebla.control.raft.append_sender",
         ("        for append in self._held.take_all(log.commit_index):\n", "        for append in ():\n"),
         "a peer lags behind by a heartbeat, and a commit that needs it waits as long",
         PytestCheck(COMMITS),
     ),
     _bug(
         "held-from-who-waits",
-        "ebla.control.raft_sending",
+        "ebla.control.raft.append_sender",
         ("if not self._waiting.is_waiting(peer, now_ms) and self._held", "if self._held"),
         "whoever proposes or reads at a follower waits until the leader has time for it",
         PytestCheck(COMMITS),
@@ -62,7 +62,7 @@ MUTATIONS = (
     ),
     _bug(
         "sync-skipped",
-        "ebla.journal.segments",
+        "ebla.journal.segmented_log",
         (
             """            await self._newest.sync()
         except (OSError, DiskFull) as failure:""",

@@ -11,9 +11,9 @@ SEEDS_S = 400
 WRITES = PytestCheck("tests/unit/replica/test_row_writes.py")
 GUARDS = PytestCheck("tests/unit/replica/test_guards.py")
 STACKS = PytestCheck("tests/unit/replica/test_replica_stacks.py")
-BARRIER = PytestCheck("tests/unit/control/test_node_barrier.py")
-ROUTED_WRITES = PytestCheck("tests/unit/request/test_writes.py", "tests/unit/request/test_write_plan.py")
-ROUTED_READS = PytestCheck("tests/unit/request/test_reads.py")
+BARRIER = PytestCheck("tests/unit/control/topology/test_node_barrier.py")
+ROUTED_WRITES = PytestCheck("tests/unit/request/test_write_router.py", "tests/unit/request/test_write_plan.py")
+ROUTED_READS = PytestCheck("tests/unit/request/test_read_router.py")
 SHORT_READS = PytestCheck("tests/unit/request/test_short_reads.py", "tests/unit/request/test_reconcile.py")
 
 MUTATIONS = (
@@ -44,7 +44,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="rows-fence-not-there-at-all",
-        module="ebla.wire.topology_view",
+        module="ebla.feed.topology_view",
         find="fence=snapshot.fence, names=names)",
         replace="fence=TopologyVersion(0), names=names)",
         check=SEEDS,
@@ -54,7 +54,7 @@ MUTATIONS = (
     # -- barriers
     Mutation(
         name="rows-barrier-forgets-guards",
-        module="ebla.control.node_barrier",
+        module="ebla.control.topology.node_barrier",
         find="                guards_held(report),\n",
         replace="",
         check=BARRIER,
@@ -62,7 +62,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="rows-barrier-forgets-bulk",
-        module="ebla.control.node_barrier",
+        module="ebla.control.topology.node_barrier",
         find="    return child == BULK or child.startswith(SHARD_PREFIX)\n",
         replace="    return child.startswith(SHARD_PREFIX)\n",
         check=SEEDS,
@@ -80,17 +80,17 @@ MUTATIONS = (
     ),
     Mutation(
         name="rows-barrier-acknowledged-before-it-is-prepared",
-        module="ebla.wire.topology_feed",
+        module="ebla.feed.topology_follower",
         find="            await self._follower.prepare(view, before)\n",
         replace="            self._view.install(view)\n"
         "            self._to_report.set()\n"
         "            await self._follower.prepare(view, before)\n",
-        check=PytestCheck("tests/unit/wire/test_topology_feed.py"),
+        check=PytestCheck("tests/unit/feed/test_topology_follower.py"),
         why="writes are counted of a pending replica that is not open yet",
     ),
     Mutation(
         name="rows-barrier-does-not-wait-for-pending-replicas",
-        module="ebla.control.node_barrier",
+        module="ebla.control.topology.node_barrier",
         find="                pending_closed(report),\n",
         replace="",
         check=BARRIER,
@@ -113,7 +113,7 @@ MUTATIONS = (
     # -- sessions
     Mutation(
         name="rows-session-not-held-around-the-effect",
-        module="ebla.wire.session_guards",
+        module="ebla.feed.session_guards",
         find="        await self._guards.enter(self._guard, self._deadline_ms)\n",
         replace="        await self._guards.enter(self._guard, self._deadline_ms)\n"
         "        self._guards.release(self._guard)\n"
@@ -123,7 +123,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="rows-session-looked-up-without-a-read-barrier",
-        module="ebla.wire.session_guards",
+        module="ebla.feed.session_guards",
         find="        revision = await self._barriers.read_barrier(deadline_ms)\n",
         replace="        revision = self._view.current.revision\n",
         check=GUARDS,
@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         name="rows-pending-replica-not-counted",
         module="ebla.request.write_plan",
-        find="        needed = answers_needed(level, replicas.counts(writing.natural), self._datacenter, pending)\n",
-        replace="        needed = answers_needed(level, replicas.counts(writing.natural), self._datacenter)\n",
+        find="        needed = required_replies(level, replicas.counts(writing.natural), self._datacenter, pending)\n",
+        replace="        needed = required_replies(level, replicas.counts(writing.natural), self._datacenter)\n",
         check=ROUTED_WRITES,
         why="a write acknowledged in a move is on too few of the replicas that are read after it",
     ),
@@ -148,7 +148,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="rows-version-released-when-the-client-is-answered",
-        module="ebla.request.writes",
+        module="ebla.request.write_router",
         find="        self._undecided.pop(attempt, None)\n        look, attempt.look = attempt.look, None\n",
         replace="        if self._undecided.pop(attempt, self) is None and not attempt.unmet:\n"
         "            self._view.release(attempt.version)\n"
@@ -196,7 +196,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="rows-read-repair-not-awaited",
-        module="ebla.request.reads",
+        module="ebla.request.read_router",
         find="            await repair.wait_met()\n",
         replace="            pass\n",
         check=ROUTED_READS,
@@ -221,8 +221,8 @@ MUTATIONS = (
     Mutation(
         name="rows-page-begins-one-row-early",
         module="ebla.request.short_reads",
-        find='    return clipped(spans, (b"", after) if is_reversed else (after + b"\\0", None))\n',
-        replace='    return clipped(spans, (b"", after + b"\\0") if is_reversed else (after, None))\n',
+        find='    return clip_spans(spans, (b"", after) if is_reversed else (after + b"\\0", None))\n',
+        replace='    return clip_spans(spans, (b"", after + b"\\0") if is_reversed else (after, None))\n',
         check=SEEDS,
         why="rows are counted twice by whoever pages",
         limit_s=SEEDS_S,

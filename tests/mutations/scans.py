@@ -2,15 +2,15 @@
 
 from tests.mutations.framework import Mutation, PytestCheck
 
-SCAN = PytestCheck("tests/unit/storage/test_scan.py")
-CONDITIONS = PytestCheck("tests/unit/storage/test_key_conditions.py")
-MERGE = PytestCheck("tests/unit/storage/test_merge_chunks.py")
-REPLICAS = PytestCheck("tests/unit/source/test_merged_read.py")
+SCAN = PytestCheck("tests/unit/storage/scan/test_stack_scan.py")
+CONDITIONS = PytestCheck("tests/unit/storage/scan/test_key_filter.py")
+MERGE = PytestCheck("tests/unit/storage/merge/test_chunk_merge.py")
+REPLICAS = PytestCheck("tests/unit/source/read/test_replica_merge.py")
 
 MUTATIONS = (
     Mutation(
         name="scans-times-of-other-rows-forgotten",
-        module="ebla.storage.visible_rows",
+        module="ebla.storage.scan.visible_rows",
         find="            self.note(item[0], row)\n",
         replace="            pass\n",
         check=SCAN,
@@ -18,7 +18,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-expired-cells-have-times",
-        module="ebla.storage.asked_columns",
+        module="ebla.storage.scan.scan_columns",
         find="    if cell is None or not cell.is_live(now_s):",
         replace="    if cell is None:",
         check=SCAN,
@@ -26,7 +26,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-conditions-drop-heads",
-        module="ebla.storage.key_conditions",
+        module="ebla.storage.scan.key_filter",
         find="keep &= (met | is_head) if test.of_rows else met",
         replace="keep &= met",
         check=SCAN,
@@ -34,7 +34,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-conditions-leave-lonely-heads",
-        module="ebla.storage.scan",
+        module="ebla.storage.scan.stack_scan",
         find="self._shows_static and not self._filter.needs_rows",
         replace="self._shows_static",
         check=SCAN,
@@ -42,7 +42,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-floats-compared-by-arrow",
-        module="ebla.storage.key_conditions",
+        module="ebla.storage.scan.key_filter",
         find="    Scalar.TIMESTAMP, Scalar.TINYINT,\n)",
         replace="    Scalar.TIMESTAMP, Scalar.TINYINT, Scalar.DOUBLE, Scalar.FLOAT,\n)",
         check=CONDITIONS,
@@ -50,7 +50,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-descending-slice-turned",
-        module="ebla.storage.key_conditions",
+        module="ebla.storage.scan.key_filter",
         find="(_UPPER, _LOWER) if column.descending else (_LOWER, _UPPER)",
         replace="(_LOWER, _UPPER)",
         check=CONDITIONS,
@@ -58,7 +58,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-partitions-unordered",
-        module="ebla.storage.scan",
+        module="ebla.storage.scan.stack_scan",
         find="        for prefix in sorted(set(question.partitions))",
         replace="        for prefix in question.partitions",
         check=SCAN,
@@ -66,7 +66,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-rows-of-one-time-are-the-same",
-        module="ebla.storage.equal_rows",
+        module="ebla.storage.merge.equal_rows",
         find="            found &= _same_values(column.type, one.column(name), other.column(name))\n",
         replace="            pass\n",
         check=MERGE,
@@ -74,7 +74,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-minus-zero-is-zero",
-        module="ebla.storage.equal_rows",
+        module="ebla.storage.merge.equal_rows",
         find="    if one.type in _BITS:",
         replace="    if not len(one):",
         check=MERGE,
@@ -82,7 +82,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-newest-need-not-agree",
-        module="ebla.storage.merge_chunks",
+        module="ebla.storage.merge.chunk_merge",
         find="settled |= may_stand & _newest_agree(shape, chunk, groups, (looked_at, winners))",
         replace="settled |= may_stand",
         check=MERGE,
@@ -90,8 +90,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-columns-of-another-version-uncounted",
-        module="ebla.source.merged_read",
-        find="return recounted(shape, pa.RecordBatch.from_arrays(columns, schema=wanted))",
+        module="ebla.source.read.replica_merge",
+        find="return with_completeness(shape, pa.RecordBatch.from_arrays(columns, schema=wanted))",
         replace="return pa.RecordBatch.from_arrays(columns, schema=wanted)",
         check=REPLICAS,
         why="a row whose only column went is still there",

@@ -3,15 +3,15 @@
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 SCHEMA = SimSeeds("schema", "1-40")
-WISHES = PytestCheck("tests/unit/control/test_schema_wishes.py")
-JOINS = PytestCheck("tests/unit/control/test_join_steps.py")
-CHANGES = PytestCheck("tests/unit/control/test_schema_changes.py")
-TOGETHER = PytestCheck("tests/unit/topology/test_apply_all.py")
+WISHES = PytestCheck("tests/unit/control/topology/test_schema_plan.py")
+JOINS = PytestCheck("tests/unit/control/topology/test_join_steps.py")
+CHANGES = PytestCheck("tests/unit/control/topology/test_schema_service.py")
+TOGETHER = PytestCheck("tests/unit/topology/apply/test_command_batch.py")
 
 MUTATIONS = (
     Mutation(
         name="schema-commits-without-condition",
-        module="ebla.topology.apply_all",
+        module="ebla.topology.apply.command_batch",
         find="        conditions.update({each.key: each for each in applied.transaction.conditions})\n",
         replace="",
         check=SCHEMA,
@@ -19,15 +19,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="schema-answers-before-every-node-has-it",
-        module="ebla.control.schema_changes",
+        module="ebla.control.topology.schema_service",
         find="        asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))\n",
-        replace="        asked = Asked()\n",
+        replace="        asked = BarrierOutcome()\n",
         check=SCHEMA,
         why="the next request on another node does not know the table",
     ),
     Mutation(
         name="schema-node-not-asked-counts-as-told",
-        module="ebla.control.barrier_calls",
+        module="ebla.control.topology.barrier_client",
         find="        lacking[host] = last\n",
         replace="",
         check=CHANGES,
@@ -35,7 +35,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="schema-unknown-outcome-taken-for-none",
-        module="ebla.control.schema_changes",
+        module="ebla.control.topology.schema_service",
         find="            return await self._find_out(planned, error, self._remaining_ms(expires_at))\n",
         replace="            return None\n",
         check=CHANGES,
@@ -43,7 +43,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="schema-plans-on-what-this-node-knows",
-        module="ebla.control.schema_changes",
+        module="ebla.control.topology.schema_service",
         find="        await self._parts.group0.running.calls.read_barrier(self._remaining_ms(expires_at))\n"
         "        snapshot = self._parts.topology.snapshot\n"
         "        drawn",
@@ -53,7 +53,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="schema-commands-together-keep-the-first-change",
-        module="ebla.topology.apply_all",
+        module="ebla.topology.apply.command_batch",
         find="        changes.update({each.key: each for each in applied.transaction.changes})\n",
         replace="        changes = {**{each.key: each for each in applied.transaction.changes}, **changes}\n",
         check=TOGETHER,
@@ -61,15 +61,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="schema-table-created-under-a-join",
-        module="ebla.control.schema_wishes",
-        find="    if why := why_no_table_yet(snapshot, seen.down):\n",
-        replace="    if (why := why_no_table_yet(snapshot, seen.down)) and not why:\n",
+        module="ebla.control.topology.schema_plan",
+        find="    if why := why_no_table_yet(snapshot, planning.down):\n",
+        replace="    if (why := why_no_table_yet(snapshot, planning.down)) and not why:\n",
         check=WISHES,
         why="a range changes hands with rows in it, and nobody streams them",
     ),
     Mutation(
         name="joins-barrier-forgets-who-comes-in",
-        module="ebla.control.join_steps",
+        module="ebla.control.topology.join_steps",
         find="node.state is not NodeState.NONE and node.host not in around.gone",
         replace="node.state is NodeState.NORMAL and node.host not in around.gone",
         check=JOINS,
@@ -77,7 +77,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="joins-go-on-with-tables",
-        module="ebla.control.join_steps",
+        module="ebla.control.topology.join_steps",
         find="DriveNode() if snapshot.tables:",
         replace="DriveNode() if not snapshot.nodes:",
         check=JOINS,
@@ -85,7 +85,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="joins-take-up-the-dead",
-        module="ebla.control.join_steps",
+        module="ebla.control.topology.join_steps",
         find="        alive = request.host in around.liveness.alive\n",
         replace="        alive = True\n",
         check=JOINS,

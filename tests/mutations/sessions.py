@@ -3,14 +3,14 @@
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 SIMULATED = SimSeeds("sessions", "1-30")
-SHELL = PytestCheck("tests/unit/control/test_bulk_sessions.py")
-DECISIONS = PytestCheck("tests/unit/control/test_session_decisions.py")
-DRAFT = PytestCheck("tests/unit/topology/test_draft.py")
+SHELL = PytestCheck("tests/unit/control/topology/test_bulk_sessions.py")
+DECISIONS = PytestCheck("tests/unit/control/topology/test_session_plan.py")
+DRAFT = PytestCheck("tests/unit/topology/apply/test_draft.py")
 
 MUTATIONS = (
     Mutation(
         name="sessions-opened-by-a-late-attempt",
-        module="ebla.topology.apply_schema",
+        module="ebla.topology.apply.schema",
         find="    draft.require_unchanged(keys.STATE)\n    draft.require_unchanged(keys.session_key(session.id))\n",
         replace="    draft.require_unchanged(keys.session_key(session.id))\n",
         check=DRAFT,
@@ -18,7 +18,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sessions-opened-by-a-late-request",
-        module="ebla.topology.apply_schema",
+        module="ebla.topology.apply.schema",
         find="    return session in snapshot.state.bulk_closed or forgotten\n",
         replace="    return False\n",
         check=SIMULATED,
@@ -26,7 +26,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sessions-closed-without-a-version",
-        module="ebla.topology.apply_schema",
+        module="ebla.topology.apply.schema",
         find="        draft.step(**_remembered(draft, ending))\n",
         replace="        draft.set_state(**_remembered(draft, ending))\n",
         check=SIMULATED,
@@ -34,7 +34,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sessions-guards-not-drained",
-        module="ebla.control.bulk_sessions",
+        module="ebla.control.topology.bulk_sessions",
         find="NodeBarrierRequest(now.version, drain=True)",
         replace="NodeBarrierRequest(now.version, drain=False)",
         check=SHELL,
@@ -42,15 +42,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="sessions-closed-before-every-node-has-it",
-        module="ebla.control.bulk_sessions",
+        module="ebla.control.topology.bulk_sessions",
         find="        asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))\n",
-        replace="        asked = Asked()\n",
+        replace="        asked = BarrierOutcome()\n",
         check=SIMULATED,
         why="a node that has not heard of it gives out guards for a closed session",
     ),
     Mutation(
         name="sessions-unknown-close-taken-for-done",
-        module="ebla.control.bulk_sessions",
+        module="ebla.control.topology.bulk_sessions",
         find="                unanswered = error\n                continue\n",
         replace="                return snapshot\n",
         check=SHELL,
@@ -58,15 +58,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="sessions-deadline-not-enforced",
-        module="ebla.control.session_decisions",
-        find="    overdue = jobs_to_end(snapshot, times.wall_ms)\n",
+        module="ebla.control.topology.session_plan",
+        find="    overdue = sessions_to_close(snapshot, times.wall_ms)\n",
         replace="    overdue = ()\n",
         check=SHELL,
         why="the session of an owner that vanished stays open for ever",
     ),
     Mutation(
         name="sessions-clock-ahead-lives-for-ever",
-        module="ebla.control.session_decisions",
+        module="ebla.control.topology.session_plan",
         find="if times.boot_ms - since_ms >= times.life_ms_max]",
         replace="if False]",
         check=DECISIONS,
@@ -74,7 +74,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sessions-local-state-believed",
-        module="ebla.control.bulk_sessions",
+        module="ebla.control.topology.bulk_sessions",
         find="        await self._parts.group0.running.calls.read_barrier(within_ms)\n",
         replace="",
         check=SHELL,

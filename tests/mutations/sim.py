@@ -27,8 +27,8 @@ MUTATIONS = (
     Mutation(
         name="sim-last-words",
         module="ebla.sim.loop",
-        find="            if not life.alive:\n                return\n            if life.paused:",
-        replace="            if life.paused:",
+        find="            if not incarnation.alive:\n                return\n            if incarnation.paused:",
+        replace="            if incarnation.paused:",
         check=LOOP,
         why="a crashed process still does what it had planned",
     ),
@@ -59,7 +59,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sim-boot-clock-open",
-        module="ebla.sim.guard",
+        module="ebla.sim.sandbox",
         find='"clock_gettime_ns",',
         replace="",
         check=PytestCheck("tests/sim/test_leaks.py"),

@@ -2,19 +2,19 @@
 
 from tests.mutations.framework import Mutation, PytestCheck
 
-FOLLOW = PytestCheck("tests/unit/source/test_follow_piece.py")
-PLAN = PytestCheck("tests/unit/source/test_plan_read.py")
-SHARES = PytestCheck("tests/unit/source/test_share_rows.py")
-READER = PytestCheck("tests/unit/source/test_reader.py")
-PUSH = PytestCheck("tests/unit/source/test_pushdown.py")
-TYPES = PytestCheck("tests/unit/source/test_type_mapping.py")
-CONTACT = PytestCheck("tests/unit/source/test_contact.py")
-READS = PytestCheck("tests/unit/bulk/test_table_reads.py")
+FOLLOW = PytestCheck("tests/unit/source/read/test_failover.py")
+PLAN = PytestCheck("tests/unit/source/read/test_planner.py")
+SHARES = PytestCheck("tests/unit/source/read/test_split_rows.py")
+READER = PytestCheck("tests/unit/source/read/test_reader.py")
+PUSH = PytestCheck("tests/unit/source/read/test_pushdown.py")
+TYPES = PytestCheck("tests/unit/source/test_spark_types.py")
+CONTACT = PytestCheck("tests/unit/source/test_contact_points.py")
+READS = PytestCheck("tests/unit/bulk/test_table_snapshots.py")
 
 MUTATIONS = (
     Mutation(
         name="source-goes-on-within-a-token",
-        module="ebla.source.follow_piece",
+        module="ebla.source.read.failover",
         find='        cut = int(np.searchsorted(tokens, last, side="left"))\n',
         replace="        cut = len(tokens)\n",
         check=FOLLOW,
@@ -22,7 +22,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-held-rows-let-out-twice",
-        module="ebla.source.follow_piece",
+        module="ebla.source.read.failover",
         find="        self._held, self._held_bytes, self._held_token = [], 0, None\n",
         replace="        self._held_bytes, self._held_token = 0, None\n",
         check=FOLLOW,
@@ -30,7 +30,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-goes-on-in-the-middle-of-a-partition",
-        module="ebla.source.follow_piece",
+        module="ebla.source.read.failover",
         find="            if whole.is_in_middle:\n",
         replace="            if False:\n",
         check=FOLLOW,
@@ -38,7 +38,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-level-reached-by-failed-sources",
-        module="ebla.source.follow_piece",
+        module="ebla.source.read.failover",
         find="        left = [source for source in members if source not in failures]\n",
         replace="        left = list(members)\n",
         check=FOLLOW,
@@ -46,7 +46,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-parts-of-a-range-left-out",
-        module="ebla.source.plan_read",
+        module="ebla.source.read.planner",
         find="            if other.start >= mine.end:\n",
         replace="            if other.start >= mine.end or found:\n",
         check=PLAN,
@@ -54,7 +54,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-asks-for-all-where-none-is-named",
-        module="ebla.source.share_rows",
+        module="ebla.source.read.split_rows",
         find="        if share.partitions and not partitions:\n",
         replace="        if False:\n",
         check=SHARES,
@@ -62,7 +62,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-shows-what-has-expired",
-        module="ebla.source.share_reader",
+        module="ebla.source.read.split_reader",
         find="now_s=max(share.now_s, int(wall_s))",
         replace="now_s=share.now_s",
         check=READER,
@@ -70,7 +70,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-joins-pieces-of-other-replicas",
-        module="ebla.source.plan_read",
+        module="ebla.source.read.planner",
         find="        key = (tuple(sorted(part.piece.sources)), part.piece.needed, part.piece.groups)\n",
         replace="        key = (part.piece.needed, part.piece.groups)\n",
         check=PLAN,
@@ -78,7 +78,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-order-of-floating-numbers-pushed",
-        module="ebla.source.pushdown",
+        module="ebla.source.read.pushdown",
         find="    Scalar.INT: _Rule(_integer),\n",
         replace="    Scalar.INT: _Rule(_integer),\n    Scalar.DOUBLE: _Rule(lambda value: value),\n",
         check=PUSH,
@@ -86,7 +86,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-uuids-compared-as-texts",
-        module="ebla.source.pushdown",
+        module="ebla.source.read.pushdown",
         find="    Scalar.UUID: _Rule(_uuid, is_equality_only=True),\n",
         replace="    Scalar.UUID: _Rule(_uuid),\n",
         check=PUSH,
@@ -94,7 +94,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-partitions-without-their-other-conditions",
-        module="ebla.source.pushdown",
+        module="ebla.source.read.pushdown",
         find="one.column not in keys or one.operator not in _EQUALITY",
         replace="one.column not in keys",
         check=PUSH,
@@ -102,7 +102,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-timestamps-rounded",
-        module="ebla.source.typed_columns",
+        module="ebla.source.arrow_conversion",
         find="        case Scalar.TIMESTAMP if pa.types.is_timestamp(column.type) and rules.cuts_timestamps:\n",
         replace="        case Scalar.TIMESTAMP if pa.types.is_timestamp(column.type):\n",
         check=TYPES,
@@ -110,7 +110,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-slices-of-lists-from-their-begin",
-        module="ebla.source.typed_columns",
+        module="ebla.source.arrow_conversion",
         find="    return (offsets - first).astype(np.int32), child.slice(first, last - first)\n",
         replace="    return (offsets - first).astype(np.int32), child.slice(0, last - first)\n",
         check=TYPES,
@@ -118,8 +118,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="source-statement-of-unknown-outcome-sent-again",
-        module="ebla.source.contact",
-        find="                if error.outcome is Outcome.UNKNOWN and not repeatable:\n",
+        module="ebla.source.contact_points",
+        find="                if error.outcome is Outcome.UNKNOWN and not is_idempotent:\n",
         replace="                if False:\n",
         check=CONTACT,
         why="a table is truncated a second time, after rows of others have come",

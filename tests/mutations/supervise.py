@@ -3,7 +3,7 @@
 from tests.mutations.framework import Mutation, PytestCheck
 
 POLICY = PytestCheck("tests/unit/runtime/test_child_policy.py")
-SUPERVISOR = PytestCheck("tests/unit/runtime/test_supervise.py")
+SUPERVISOR = PytestCheck("tests/unit/runtime/test_supervisor.py")
 FOLDER = PytestCheck("tests/unit/runtime/test_data_folder.py")
 
 MUTATIONS = (
@@ -11,15 +11,15 @@ MUTATIONS = (
         name="supervise-killed-counts-as-gone",
         module="ebla.runtime.child_policy",
         find='child.state = Killed(pid, now_ms, f"was silent for {now_ms - heard_ms} ms")',
-        replace="child.state = Waiting(now_ms)",
+        replace="child.state = StartPending(now_ms)",
         check=POLICY,
         why="a second shard would start while the first may still write",
     ),
     Mutation(
         name="supervise-silence-unnoticed",
         module="ebla.runtime.child_policy",
-        find="case Running(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.silence_ms:",
-        replace="case Running(pid, _, heard_ms) if False:",
+        find="case RunningChild(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.silence_ms:",
+        replace="case RunningChild(pid, _, heard_ms) if False:",
         check=POLICY,
         why="a hung shard would block every barrier for ever",
     ),
@@ -58,14 +58,14 @@ MUTATIONS = (
     Mutation(
         name="supervise-deaf-child-waited-for",
         module="ebla.runtime.child_policy",
-        find="case Asked(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:",
-        replace="case Asked(pid, since_ms) if False:",
+        find="case Terminating(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:",
+        replace="case Terminating(pid, since_ms) if False:",
         check=POLICY,
         why="a stop would hang on one child",
     ),
     Mutation(
         name="supervise-spawn-from-any-thread",
-        module="ebla.runtime.supervise",
+        module="ebla.runtime.supervisor",
         find="assert threading.current_thread() is threading.main_thread()",
         replace="pass",
         check=SUPERVISOR,
@@ -73,7 +73,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="supervise-cancelled-leaves-children",
-        module="ebla.runtime.supervise",
+        module="ebla.runtime.supervisor",
         find="                kill_session(process.pid)\n                process.wait()\n            for",
         replace="                pass\n            for",
         check=SUPERVISOR,
@@ -81,7 +81,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="supervise-workers-outlive-their-process",
-        module="ebla.runtime.supervise",
+        module="ebla.runtime.supervisor",
         find="                kill_session(process.pid)\n                status = process.wait()",
         replace="                status = process.wait()",
         check=SUPERVISOR,
@@ -106,16 +106,16 @@ MUTATIONS = (
     Mutation(
         name="supervise-unwanted-child-stays",
         module="ebla.runtime.child_policy",
-        find="            case Starting(pid=pid) | Running(pid=pid) if not wanted:",
-        replace="            case Starting(pid=pid) | Running(pid=pid) if False:",
+        find="            case Starting(pid=pid) | RunningChild(pid=pid) if not wanted:",
+        replace="            case Starting(pid=pid) | RunningChild(pid=pid) if False:",
         check=POLICY,
         why="a leader of the past would go on running jobs",
     ),
     Mutation(
         name="supervise-wanted-again-before-it-is-gone",
         module="ebla.runtime.child_policy",
-        find="            case Absent() if wanted:",
-        replace="            case Absent() | Asked() if wanted:",
+        find="            case NotStarted() if wanted:",
+        replace="            case NotStarted() | Terminating() if wanted:",
         check=POLICY,
         why="two of one kind would run at once",
     ),
@@ -161,7 +161,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="first-start-twice-in-one-folder",
-        module="ebla.node.control_role",
+        module="ebla.node.control",
         find="identity = folder.read_identity() or _first_start(options, start.token)",
         replace="identity = _first_start(options, start.token)",
         check=PytestCheck("tests/unit/test_node.py"),
@@ -169,7 +169,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="supervise-signal-ends-a-starting-child",
-        module="ebla.runtime.supervise",
+        module="ebla.runtime.supervisor",
         find="self._kept_signals.setdefault(pid, {})[number] = None",
         replace="self._signal(pid, number)",
         check=SUPERVISOR,

@@ -8,19 +8,19 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 SEEDS = SimSeeds("table_jobs", "1-12")
 SEEDS_S = 500
 JOBS = PytestCheck("tests/unit/broker/test_write_jobs.py")
-BOOK = PytestCheck("tests/unit/broker/test_write_book.py")
-PLANS = PytestCheck("tests/unit/broker/test_plan_writes.py")
-READS = PytestCheck("tests/unit/broker/test_plan_reads.py")
+BOOK = PytestCheck("tests/unit/broker/test_write_job_states.py")
+PLANS = PytestCheck("tests/unit/broker/test_write_layout.py")
+READS = PytestCheck("tests/unit/broker/test_read_plan.py")
 CALLS = PytestCheck("tests/unit/broker/test_broker.py")
 
 ANNOUNCED = PytestCheck("tests/unit/broker/test_announced_rows.py")
-COMMITS = PytestCheck("tests/unit/source/test_commit.py")
+COMMITS = PytestCheck("tests/unit/source/write/test_commit.py")
 
 MUTATIONS = (
     # -- rows that are nowhere
     Mutation(
         name="table-jobs-a-range-that-nobody-has-is-taken-for-empty",
-        module="ebla.source.brought",
+        module="ebla.source.write.staged_replicas",
         find="        if not any(plan.targets[target].transfer in present for target in route.targets):\n",
         replace="        if False:\n",
         check=COMMITS,
@@ -28,7 +28,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-a-place-on-vnodes-is-a-copy-of-everything",
-        module="ebla.broker.plan_writes",
+        module="ebla.broker.write_layout",
         find="        return staged.covers(place, route.range)\n",
         replace="        return True\n",
         check=PLANS,
@@ -36,7 +36,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-a-partial-place-counts",
-        module="ebla.broker.commit",
+        module="ebla.broker.write_commit",
         find="        self._partial = wanted\n",
         replace="",
         check=JOBS,
@@ -44,7 +44,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-announced-rows-are-not-noted",
-        module="ebla.broker.commit",
+        module="ebla.broker.write_commit",
         find="        await self._look()\n        await self._mark_adopting()\n",
         replace="        await self._look()\n",
         check=ANNOUNCED,
@@ -53,7 +53,7 @@ MUTATIONS = (
     # -- records
     Mutation(
         name="table-jobs-a-run-again-draws-a-timestamp",
-        module="ebla.broker.write_book",
+        module="ebla.broker.write_job_states",
         find="        session=run.session,\n        opened_ms=run.now_ms,\n",
         replace="        session=run.session,\n        timestamp_us=record.timestamp_us + 1,\n"
         "        opened_ms=run.now_ms,\n",
@@ -62,7 +62,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-done-is-opened-again",
-        module="ebla.broker.write_book",
+        module="ebla.broker.write_job_states",
         find="    if is_done(record, run.batch):\n        return None\n",
         replace="",
         check=JOBS,
@@ -70,7 +70,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-the-run-before-is-not-closed",
-        module="ebla.broker.opening",
+        module="ebla.broker.write_opening",
         find="        for session in record.closing:\n"
         "            await self._sessions.close(session, deadline.left_ms)\n",
         replace="",
@@ -79,7 +79,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-only-the-last-run-is-closed",
-        module="ebla.broker.write_book",
+        module="ebla.broker.write_job_states",
         find="    closing = (*record.closing, record.session)\n",
         replace="    closing = (record.session,)\n",
         check=BOOK,
@@ -87,7 +87,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-any-run-commits",
-        module="ebla.broker.write_book",
+        module="ebla.broker.write_job_states",
         find="    if not is_done(record, run.batch) and (record.session, record.batch) != (run.session, run.batch):\n",
         replace="    if not is_done(record, run.batch) and record.batch != run.batch:\n",
         check=BOOK,
@@ -95,16 +95,16 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-adoption-is-not-noted",
-        module="ebla.broker.commit",
-        find="            await self._change(adopting)\n            self.progress.seen = Seen.SOME\n",
-        replace="            self.progress.seen = Seen.SOME\n",
+        module="ebla.broker.write_commit",
+        find="            await self._change(record_adopting)\n            self.progress.seen = RowVisibility.SOME\n",
+        replace="            self.progress.seen = RowVisibility.SOME\n",
         check=JOBS,
         why="a second call says that no row is seen, and the first has shown some",
     ),
     # -- levels and versions
     Mutation(
         name="table-jobs-pending-replicas-are-not-counted",
-        module="ebla.broker.plan_writes",
+        module="ebla.broker.write_layout",
         find="wanted.datacenter, pending)\n",
         replace="wanted.datacenter)\n",
         check=PLANS,
@@ -112,7 +112,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-half-of-a-copy-counts",
-        module="ebla.broker.plan_writes",
+        module="ebla.broker.write_layout",
         find="        if all(has(place) for place in copy.places):\n            acks.acknowledge(position)\n",
         replace="        if any(has(place) for place in copy.places):\n            acks.acknowledge(position)\n",
         check=PLANS,
@@ -120,7 +120,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-acknowledgements-of-two-versions-add-up",
-        module="ebla.broker.commit",
+        module="ebla.broker.write_commit",
         find="lambda place: place in found.found or self._brings_nothing(place)) is None:\n",
         replace="lambda place: place in self.progress.adopted or self._brings_nothing(place)) is None:\n",
         check=JOBS,
@@ -128,7 +128,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-the-version-is-not-held",
-        module="ebla.broker.adopting",
+        module="ebla.broker.adopt_calls",
         find="            found = await parts.doors.shard(place.replica, ADOPT, request, parts.limits.adopt_ms)\n",
         replace="            parts.view.release(request.version)\n"
         "            try:\n"
@@ -140,7 +140,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-adoption-dies-with-its-client",
-        module="ebla.broker.adopting",
+        module="ebla.broker.adopt_calls",
         find="                adopted.found[place] = await asyncio.shield(answer)\n",
         replace="                adopted.found[place] = await answer\n",
         check=JOBS,
@@ -149,7 +149,7 @@ MUTATIONS = (
     # -- places
     Mutation(
         name="table-jobs-a-place-without-rows-is-a-copy",
-        module="ebla.broker.plan_writes",
+        module="ebla.broker.write_layout",
         find="    return bool(staged.runs_at(place)) or not any(siblings)\n",
         replace="    return True\n",
         check=JOBS,
@@ -157,7 +157,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-late-replicas-are-passed-over",
-        module="ebla.broker.commit",
+        module="ebla.broker.write_commit",
         find="            if lacking:\n                return CommitWriteAnswer(lacking=lacking)\n",
         replace="            assert lacking is not None\n",
         check=JOBS,
@@ -165,7 +165,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-one-run-of-several-is-sealed",
-        module="ebla.broker.commit",
+        module="ebla.broker.write_commit",
         find="            more=tuple((run.attempt, run.file) for run in runs[1:]),\n",
         replace="",
         check=JOBS,
@@ -173,7 +173,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-without-admission",
-        module="ebla.broker.opening",
+        module="ebla.broker.write_opening",
         find="            if count >= most:\n",
         replace="            if count >= most << 20:\n",
         check=JOBS,
@@ -182,7 +182,7 @@ MUTATIONS = (
     # -- reads
     Mutation(
         name="table-reads-planned-by-what-the-shard-happens-to-know",
-        module="ebla.broker.reads",
+        module="ebla.broker.read_broker",
         find="            view = await fresh_view(self._parts, deadline)\n",
         replace="            view = self._parts.view.current\n",
         check=CALLS,
@@ -190,7 +190,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-one-copy-too-few",
-        module="ebla.broker.plan_reads",
+        module="ebla.broker.read_plan",
         find="            groups.append((loads.order(members), max(1, each.count)))\n",
         replace="            groups.append((loads.order(members), max(1, each.count - 1)))\n",
         check=READS,
@@ -198,7 +198,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-done-before-all-tablets-are",
-        module="ebla.broker.commit",
+        module="ebla.broker.write_commit",
         find="            if all(self.progress.is_met(route) for route in routes):\n",
         replace="            if any(self.progress.is_met(route) for route in routes):\n",
         check=SEEDS,

@@ -2,15 +2,15 @@
 
 from tests.mutations.framework import Mutation, PytestCheck
 
-READS = PytestCheck("tests/unit/bulk/test_table_reads.py")
+READS = PytestCheck("tests/unit/bulk/test_table_snapshots.py")
 COVERAGE = PytestCheck("tests/unit/bulk/test_read_coverage.py")
-SHARD = PytestCheck("tests/unit/replica/test_checkpointing.py")
+SHARD = PytestCheck("tests/unit/replica/test_checkpoints.py")
 
 MUTATIONS = (
     # -- what is there
     Mutation(
         name="table-reads-coverage-not-checked",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="        if not point.coverage.has(asked, grant.lives):\n",
         replace="        if not asked.width:\n",
         check=READS,
@@ -18,7 +18,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-another-life-will-do",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="        if not point.coverage.has(asked, grant.lives):\n",
         replace="        if not point.coverage.has(asked, point.coverage.lives):\n",
         check=READS,
@@ -70,7 +70,7 @@ MUTATIONS = (
     # -- at which point
     Mutation(
         name="table-reads-taken-without-a-read-barrier",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="        await parts.guards.catch_up(min(deadline_ms, parts.limits.barrier_ms))\n",
         replace="",
         check=READS,
@@ -78,7 +78,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-shards-not-held-to-the-version",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="        asked = max(version, before.version)\n",
         replace="        asked = ANY_VERSION\n",
         check=READS,
@@ -86,7 +86,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-judged-behind-the-shard",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="            after = await self._view_at(record.version, deadline_ms)\n",
         replace="            after = parts.view.current\n",
         check=READS,
@@ -94,7 +94,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-read-by-the-schema-from-before",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="            schema = self._schema(after, table)\n",
         replace="            self._schema(after, table)\n            schema = self._schema(before, table)\n",
         check=READS,
@@ -102,7 +102,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-shard-does-not-wait-for-the-version",
-        module="ebla.replica.checkpointing",
+        module="ebla.replica.checkpoints",
         find="        await wait_version(parts, request.version, deadline_ms)\n        if request.session is None:\n",
         replace="        if request.session is None:\n",
         check=SHARD,
@@ -110,7 +110,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-a-new-point-for-each-question",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="                if kept.point is None or not await",
         replace="                if kept.point is None or version == ANY_VERSION or not await",
         check=READS,
@@ -118,7 +118,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-opened-again-without-what-came",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="        return _places(view, point.record.table) is point.places\n",
         replace="        return view.version >= version\n",
         check=READS,
@@ -137,7 +137,7 @@ MUTATIONS = (
     # -- how long
     Mutation(
         name="table-reads-dropped-under-a-stream",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="        return not self.askers and (self.point is None or not self.point.uses)\n",
         replace="        return not self.askers\n",
         check=READS,
@@ -145,7 +145,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-removed-under-a-stream",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="        while (point := next((one for one in self._leaving if not one.uses), None)) is not None:\n",
         replace="        while (point := next(iter(self._leaving), None)) is not None:\n",
         check=READS,
@@ -153,7 +153,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-given-up-while-it-is-taken",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="        return not self.askers and (self.point is None or not self.point.uses)\n",
         replace="        return self.point is None or not self.point.uses\n",
         check=READS,
@@ -161,7 +161,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-idle-for-ever",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="            idle = kept.is_closed or now_ms - kept.used_ms >= self._parts.limits.reads_idle_ms\n",
         replace="            idle = kept.is_closed\n",
         check=READS,
@@ -169,7 +169,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-kept-after-a-drop",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="(kept.table not in tables or now_ms >= kept.expires_ms):\n",
         replace="now_ms >= kept.expires_ms:\n",
         check=READS,
@@ -177,7 +177,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-outlive-their-tickets",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="(kept.table not in tables or now_ms >= kept.expires_ms):\n",
         replace="kept.table not in tables:\n",
         check=READS,
@@ -185,7 +185,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-everyone-takes",
-        module="ebla.bulk.table_reads",
+        module="ebla.bulk.table_snapshots",
         find="            async with kept.taking:\n                if",
         replace="            if True:\n                if",
         check=READS,
@@ -193,7 +193,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-of-a-former-life-are-kept",
-        module="ebla.bulk.checkpoints",
+        module="ebla.bulk.checkpoint_store",
         find=" and record.session is not None:\n",
         replace=":\n",
         check=READS,

@@ -7,7 +7,7 @@ UNIT = "tests/unit/topology/"
 MUTATIONS = (
     Mutation(
         name="topology-left-node-readmitted",
-        module="ebla.topology.apply_requests",
+        module="ebla.topology.apply.requests",
         find="    known = draft.base.nodes.get(node.host)\n    if known is not None:\n",
         replace="    known = draft.base.nodes.get(node.host)\n    if known and known.state is not NodeState.LEFT:\n",
         check=PytestCheck(UNIT + "test_apply_nodes.py"),
@@ -31,7 +31,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-fence-not-raised",
-        module="ebla.topology.draft",
+        module="ebla.topology.apply.draft",
         find="        self.set_state(fence=fence)\n",
         replace="        self.set_state()\n",
         check=PytestCheck(UNIT + "test_apply_nodes.py"),
@@ -39,7 +39,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-barrier-skipped",
-        module="ebla.topology.draft",
+        module="ebla.topology.apply.draft",
         find="        passed = self.now.fence >= since\n",
         replace="        passed = self.now.fence >= 0 * since\n",
         check=PytestCheck(UNIT + "test_apply_tablets.py", UNIT + "test_apply_nodes.py"),
@@ -47,7 +47,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-fence-may-fall",
-        module="ebla.topology.draft",
+        module="ebla.topology.apply.draft",
         find="        self.require(fence >= self.base.fence,",
         replace="        self.require(fence >= 0,",
         check=PytestCheck(UNIT + "test_apply_cluster.py"),
@@ -55,7 +55,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-two-requests-at-once",
-        module="ebla.topology.apply_nodes",
+        module="ebla.topology.apply.nodes",
         find='    draft.require(transition is None, f"the topology is in {transition}")\n'
         "    busy = draft.base.node_in_transition()\n",
         replace="    busy = None\n",
@@ -64,7 +64,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-request-session-left-open",
-        module="ebla.topology.apply_nodes",
+        module="ebla.topology.apply.nodes",
         find="    draft.close_session(draft.base.state.session)\n    opened = None\n",
         replace="    opened = None\n",
         check=PytestCheck(UNIT + "test_apply_nodes.py"),
@@ -72,7 +72,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-rollback-over-moving-tablets",
-        module="ebla.topology.apply_nodes",
+        module="ebla.topology.apply.nodes",
         find="    draft.require(\n        not draft.base.any_tablet_transition, "
         '"tablets are still in transition; they must come to an end first"\n    )\n',
         replace="",
@@ -81,7 +81,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-leaves-with-tablets",
-        module="ebla.topology.apply_nodes",
+        module="ebla.topology.apply.nodes",
         find="        stays = node.state is NodeState.REPLACING or not draft.base.has_tablets(node.host)\n",
         replace="        stays = True\n",
         check=PytestCheck(UNIT + "test_apply_nodes.py"),
@@ -89,7 +89,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-replaced-node-keeps-its-tokens",
-        module="ebla.topology.apply_nodes",
+        module="ebla.topology.apply.nodes",
         find="        _become_left(draft, node.replaced, now_ms)\n",
         replace="        pass\n",
         check=PytestCheck(UNIT + "test_apply_nodes.py"),
@@ -97,7 +97,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-stage-without-a-version",
-        module="ebla.topology.apply_tablets",
+        module="ebla.topology.apply.tablets",
         find="    draft.put_all(rows)\n    draft.step()\n\n\ndef _transition_left(",
         replace="    draft.put_all(rows)\n    draft.set_state()\n\n\ndef _transition_left(",
         check=PytestCheck(UNIT + "test_apply_tablets.py"),
@@ -105,7 +105,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-tablet-in-two-transitions",
-        module="ebla.topology.apply_tablets",
+        module="ebla.topology.apply.tablets",
         find="    busy = tablets.transition(move.tablet) is not None\n",
         replace="    busy = False\n",
         check=PytestCheck(UNIT + "test_apply_tablets.py"),
@@ -113,7 +113,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-repair-counts-in-transition",
-        module="ebla.topology.apply_tablets",
+        module="ebla.topology.apply.tablets",
         find="        moving = tablets.transition(number) is not None\n",
         replace="        moving = False\n",
         check=PytestCheck(UNIT + "test_apply_tablets.py"),
@@ -121,7 +121,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-ignored-node-back-mid-move",
-        module="ebla.topology.apply_cluster",
+        module="ebla.topology.apply.cluster",
         find="    moving = [host for host in moving if draft.base.in_tablet_transition(host)]\n",
         replace="    moving = []\n",
         check=PytestCheck(UNIT + "test_apply_tablets.py"),
@@ -129,7 +129,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-step-without-its-condition",
-        module="ebla.topology.draft",
+        module="ebla.topology.apply.draft",
         find="        if keys.STATE in self._rows:\n            self.require_unchanged(keys.STATE)\n",
         replace="",
         check=PytestCheck(UNIT + "test_draft.py"),
@@ -137,7 +137,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-newer-fields-lost",
-        module="ebla.topology.draft",
+        module="ebla.topology.apply.draft",
         find="keys.encode(row, unknown.get(key, ())))",
         replace="keys.encode(row))",
         check=PytestCheck(UNIT + "test_rebuild.py"),
@@ -145,7 +145,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-feed-forgets-deletions",
-        module="ebla.topology.rebuild",
+        module="ebla.topology.snapshot_builder",
         find="    if row is None:\n        target.pop(identity, None)\n    else:\n",
         replace="    if row is not None:\n",
         check=PytestCheck(UNIT + "test_apply_nodes.py"),
@@ -153,7 +153,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-feed-keeps-old-transitions",
-        module="ebla.topology.rebuild",
+        module="ebla.topology.snapshot_builder",
         find="            transitions.pop(number, None)\n",
         replace="            pass\n",
         check=PytestCheck(UNIT + "test_apply_tablets.py"),
@@ -161,7 +161,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-join-bears-dead-nodes",
-        module="ebla.topology.requests",
+        module="ebla.topology.request_queue",
         find="    if request.kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE):\n        excused",
         replace="    if request.kind is not NodeRequestKind.REBUILD:\n        excused",
         check=PytestCheck(UNIT + "test_requests.py"),
@@ -169,7 +169,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-hopeless-queue-waits-for-ever",
-        module="ebla.topology.requests",
+        module="ebla.topology.request_queue",
         find="        return CancelAll(verdicts)\n",
         replace="        return QueueEmpty()\n",
         check=PytestCheck(UNIT + "test_requests.py"),
@@ -193,7 +193,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-tokens-collide",
-        module="ebla.topology.tokens_at_join",
+        module="ebla.topology.token_allocation",
         find="        while place in taken:\n            place = (place + 1) % RING_TOKENS\n",
         replace="",
         check=PytestCheck(UNIT + "test_tokens_at_join.py"),
@@ -209,7 +209,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="topology-recovery-brings-back-who-left",
-        module="ebla.topology.rebuild",
+        module="ebla.topology.snapshot_builder",
         find="        if known is None or known.state is not NodeState.LEFT:\n",
         replace="        if known is None or known.state is not NodeState.NONE:\n",
         check=PytestCheck(UNIT + "test_rebuild.py"),

@@ -4,23 +4,23 @@ from tests.mutations.framework import Mutation, PytestCheck
 
 QUORUMS = PytestCheck("tests/properties/test_quorums_meet.py")
 STAGES = PytestCheck("tests/unit/topology/test_tablet_stages.py")
-SHARDER = PytestCheck("tests/unit/topology/test_sharder.py")
-SETS = PytestCheck("tests/unit/topology/test_replica_sets.py")
-STRATEGIES = PytestCheck("tests/unit/topology/test_replication_strategies.py")
+SHARDER = PytestCheck("tests/unit/topology/routing/test_sharder.py")
+SETS = PytestCheck("tests/unit/topology/routing/test_replica_sets.py")
+STRATEGIES = PytestCheck("tests/unit/topology/routing/test_replication_strategies.py")
 SESSIONS = PytestCheck("tests/unit/topology/test_sessions.py")
 ZOMBIE = PytestCheck("tests/scenarios/test_zombie_stream.py")
 STREAMS = PytestCheck("tests/unit/topology/test_cdc_generations.py")
 RESIZE = PytestCheck("tests/unit/topology/test_resize.py")
-PLACEMENT = PytestCheck("tests/unit/balancer/test_placement.py")
+PLACEMENT = PytestCheck("tests/unit/topology/test_placement.py")
 
 STAGE_MODULE = "ebla.topology.tablet_stages"
 
 MUTATIONS = (
     Mutation(
         name="tablets-pending-not-counted",
-        module="ebla.topology.replica_sets",
-        find="return answers_needed(level, replicas.counts(targets.natural), local_datacenter, pending)",
-        replace="return answers_needed(level, replicas.counts(targets.natural), local_datacenter, None and pending)",
+        module="ebla.topology.routing.replica_sets",
+        find="return required_replies(level, replicas.counts(targets.natural), local_datacenter, pending)",
+        replace="return required_replies(level, replicas.counts(targets.natural), local_datacenter, None and pending)",
         check=QUORUMS,
         why="a write acknowledged by an old and the pending replica is missed by a reader of the other two",
     ),
@@ -98,7 +98,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="tablets-session-left-open",
-        module="ebla.topology.apply_tablets",
+        module="ebla.topology.apply.tablets",
         find="rows[keys.session_key(transition.session)] = None",
         replace="pass",
         check=ZOMBIE,
@@ -106,7 +106,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="vnodes-left-ring-still-written",
-        module="ebla.topology.vnode_ring",
+        module="ebla.topology.routing.vnode_ring",
         find="(NodeState.DECOMMISSIONING, TransitionState.LEFT_TOKEN_RING): _NEXT,",
         replace="(NodeState.DECOMMISSIONING, TransitionState.LEFT_TOKEN_RING): _PREVIOUS,",
         check=QUORUMS,
@@ -114,7 +114,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="vnodes-pending-not-written",
-        module="ebla.topology.vnode_ring",
+        module="ebla.topology.routing.vnode_ring",
         find="(NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_OLD): _BOTH_READ_OLD,",
         replace="(NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_OLD): _PREVIOUS,",
         check=QUORUMS,
@@ -122,7 +122,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="vnodes-read-new-too-early",
-        module="ebla.topology.vnode_ring",
+        module="ebla.topology.routing.vnode_ring",
         find="_BOTH_READ_OLD = RingUse(Selector.PREVIOUS, Selector.BOTH)",
         replace="_BOTH_READ_OLD = RingUse(Selector.NEXT, Selector.BOTH)",
         check=QUORUMS,
@@ -130,7 +130,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="vnodes-stream-from-a-bystander",
-        module="ebla.topology.vnode_streams",
+        module="ebla.topology.routing.vnode_streams",
         find="if losing and not any(host in given_up for host in losing):",
         replace="if losing and any(host in given_up for host in losing):",
         check=QUORUMS,
@@ -138,7 +138,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sharder-writes-one-shard-of-two",
-        module="ebla.topology.sharder",
+        module="ebla.topology.routing.sharder",
         find="return (new, old)",
         replace="return (new,)",
         check=QUORUMS,
@@ -146,7 +146,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sharder-follows-the-stage-between-nodes",
-        module="ebla.topology.sharder",
+        module="ebla.topology.routing.sharder",
         find="return _first(new, old)\n        return _first(old, new)",
         replace="return _first(new, old)\n"
         "        return _first(new, None) if stage_row(transition).reads is Selector.NEXT else _first(old, new)",
@@ -155,7 +155,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sharder-forgets-ignored-bits",
-        module="ebla.topology.static_sharding",
+        module="ebla.topology.routing.static_sharding",
         find="((token - TOKEN_MIN) << ignore_msb) & (RING_TOKENS - 1)",
         replace="((token - TOKEN_MIN) << min(ignore_msb, 0)) & (RING_TOKENS - 1)",
         check=SHARDER,
@@ -163,15 +163,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="replicas-left-node-by-address",
-        module="ebla.topology.replica_sets",
+        module="ebla.topology.routing.replica_sets",
         find="return tuple(node.address for node in nodes if node.state is not NodeState.LEFT)",
-        replace="return tuple(node.address for node in nodes if node.state is not NodeState.NONE)",
+        replace="return tuple(node.address for node in nodes if node.state is not NodeState.NO_REPLICAS)",
         check=SETS,
         why="requests go to an address that may belong to somebody else by now",
     ),
     Mutation(
         name="vnodes-racks-ignored",
-        module="ebla.topology.replication_strategies",
+        module="ebla.topology.routing.replication_strategies",
         find="if rack in racks_used and len(racks_used) < part.rack_count:",
         replace="if rack in racks_used and len(racks_used) < 0:",
         check=STRATEGIES,
@@ -211,15 +211,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="cdc-split-without-new-streams",
-        module="ebla.topology.apply_resize",
+        module="ebla.topology.apply.resize",
         find="        if new.streams:\n",
         replace="        if not new:\n",
-        check=PytestCheck("tests/unit/topology/test_apply_streams.py"),
+        check=PytestCheck("tests/unit/topology/apply/test_streams.py"),
         why="after a split, changes of two tablets go to one stream, and readers of the other wait for ever",
     ),
     Mutation(
         name="resize-all-tables-in-one-commit",
-        module="ebla.topology.apply_resize",
+        module="ebla.topology.apply.resize",
         find="        if fitting and room < 0:\n",
         replace="        if not fitting:\n",
         check=PytestCheck("tests/unit/topology/test_commit_sizes.py"),
@@ -243,7 +243,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="placement-racks-ignored",
-        module="ebla.balancer.placement",
+        module="ebla.topology.placement",
         find="key=lambda name: (used[name], self._racks[name][0][0]),",
         replace="key=lambda name: (used[name] * 0, self._racks[name][0][0]),",
         check=PLACEMENT,
@@ -251,7 +251,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="placement-capacity-ignored",
-        module="ebla.balancer.placement",
+        module="ebla.topology.placement",
         find="return (self.taken + 1) / self.capacity, (self.others",
         replace="return (self.taken + 1) / 1.0, (self.others",
         check=PLACEMENT,

@@ -8,13 +8,13 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 SEEDS = SimSeeds("transfers", "1-12")
 SEEDS_S = 500
-DESK = PytestCheck("tests/unit/bulk/test_transfer_desk.py")
+DESK = PytestCheck("tests/unit/bulk/test_transfer_service.py")
 STAGING = PytestCheck("tests/unit/bulk/test_staging.py")
-TOGETHER = PytestCheck("tests/unit/bulk/test_files_put.py")
+TOGETHER = PytestCheck("tests/unit/bulk/test_multi_file_put.py")
 ADOPTION = PytestCheck("tests/unit/replica/test_adoption.py")
 RUNS = PytestCheck("tests/unit/bulk/test_seal_of_runs.py")
 JOB_ADOPTION = PytestCheck("tests/unit/replica/test_job_adoption.py")
-SESSIONS = PytestCheck("tests/unit/control/test_bulk_sessions.py")
+SESSIONS = PytestCheck("tests/unit/control/topology/test_bulk_sessions.py")
 QUEUE = PytestCheck("tests/unit/pipeline/test_job_queue.py")
 RUNNER = PytestCheck("tests/unit/pipeline/test_job_runner.py")
 
@@ -22,8 +22,8 @@ MUTATIONS = (
     # -- sessions at the bulk process
     Mutation(
         name="transfers-session-not-checked-at-the-seal",
-        module="ebla.bulk.transfer_desk",
-        find="            async with parts.guards.materialised(request.session, call.work_ms()):\n"
+        module="ebla.bulk.transfer_service",
+        find="            async with parts.guards.hold_guard(request.session, call.work_ms()):\n"
         "                staged = parts.staging.find(request.session, request.transfer)\n",
         replace="            if True:\n"
         "                staged = parts.staging.find(request.session, request.transfer)\n",
@@ -32,8 +32,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-session-not-checked-at-a-batch",
-        module="ebla.bulk.transfer_plane",
-        find="            with self._parts.guards.held_listed(place.session):\n"
+        module="ebla.bulk.transfer_streams",
+        find="            with self._parts.guards.hold_guard_without_barrier(place.session):\n"
         "                await self._parts.puts.append(place, data)\n",
         replace="            await self._parts.puts.append(place, data)\n",
         check=DESK,
@@ -41,9 +41,9 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-put-opened-without-a-read-barrier",
-        module="ebla.bulk.transfer_plane",
-        find="        async with guards.materialised(session, self._parts.limits.barrier_ms):\n",
-        replace="        with guards.held_listed(session):\n",
+        module="ebla.bulk.transfer_streams",
+        find="        async with guards.hold_guard(session, self._parts.limits.barrier_ms):\n",
+        replace="        with guards.hold_guard_without_barrier(session):\n",
         check=DESK,
         why="a bulk process that lags takes in what belongs to a session that is over",
     ),
@@ -59,10 +59,10 @@ MUTATIONS = (
     Mutation(
         name="transfers-adoption-without-guard",
         module="ebla.replica.adoption",
-        find="            async with parts.guards.materialised(request.session, deadline_ms):\n"
+        find="            async with parts.guards.hold_guard(request.session, deadline_ms):\n"
         "                # Nothing awaits between the guard and the hold: the session is open in between, and holds as "
         "well.\n",
-        replace="            async with parts.guards.materialised(request.session, deadline_ms):\n"
+        replace="            async with parts.guards.hold_guard(request.session, deadline_ms):\n"
         "                pass\n"
         "            await asyncio.sleep(0.3)\n"
         "            if True:\n",
@@ -156,14 +156,14 @@ MUTATIONS = (
     Mutation(
         name="transfers-seal-does-not-look-at-checksums",
         module="ebla.bulk.seal",
-        find="        return checksum_of(self._disk, path) == expected.checksum\n",
+        find="        return file_checksum(self._disk, path) == expected.checksum\n",
         replace="        return self._disk.exists(path)\n",
         check=STAGING,
         why="a bit that changed on the way becomes part of a replica",
     ),
     Mutation(
         name="transfers-merge-does-not-look-at-checksums",
-        module="ebla.storage.merge_runs",
+        module="ebla.storage.merge.run_merge",
         find="        self._expected = rules.checksums.get(file.path)\n",
         replace="        self._expected = None\n",
         check=RUNS,
@@ -171,7 +171,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-files-together-not-compared",
-        module="ebla.pipeline.flight_client",
+        module="ebla.transfers.flight_client",
         find="            if answer.checksum != checksum:\n",
         replace="            if answer.received_bytes < 0:\n",
         check=TOGETHER,
@@ -179,7 +179,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-files-together-end-anywhere",
-        module="ebla.bulk.files_put",
+        module="ebla.bulk.multi_file_put",
         find="            if self._place is not None or self._waiting:\n",
         replace="            if False:\n",
         check=TOGETHER,
@@ -188,7 +188,7 @@ MUTATIONS = (
     Mutation(
         name="transfers-sealed-names-not-durable",
         module="ebla.bulk.seal",
-        find="        await together([partial(self._disk.sync_folder, one) for one in below], SYNCS_AT_ONCE)\n",
+        find="await gather_bounded([partial(self._disk.sync_folder, one) for one in below], CONCURRENT_SYNCS_MAX)\n",
         replace="",
         check=STAGING,
         why="after a power cut a marker names files that are not there",
@@ -230,7 +230,7 @@ MUTATIONS = (
     Mutation(
         name="transfers-set-of-runs-not-remembered",
         module="ebla.bulk.seal",
-        find="        sealed = SealedFile(order.attempt, more=in_order(attempt for attempt, _ in order.more))\n",
+        find="        sealed = SealedFile(order.attempt, more=sorted_attempts(attempt for attempt, _ in order.more))\n",
         replace="        sealed = SealedFile(order.attempt)\n",
         check=RUNS,
         why="after a restart another set is taken for the one that counts, or the same one for another",
@@ -245,7 +245,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-runs-not-checked-for-order",
-        module="ebla.storage.merge_runs",
+        module="ebla.storage.merge.run_merge",
         find="        if not self._is_next(keys[0].as_py()) or not _ascend(keys, words):\n",
         replace="        if not self._is_next(keys[0].as_py()) and not _ascend(keys, words):\n",
         check=RUNS,
@@ -253,7 +253,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-keys-of-several-runs-kept-several-times",
-        module="ebla.storage.sorted_rows",
+        module="ebla.storage.merge.row_sort",
         find="    if same_key.any():\n",
         replace="    if same_key.all() and len(same_key) > len(places):\n",
         check=RUNS,
@@ -261,10 +261,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-window-beyond-what-is-read",
-        module="ebla.storage.merge_runs",
+        module="ebla.storage.merge.run_merge",
         find="    end = min(bounds) if bounds else max(run.last_key for run in runs)\n",
         replace="    end = max(run.last_key for run in runs)\n",
-        check=PytestCheck("tests/unit/storage/test_merge_runs.py"),
+        check=PytestCheck("tests/unit/storage/merge/test_run_merge.py"),
         why="rows of a run are written behind larger ones of another",
     ),
     Mutation(
@@ -278,7 +278,7 @@ MUTATIONS = (
     # -- the end of sessions
     Mutation(
         name="transfers-guards-not-drained-at-close",
-        module="ebla.control.bulk_sessions",
+        module="ebla.control.topology.bulk_sessions",
         find="        request = NodeBarrierRequest(now.version, drain=True)\n",
         replace="        request, members = NodeBarrierRequest(now.version, drain=True), members[:0]\n",
         check=SESSIONS,
@@ -286,7 +286,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-guards-of-bulk-not-told",
-        module="ebla.bulk.sessions_followed",
+        module="ebla.bulk.session_follower",
         find="            closing_sessions=self.guards.closing,\n",
         replace="            closing_sessions=(),\n",
         check=PytestCheck("tests/unit/bulk/test_bulk_process.py"),
@@ -294,7 +294,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-sweep-of-an-open-session",
-        module="ebla.bulk.sweeping",
+        module="ebla.bulk.sweeper",
         find="            await self._guards.catch_up(barrier_ms)\n",
         replace="",
         check=DESK,
@@ -302,7 +302,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-nothing-is-swept",
-        module="ebla.bulk.sweeping",
+        module="ebla.bulk.sweeper",
         find="                await self._sweep_one(session)\n",
         replace="                del session\n",
         check=DESK,
@@ -310,15 +310,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-late-folders-not-swept",
-        module="ebla.bulk.sweeping",
-        find="        self._staging.notice_strangers()\n",
+        module="ebla.bulk.sweeper",
+        find="        self._staging.notice_orphans()\n",
         replace="",
         check=DESK,
         why="a task that goes on after its session was swept leaves its files for ever",
     ),
     Mutation(
         name="transfers-nothing-is-swept-in-simulation",
-        module="ebla.bulk.sweeping",
+        module="ebla.bulk.sweeper",
         find="            for session in self._unlisted():\n",
         replace="            for session in self._unlisted()[:0]:\n",
         check=SEEDS,
@@ -327,7 +327,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-linked-file-not-isolated-in-simulation",
-        module="ebla.sim.file_isolation",
+        module="ebla.sim.transfers.file_isolation",
         find="        return not self._disk.is_open(path)\n",
         replace="        return self._disk.exists(path)\n",
         check=SEEDS,
@@ -345,17 +345,17 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-target-found-after-the-checkpoint",
-        module="ebla.pipeline.moving",
+        module="ebla.pipeline.copy_steps",
         find="    places = await steps.all(\n"
         "        [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
         "    )\n"
         '    run.meter.step("taking a checkpoint")\n'
         "    alone = copies[0].source if len(copies) == 1 else None\n"
         "    source = await steps.take_checkpoint("
-        "scope, copies[0].source.host, hull([one.range for one in copies]), alone)\n",
+        "scope, copies[0].source.host, covering_range([one.range for one in copies]), alone)\n",
         replace="    alone = copies[0].source if len(copies) == 1 else None\n"
         "    source = await steps.take_checkpoint("
-        "scope, copies[0].source.host, hull([one.range for one in copies]), alone)\n"
+        "scope, copies[0].source.host, covering_range([one.range for one in copies]), alone)\n"
         "    places = await steps.all(\n"
         "        [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
         "    )\n",

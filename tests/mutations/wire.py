@@ -2,7 +2,7 @@
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
-CALLS = "tests/unit/wire/test_calls.py"
+CALLS = "tests/unit/wire/test_client_connection.py"
 TLS = "tests/unit/runtime/test_tls.py"
 TRANSPORT = "tests/unit/runtime/test_tcp_transport.py"
 
@@ -49,7 +49,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="wire-lost-connection-claims-not-applied",
-        module="ebla.wire.calls",
+        module="ebla.wire.client_connection",
         find="outcome.set_result(ConnectionLost(",
         replace="outcome.set_result(Unreachable(",
         check=SimSeeds("wire", "1-20"),
@@ -57,7 +57,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="wire-unread-queue-unbounded",
-        module="ebla.wire.calls",
+        module="ebla.wire.client_connection",
         find="        return queued < self._limits.in_flight_bytes_max",
         replace="        return queued >= 0",
         check=PytestCheck(f"{CALLS}::test_a_peer_that_does_not_read_does_not_fill_our_memory"),
@@ -65,18 +65,18 @@ MUTATIONS = (
     ),
     Mutation(
         name="wire-deadline-not-armed",
-        module="ebla.wire.deadlines",
+        module="ebla.aio.deadline_timer",
         find="        if earliest < self.armed_at:\n            self._arm(earliest)",
         replace="        del earliest",
-        check=PytestCheck("tests/unit/wire/test_deadlines.py"),
+        check=PytestCheck("tests/unit/aio/test_deadline_timer.py"),
         why="after the first deadline of a connection the others are never noticed, and calls hang",
     ),
     Mutation(
         name="wire-outcome-understated",
-        module="ebla.wire.failures",
+        module="ebla.wire.errors",
         find="if kind is not None and kind.outcome is failure.outcome:",
         replace="if kind is not None:",
-        check=PytestCheck("tests/unit/wire/test_failures.py"),
+        check=PytestCheck("tests/unit/wire/test_errors.py"),
         why="an error of a newer node says that nothing was applied although something may have been",
     ),
     Mutation(
@@ -113,10 +113,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="join-door-without-closing-time",
-        module="ebla.runtime.join_door",
+        module="ebla.runtime.join_listener",
         find="asyncio.get_running_loop().call_later(self._stay_ms / 1000, link.close, cause)",
         replace="_ = cause",
-        check=PytestCheck("tests/unit/runtime/test_join_door.py"),
+        check=PytestCheck("tests/unit/runtime/test_join_listener.py"),
         why="a few who greet and say nothing keep every newcomer out",
     ),
     Mutation(
@@ -148,12 +148,12 @@ MUTATIONS = (
         module="ebla.wire.join_token",
         find="        if now_s >= self.expires_at_s:",
         replace="        if now_s < 0:",
-        check=PytestCheck("tests/unit/wire/test_join_token.py"),
+        check=PytestCheck("tests/unit/model/test_join_token.py"),
         why="a token found in an old mail opens the cluster",
     ),
     Mutation(
         name="join-token-for-another-authority",
-        module="ebla.runtime.hand_over",
+        module="ebla.runtime.authority_handover",
         find='        raise Refused(f"{address} belongs to another cluster than the join token")',
         replace="        pass",
         check=PytestCheck(f"{TLS}::test_a_token_of_another_cluster_is_never_shown"),
@@ -161,7 +161,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="wire-dead-connection-kept",
-        module="ebla.wire.calls",
+        module="ebla.wire.client_connection",
         find="            self._note_silence(now, len(passed))\n",
         replace="            pass\n",
         check=PytestCheck("tests/unit/wire/test_peers.py"),
@@ -169,7 +169,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="wire-answers-do-not-break-the-silence",
-        module="ebla.wire.calls",
+        module="ebla.wire.client_connection",
         find="    def frame_received(self, frame: bytes) -> None:\n        self._silent_deadlines = 0\n",
         replace="    def frame_received(self, frame: bytes) -> None:\n",
         check=PytestCheck("tests/unit/wire/test_peers.py"),

@@ -20,23 +20,31 @@ from tests.cluster.rows_load import SCHEMA_MS, ask_shard
 from tests.cluster.small_disks import move_to, small_disk
 from tests.pipeline.served_nodes import NODES, PATIENCE_S, STEADY, ServedNodes, slowly
 
-from ebla.cli.job_access import JobAccess, with_jobs
+from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import EblaError
 from ebla.model.identity import JobId, TableId, TopologyVersion
+from ebla.model.records.jobs import (
+    ENDED_STATES,
+    CompareReplicas,
+    CopyTablets,
+    JobRecord,
+    JobSpec,
+    JobState,
+    StreamRange,
+)
 from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange, token_of
 from ebla.pipeline.process_tree import ProcessMark, descendants, is_running
-from ebla.ports.transfers import EngineState
-from ebla.storage.key_codec import KeyKind, partition_key_of, partition_prefix, row_key, split_key
-from ebla.storage.row_codec import decode_head, decode_row, encode_row
+from ebla.ports.transfer_engine import EngineState
+from ebla.storage.codec.key_codec import KeyKind, partition_key_of, partition_prefix, row_key, split_key
+from ebla.storage.codec.row_codec import decode_head, decode_row, encode_row
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.group0_messages import TransferRequest
-from ebla.wire.jobs import ENDED, Compare, CopyTablets, Job, JobState, StreamRange, Wish
+from ebla.wire.group0_messages import TransferLeadershipRequest
 from ebla.wire.row_messages import ReadRowsRequest, RowWrite, WriteRowsRequest
-from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish, SchemaRequest
+from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest, SchemaRequest
 from ebla.wire.verbs import GROUP0_TRANSFER, READ_ROWS, SCHEMA, WRITE_ROWS
 
 T = TypeVar("T")
@@ -64,7 +72,7 @@ class PipelineCluster(ServedNodes):
         """The node leads, and has the pipeline."""
         leader = self.leader
         if leader != number:
-            ask(self.node(leader), GROUP0_TRANSFER, TransferRequest(self.host(number)), 20_000)
+            ask(self.node(leader), GROUP0_TRANSFER, TransferLeadershipRequest(self.host(number)), 20_000)
             slowly(lambda: self.leader == number, "the lead was handed over")
         self.wait_pipeline()
 
@@ -125,10 +133,10 @@ class PipelineCluster(ServedNodes):
 
     # ---- jobs
 
-    def jobs(self, work: Callable[[JobAccess], Awaitable[T]]) -> T:
-        return with_jobs(self.local.data, None, work)
+    def jobs(self, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
+        return with_job_context(self.local.data, None, work)
 
-    def patiently(self, work: Callable[[JobAccess], Awaitable[T]]) -> T:
+    def patiently(self, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
         """Again where the node that was asked is the one that a test has just hurt."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -138,19 +146,19 @@ class PipelineCluster(ServedNodes):
                 if time.monotonic() > deadline:
                     raise
 
-    def submit(self, wish: Wish, what: str = "a test's") -> JobId:
-        return self.patiently(lambda access: access.jobs.submit(wish, what, 300_000)).id
+    def submit(self, spec: JobSpec, what: str = "a test's") -> JobId:
+        return self.patiently(lambda access: access.jobs.submit(spec, what, 300_000)).id
 
-    def job(self, job: JobId) -> Job:
+    def job(self, job: JobId) -> JobRecord:
         return self.patiently(lambda access: access.jobs.find(str(job)))
 
-    def ended(self, job: JobId) -> Job:
+    def ended(self, job: JobId) -> JobRecord:
         """Its last state, once it has one."""
-        seen: list[Job] = []
+        seen: list[JobRecord] = []
 
         def has_ended() -> bool:
             seen[:] = [self.job(job)]
-            return seen[0].state in ENDED
+            return seen[0].state in ENDED_STATES
 
         try:
             slowly(has_ended, f"job {job} has ended", PATIENCE_S)
@@ -158,20 +166,20 @@ class PipelineCluster(ServedNodes):
             raise AssertionError(f"{error}; it is {seen}") from None
         return seen[0]
 
-    def done(self, job: JobId) -> Job:
+    def done(self, job: JobId) -> JobRecord:
         found = self.ended(job)
         assert (found.state, found.session) == (JobState.DONE, None), found
         return found
 
-    def cancelled(self, job: JobId) -> Job:
+    def cancelled(self, job: JobId) -> JobRecord:
         """Asks for it, and returns when nothing of it can have an effect any more."""
         self.patiently(lambda access: access.jobs.cancel(job))
         found = self.ended(job)
         assert (found.state, found.session) == (JobState.CANCELLED, None), found
         return found
 
-    def compare(self, table: TableId, *, heal: bool = False) -> Job:
-        return self.done(self.submit(Compare(table, heal=heal)))
+    def compare(self, table: TableId, *, heal: bool = False) -> JobRecord:
+        return self.done(self.submit(CompareReplicas(table, heal=heal)))
 
     # ---- bulk
 
@@ -280,8 +288,8 @@ BATCH_BYTES = 256 << 10
 def new_keyspace(cluster: PipelineCluster, name: str, *, tablets: int) -> None:
     """`tablets`: of each table; 0: on vnodes."""
     replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", NODES),))
-    wish = CreateKeyspaceWish(Keyspace(name, replication, bool(tablets), initial_tablets=tablets))
-    ask(cluster.node(0), SCHEMA, SchemaRequest(wish), SCHEMA_MS)
+    spec = CreateKeyspaceRequest(Keyspace(name, replication, bool(tablets), initial_tablets=tablets))
+    ask(cluster.node(0), SCHEMA, SchemaRequest(spec), SCHEMA_MS)
 
 
 class Replicas:
@@ -290,8 +298,8 @@ class Replicas:
     def __init__(self, cluster: PipelineCluster, keyspace: str, name: str) -> None:
         self._cluster = cluster
         self.name = f"{keyspace}.{name}"
-        wish = CreateTableWish(keyspace, name, COLUMNS)
-        table = ask(cluster.node(cluster.leader), SCHEMA, SchemaRequest(wish), SCHEMA_MS).table
+        spec = CreateTableRequest(keyspace, name, COLUMNS)
+        table = ask(cluster.node(cluster.leader), SCHEMA, SchemaRequest(spec), SCHEMA_MS).table
         assert table is not None
         self.table: TableId = table
         self.expected: list[dict[int, Written]] = [{} for _ in range(NODES)]
@@ -306,11 +314,11 @@ class Replicas:
 
     def stream(self, sources: Sequence[int], target: int, within: TokenRange = WHOLE_RING) -> JobId:
         hosts = tuple(self._cluster.host(number) for number in sources)
-        wish = StreamRange(self.table, within, hosts, self._cluster.host(target))
-        return self._cluster.submit(wish, f"stream {self.name}")
+        spec = StreamRange(self.table, within, hosts, self._cluster.host(target))
+        return self._cluster.submit(spec, f"stream {self.name}")
 
     def tablet_range(self, number: int) -> TokenRange:
-        async def look(access: JobAccess) -> TokenRange:
+        async def look(access: JobCommandContext) -> TokenRange:
             tablets = access.snapshot.tablets[self.table]
             return TokenRange(Token(tablets.after_token(number)), Token(tablets.last_token(number)))
 
@@ -415,8 +423,8 @@ def large_table(cluster: PipelineCluster, name: str, places: tuple[int, int] = (
 
 def some_rows(keys: Sequence[int], timestamp_us: int, seed: int, size_bytes: int = VALUE_BYTES) -> dict[int, Written]:
     """Values that do not compress."""
-    chance = random.Random(seed)
-    return {key: (timestamp_us, chance.randbytes(size_bytes)) for key in keys}
+    rng = random.Random(seed)
+    return {key: (timestamp_us, rng.randbytes(size_bytes)) for key in keys}
 
 
 def deleted(keys: Sequence[int], timestamp_us: int) -> dict[int, Written]:

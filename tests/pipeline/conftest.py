@@ -18,7 +18,7 @@ from tests.pipeline.source_jobs import OneSpark
 from tests.pipeline.standalone import StandaloneCluster
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it has no types
 
-from ebla.pipeline.class_archive import archive_path, default_folder
+from ebla.pipeline.class_archive import archive_path, default_archive_folder
 from ebla.pipeline.java import find_java
 from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
@@ -67,7 +67,7 @@ def rig(loop: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With an archive of classes, made once for this machine: starts of Spark take half the time with it, and a node
     that finds none would begin to make one in the middle of a test."""
-    folder = default_folder(os.environ) or Path(sys.prefix, "share", "ebla", "spark-classes")
+    folder = default_archive_folder(os.environ) or Path(sys.prefix, "share", "ebla", "spark-classes")
     archive = archive_path(folder, find_java("", os.environ), SPARK_HOME)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "making").open("w") as making:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import SparkOptions
-from ebla.ports.transfers import EngineState
+from ebla.ports.transfer_engine import EngineState
 
 
 async def main(folder: Path) -> None:

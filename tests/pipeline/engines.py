@@ -9,7 +9,7 @@ from tests.pipeline.flight_rig import LoopThread
 from ebla.pipeline.process_tree import ProcessMark, descendants, is_running
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import SparkOptions
-from ebla.ports.transfers import EngineState
+from ebla.ports.transfer_engine import EngineState
 
 
 async def until(is_so: Callable[[], bool]) -> None:

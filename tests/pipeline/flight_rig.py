@@ -17,9 +17,10 @@ import pyarrow as pa
 from tests.pipeline.transfers_contract import Files
 from tests.unit.storage.random_rows import MIXED
 
-from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
-from ebla.bulk.flight_server import FlightIdentity, FlightServer
+from ebla.bulk.flight_server import FlightCertificate, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
+from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
+from ebla.bulk.workers.scan_messages import ScanJob
 from ebla.model.errors import Corruption, Stale
 from ebla.model.identity import (
     Address,
@@ -39,21 +40,20 @@ from ebla.model.transfers import (
     CheckpointFile,
     CheckpointLayer,
     CheckpointPart,
-    Moved,
-    Source,
+    MoveResult,
     StagingKind,
-    Target,
+    TransferSource,
+    TransferTarget,
 )
-from ebla.runtime.machine import machine_id
+from ebla.runtime.machine_id import machine_id
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tls import Validity, make_authority, make_node_certificate
-from ebla.storage.columns import Shape, chunk_of
-from ebla.storage.layer import Item
-from ebla.storage.merge import in_spans, key_spans
-from ebla.storage.range_hashes import HASHES_SCHEMA, RangeHashes
-from ebla.storage.row_file import RECORD_HEADER_BYTES, ROWS_SCHEMA, decode_body, read_head, rows_batch
-from ebla.wire.scan_messages import ScanJob
-from ebla.wire.transfer_messages import FlightPut, HashesQuestion, PutAnswer, StoredRowsQuestion
+from ebla.storage.codec.row_file import RECORD_HEADER_BYTES, ROWS_SCHEMA, decode_body, read_header, rows_batch
+from ebla.storage.columns.chunks import ChunkShape, chunk_of
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import in_spans, key_spans
+from ebla.storage.scan.range_hashes import HASHES_SCHEMA, RangeHasher
+from ebla.wire.transfer_messages import FlightPut, HashesQuery, PutAnswer, StoredRowsQuery
 
 T = TypeVar("T")
 ROWS_OF_A_BATCH = 7
@@ -99,7 +99,7 @@ class Plane:
     """`bulk.data_plane.DataPlane` over plain folders. Tickets are the names of folders."""
 
     root: Path
-    sources: dict[bytes, OpenedSource] = field(default_factory=dict)
+    sources: dict[bytes, SourceStream] = field(default_factory=dict)
     closed: dict[SessionId, None] = field(default_factory=dict)
     refused: int = 0
     fails: int = 0
@@ -108,18 +108,18 @@ class Plane:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     someone_waits: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def open_source(self, ticket: bytes) -> OpenedSource:
+    def open_source(self, ticket: bytes) -> SourceStream:
         source = self.sources[ticket]
         self._check(source.session)
         return source
 
-    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
+    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> SourceStream:
         return self.sources[ticket]
 
-    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> StagedRowsSource:
         raise AssertionError("nobody asks for what was staged")
 
-    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+    async def admit_sending(self, source: SourceStream, size_bytes: int) -> None:
         if self.fails:
             self.fails -= 1
             raise Corruption("the disk of the source is on fire")
@@ -128,10 +128,10 @@ class Plane:
             await self.released.wait()
         self._check(source.session)
 
-    def close_source(self, source: OpenedSource) -> None:
+    def close_source(self, source: SourceStream) -> None:
         pass
 
-    async def open_put(self, put: FlightPut) -> PutPlace:
+    async def open_put(self, put: FlightPut) -> IncomingPut:
         session, _, transfer = put.ticket.decode().partition("/")
         self._check(SessionId(uuid.UUID(session)))
         path = self.root / transfer / str(put.attempt) / put.name
@@ -139,19 +139,19 @@ class Plane:
         path.open("xb").close()
         kind = StagingKind.ROWS if put.name == ROWS_NAME else StagingKind.FILES
         identity = (SessionId(uuid.UUID(session)), TransferId(uuid.UUID(transfer)), put.attempt, put.name)
-        return PutPlace(*identity, kind, WHOLE_RING, put.size_bytes, 0)
+        return IncomingPut(*identity, kind, WHOLE_RING, put.size_bytes, 0)
 
-    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+    async def append(self, place: IncomingPut, data: bytes | memoryview) -> None:
         self._check(place.session)
         with (self.root / str(place.transfer) / str(place.attempt) / place.name).open("ab") as file:
             file.write(data)
         place.received_bytes += len(data)
         place.checksum = zlib.crc32(data, place.checksum)
 
-    async def finish_put(self, place: PutPlace) -> PutAnswer:
+    async def finish_put(self, place: IncomingPut) -> PutAnswer:
         return PutAnswer(place.received_bytes, place.checksum)
 
-    def close_put(self, place: PutPlace) -> None:
+    def close_put(self, place: IncomingPut) -> None:
         pass
 
     def _check(self, session: SessionId | None) -> None:
@@ -169,21 +169,21 @@ class Scan:
     def ask(self, job: ScanJob) -> pa.Schema:
         folders = [Path(folder) for stack in job.stacks for folder, _ in stack.layers]
         rows = [item for folder in folders for item in msgspec.msgpack.decode((folder / "rows").read_bytes())]
-        spans = key_spans(job.question.range)
+        spans = key_spans(job.query.range)
         rows = [(key, value) for key, value in rows if in_spans(key, spans)]
-        match job.question:
-            case StoredRowsQuestion():
+        match job.query:
+            case StoredRowsQuery():
                 starts = range(0, len(rows), ROWS_OF_A_BATCH)
                 self._found = [rows_batch(rows[start : start + ROWS_OF_A_BATCH]) for start in starts]
                 return ROWS_SCHEMA
-            case HashesQuestion() as asked:
-                hashes = RangeHashes(job.schema, asked.range, asked.buckets, asked.gc_before_s)
+            case HashesQuery() as asked:
+                hashes = RangeHasher(job.schema, asked.range, asked.buckets, asked.gc_before_s)
                 if rows:
-                    hashes.add(chunk_of(Shape(job.schema), *rows_batch(rows).columns))
+                    hashes.add(chunk_of(ChunkShape(job.schema), *rows_batch(rows).columns))
                 self._found = [hashes.result()]
                 return HASHES_SCHEMA
             case _:
-                raise AssertionError(job.question)
+                raise AssertionError(job.query)
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield from self._found
@@ -210,15 +210,15 @@ class FlightRig:
         self.loop = loop
         self._folder = folder
         self._machine = f"{machine_id()}.{uuid.uuid4().hex}"
-        self.plane = loop.call(lambda: Plane(folder / "staging"))
+        self.stream_service = loop.call(lambda: Plane(folder / "staging"))
         self.session = SessionId(uuid.uuid4())
         cluster, self.host = ClusterId(uuid.uuid4()), HostId(uuid.uuid4())
         validity = Validity.days(SystemClock(), 1)
         authority = make_authority(cluster, "test", validity)
         certificate = make_node_certificate(authority, self.host, cluster, validity)
         self.authority = authority.certificate_pem
-        identity = FlightIdentity(certificate.certificate_pem, certificate.key_pem)
-        self._server = FlightServer(self.plane, Scans(), FlightLimits(piece_bytes=1 << 18), unheard)
+        identity = FlightCertificate(certificate.certificate_pem, certificate.key_pem)
+        self._server = FlightServer(self.stream_service, Scans(), FlightLimits(piece_bytes=1 << 18), unheard)
         self._address = loop.call(lambda: self._server.listen(Address("127.0.0.1", 0), identity))
         self.with_short_cut = False
 
@@ -230,22 +230,24 @@ class FlightRig:
     def new_job(self) -> JobId:
         return JobId(uuid.uuid4())
 
-    async def files_source(self, *layers: Files) -> Source:
+    async def files_source(self, *layers: Files) -> TransferSource:
         return self._source(layers)
 
-    async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> Source:
+    async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> TransferSource:
         assert schema is MIXED
         return self._source([{"rows": msgspec.msgpack.encode(rows)}])
 
-    def _source(self, layers: Sequence[Files]) -> Source:
+    def _source(self, layers: Sequence[Files]) -> TransferSource:
         checkpoint = CheckpointId(uuid.uuid4())
         folder = self._folder / "checkpoints" / str(checkpoint)
         listed = tuple(self._layer(folder / f"layer-{place}", files) for place, files in enumerate(layers))
         (folder / self._machine).touch()
         parts = (CheckpointPart(ShardNumber(0), WHOLE_RING, listed),)
         ticket = str(checkpoint).encode()
-        self.plane.sources[ticket] = OpenedSource(self.session, checkpoint, MIXED.id, str(folder), parts, MIXED)
-        source = Source(self.host, checkpoint, MIXED.id, parts, ticket, self._address)
+        self.stream_service.sources[ticket] = SourceStream(
+            self.session, checkpoint, MIXED.id, str(folder), parts, MIXED
+        )
+        source = TransferSource(self.host, checkpoint, MIXED.id, parts, ticket, self._address)
         if self.with_short_cut:
             source = msgspec.structs.replace(source, machine=self._machine, folder=str(folder))
         return source
@@ -258,42 +260,42 @@ class FlightRig:
             listed.append(CheckpointFile(name, len(data), (folder / name).stat().st_ino))
         return CheckpointLayer(folder.name, WHOLE_RING, tuple(listed))
 
-    async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> Target:
+    async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> TransferTarget:
         transfer = TransferId(uuid.uuid4())
-        folder = self.plane.root / str(transfer)
+        folder = self.stream_service.root / str(transfer)
         folder.mkdir(parents=True)
         (folder / self._machine).touch()
         ticket = f"{self.session}/{transfer}".encode()
         place = (self.host, ShardNumber(0), self.session, transfer, kind, token_range, ticket, self._address)
         if self.with_short_cut:
-            return Target(*place, machine=self._machine, folder=str(folder))
-        return Target(*place)
+            return TransferTarget(*place, machine=self._machine, folder=str(folder))
+        return TransferTarget(*place)
 
-    async def staged(self, target: Target, moved: Moved) -> Files:
-        folder = self.plane.root / str(target.transfer) / str(moved.attempt)
+    async def staged(self, target: TransferTarget, moved: MoveResult) -> Files:
+        folder = self.stream_service.root / str(target.transfer) / str(moved.attempt)
         paths = [path for path in folder.rglob("*") if path.is_file()]
         return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
-    async def staged_rows(self, target: Target, moved: Moved) -> Sequence[Item]:
+    async def staged_rows(self, target: TransferTarget, moved: MoveResult) -> Sequence[Item]:
         files = await self.staged(target, moved)
         data = files.get(ROWS_NAME, b"")
         rows: list[Item] = []
         while data:
-            head = read_head(data[:RECORD_HEADER_BYTES])
+            head = read_header(data[:RECORD_HEADER_BYTES])
             batch = decode_body(head, data[RECORD_HEADER_BYTES : head.record_bytes])
             rows += zip(batch.column(0).to_pylist(), batch.column(1).to_pylist())
             data = data[head.record_bytes :]
         return rows
 
     async def close_session(self) -> None:
-        self.plane.closed[self.session] = None
+        self.stream_service.closed[self.session] = None
         self.session = SessionId(uuid.uuid4())
 
     async def wait_until_held(self, held: bool) -> None:
-        self.plane.is_held = held
+        self.stream_service.is_held = held
         if held:
-            self.plane.released.clear()
-            self.plane.someone_waits.clear()
-            await self.plane.someone_waits.wait()
+            self.stream_service.released.clear()
+            self.stream_service.someone_waits.clear()
+            await self.stream_service.someone_waits.wait()
         else:
-            self.plane.released.set()
+            self.stream_service.released.set()

@@ -91,20 +91,20 @@ class RowsModel:
         return shown
 
 
-def random_rows(chance: random.Random, count: int) -> list[Given]:
+def random_rows(rng: random.Random, count: int) -> list[Given]:
     """Few keys, so that they meet; some of them twice in a job."""
-    return [_random_row(chance) for _ in range(count)]
+    return [_random_row(rng) for _ in range(count)]
 
 
-def _random_row(chance: random.Random) -> Given:
-    p, c = chance.randrange(12), chance.randrange(6)
-    what = chance.choices(["upsert", None, "delete", "delete_partition", "static"], [60, 20, 12, 3, 5])[0]
-    a = chance.choice([None, chance.randrange(-50, 50)])
-    b = chance.choice([None, "", f"b{chance.randrange(100)}"])
-    s = chance.choice([None, None, f"s{chance.randrange(100)}"])
+def _random_row(rng: random.Random) -> Given:
+    p, c = rng.randrange(12), rng.randrange(6)
+    what = rng.choices(["upsert", None, "delete", "delete_partition", "static"], [60, 20, 12, 3, 5])[0]
+    a = rng.choice([None, rng.randrange(-50, 50)])
+    b = rng.choice([None, "", f"b{rng.randrange(100)}"])
+    s = rng.choice([None, None, f"s{rng.randrange(100)}"])
     match what:
         case "static":
-            return p, None, f"s{chance.randrange(100)}", None, None, "upsert"
+            return p, None, f"s{rng.randrange(100)}", None, None, "upsert"
         case "delete_partition":
             return p, None, None, None, None, what
         case "delete":

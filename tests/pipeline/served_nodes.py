@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tests.cluster.conftest import LocalNodes
 from tests.cluster.node_calls import ask_socket
 
-from ebla.cli.local_cluster import LocalNode
+from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId, SessionId
 from ebla.wire.transfer_messages import BulkStatusAnswer, BulkStatusRequest
@@ -94,7 +94,7 @@ class ServedNodes:
         """Pieces for closed sessions that the node has turned away."""
         told = self.bulk_status(number)
         assert told is not None
-        return told.refused_closed
+        return told.refused_closed_session
 
     def wait_clean(self, *, with_streams: bool = True) -> None:
         """INV-XFER-5: no staging, no checkpoint, no stream is left anywhere, on disk or in memory."""

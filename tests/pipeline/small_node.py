@@ -10,12 +10,12 @@ from pathlib import Path
 from tests.cluster.conftest import LocalNodes
 from tests.pipeline.served_nodes import STEADY
 
-from ebla.cli.table_access import with_tables
-from ebla.client.tables import TableClient
-from ebla.cql.results import Rows
-from ebla.pipeline.class_archive import archive_path, default_folder
+from ebla.cli.tables.table_access import with_table_client
+from ebla.client.table_client import TableClient
+from ebla.pipeline.class_archive import archive_path, default_archive_folder
 from ebla.pipeline.java import find_java, make_java_home
 from ebla.pipeline.spark_session import SPARK_HOME
+from ebla.wire.cql.messages import Rows
 
 PROGRAM_S = 300.0
 """For a start of Spark and some jobs on a machine that is busy with others."""
@@ -55,13 +55,13 @@ class SmallNode:
                 found = (await client.run(statement)).result
             return [tuple(row) for row in found.rows] if isinstance(found, Rows) else []
 
-        return with_tables(self.data, None, work)
+        return with_table_client(self.data, None, work)
 
 
 def spark_environment(folder: Path) -> Mapping[str, str]:
     """A quick start: Java's classes come from an archive, and no time is spent on compiling them well."""
     java = find_java("", os.environ)
-    archives = default_folder(os.environ)
+    archives = default_archive_folder(os.environ)
     assert archives is not None
     flags = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={archive_path(archives, java, SPARK_HOME)}"
     settings = {"spark.driver.extraJavaOptions": flags, "spark.ui.enabled": "false", "spark.log.level": "ERROR"}

@@ -15,7 +15,7 @@ from ebla.pipeline.java import find_java
 from ebla.pipeline.process_tree import descendants, is_running
 from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
-from ebla.ports.transfers import EngineState, PipelineUnavailable
+from ebla.ports.transfer_engine import EngineState, PipelineUnavailable
 
 pytestmark = pytest.mark.usefixtures("no_spark")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.conftest import eventually
 from tests.pipeline.small_node import PROGRAM_S, SmallNode
 
-from ebla.cli.export_plan import MANIFEST
+from ebla.cli.spark_jobs.export_plan import MANIFEST
 from ebla.pipeline.process_tree import descendants, is_running
 
 COLUMNS = (

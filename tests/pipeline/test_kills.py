@@ -10,7 +10,7 @@ from tests.pipeline.clusters import PipelineCluster, Replicas, large_table, sign
 from tests.pipeline.served_nodes import NODES, slowly
 
 from ebla.model.identity import JobId
-from ebla.wire.jobs import JobState
+from ebla.model.records.jobs import JobState
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ebla.pipeline.java import JavaPlace
+from ebla.pipeline.java import JavaOrigin
 from ebla.pipeline.process_tree import descendants, is_running
-from ebla.ports.transfers import EngineState
+from ebla.ports.transfer_engine import EngineState
 
 END_S = 20.0
 
@@ -64,7 +64,7 @@ def without_java(tmp_path: Path) -> Iterator[Talking]:
 def test_on_the_java_of_the_wheel_and_gone_with_a_killed_process(without_java: Talking) -> None:
     """The whole tree: Java, the daemon of its Python workers, and the workers."""
     _, pid, place, _ = without_java.wait_for(EngineState.READY)
-    assert place == JavaPlace.WHEEL
+    assert place == JavaOrigin.WHEEL
     tree = descendants(without_java.process.pid)
     assert int(pid) in [mark.pid for mark in tree]
     # Java, daemon, and a worker for each of two slots.

@@ -41,19 +41,19 @@ class ModelledTable:
     def __init__(self, jobs: SourceJobs, name: str, seed: int) -> None:
         self.jobs, self.name = jobs, name
         self.model = RowsModel()
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self._times = itertools.count(1)
         jobs.cql(f"CREATE TABLE {name} {TABLE}")
 
     def by_cql(self) -> None:
         """One statement, with the time at which it came."""
-        p, c, a = self.chance.randrange(12), self.chance.randrange(6), self.chance.randrange(1000)
+        p, c, a = self.rng.randrange(12), self.rng.randrange(6), self.rng.randrange(1000)
         self.jobs.cql(f"INSERT INTO {self.name} (p, c, a) VALUES (%s, %s, %s)", p, c, a)
         self.model.apply(next(self._times), [(p, c, None, a, None, None)])
 
     def options(self) -> dict[str, str]:
-        staged = self.chance.choice([{}, STAGED, {**STAGED, "shortcut": "false"}, {**STAGED, "run_bytes": "1k"}])
-        return {"op": "what", "nulls": self.chance.choice(["unset", "delete"]), **staged}
+        staged = self.rng.choice([{}, STAGED, {**STAGED, "shortcut": "false"}, {**STAGED, "run_bytes": "1k"}])
+        return {"op": "what", "nulls": self.rng.choice(["unset", "delete"]), **staged}
 
     def job(self, rows: list[Given], options: Mapping[str, str]) -> None:
         self.jobs.write(self.jobs.frame(rows, SCHEMA), self.name, **options)
@@ -71,7 +71,7 @@ class ModelledTable:
         self.model.apply(began, rows, nulls_delete=options["nulls"] == "delete")
         self.check()
         self.by_cql()
-        self.jobs.write(self.jobs.frame(random_rows(self.chance, 5), SCHEMA), self.name, **named)
+        self.jobs.write(self.jobs.frame(random_rows(self.rng, 5), SCHEMA), self.name, **named)
 
     def check(self, **options: str) -> None:
         """As Spark reads it and as a driver does."""
@@ -98,16 +98,16 @@ def failing(frame: DataFrame) -> DataFrame:
 def test_random_jobs_do_what_a_dict_does(jobs: SourceJobs, keyspace: str, levels: Sequence[str]) -> None:
     table = ModelledTable(jobs, f"{keyspace}.modelled", seed=len(keyspace))
     for level in levels:
-        table.job(random_rows(table.chance, table.chance.choice([5, 60, 300])), table.options())
+        table.job(random_rows(table.rng, table.rng.choice([5, 60, 300])), table.options())
         table.by_cql()
         table.check(consistency=level)
-    table.failed_and_run_again(random_rows(table.chance, 40), table.options())
+    table.failed_and_run_again(random_rows(table.rng, 40), table.options())
     table.check()
 
 
 def test_overwriting_is_asked_for_twice(jobs: SourceJobs) -> None:
     table = ModelledTable(jobs, "jobs.replaced", seed=3)
-    first, second = random_rows(table.chance, 30), random_rows(table.chance, 30)
+    first, second = random_rows(table.rng, 30), random_rows(table.rng, 30)
     table.job(first, {"op": "what", "nulls": "unset"})
     with pytest.raises(PySparkException, match=r"deletes all rows of jobs\.replaced first.*confirm\.truncate=true"):
         jobs.write(jobs.frame(second, SCHEMA), table.name, "overwrite", op="what")
@@ -277,12 +277,12 @@ def test_many_rows_half_of_them_in_one_partition(jobs: SourceJobs) -> None:
 # ---- conditions
 
 
-def random_condition(chance: random.Random) -> str:
+def random_condition(rng: random.Random) -> str:
     """One that CQL takes too."""
-    p, c = chance.randrange(12), chance.randrange(20)
-    last = f"{chance.choice(['>', '>=', '<', '<=', '='])} {c}"
-    token = f"token(p, q) > {chance.randrange(-(2**63), 2**63)}"
-    return chance.choice([
+    p, c = rng.randrange(12), rng.randrange(20)
+    last = f"{rng.choice(['>', '>=', '<', '<=', '='])} {c}"
+    token = f"token(p, q) > {rng.randrange(-(2**63), 2**63)}"
+    return rng.choice([
         f"p = {p} AND q = 'q{p % 3}'",
         f"p IN ({p}, {p + 1}) AND q = 'q{p % 3}' AND c {last}",
         f"p = {p} AND q IN ('q0', 'q1') AND c = {c} AND d >= 'd{c % 5}'",
@@ -297,10 +297,10 @@ def random_condition(chance: random.Random) -> str:
 def test_conditions_find_what_they_find_over_cql(jobs: SourceJobs) -> None:
     jobs.cql("CREATE TABLE jobs.asked (p int, q text, c int, d text, v int, PRIMARY KEY ((p, q), c, d)) "
              "WITH CLUSTERING ORDER BY (c DESC, d ASC)")  # fmt: skip
-    chance = random.Random(11)
+    rng = random.Random(11)
     rows = [
-        (p, f"q{p % 3}", chance.randrange(20), f"d{chance.randrange(5)}", number)
-        for number, p in enumerate(chance.choices(range(12), k=600))
+        (p, f"q{p % 3}", rng.randrange(20), f"d{rng.randrange(5)}", number)
+        for number, p in enumerate(rng.choices(range(12), k=600))
     ]
     jobs.write(jobs.frame(rows, "p int, q string, c int, d string, v int").dropDuplicates(["p", "q", "c", "d"]),
                "jobs.asked", **STAGED)  # fmt: skip
@@ -309,7 +309,7 @@ def test_conditions_find_what_they_find_over_cql(jobs: SourceJobs) -> None:
     jobs.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         for _ in range(5):
-            condition = random_condition(chance)
+            condition = random_condition(rng)
             wanted = sorted_rows(jobs.cql(f"SELECT p, q, c, d, v FROM jobs.asked WHERE {condition} ALLOW FILTERING"))
             in_spark = condition.replace("token(p, q)", "tok")
             pushed = jobs.read("jobs.asked", token="tok", pushdown="true").where(in_spark)

@@ -18,9 +18,9 @@ from ebla.model.cql_types import parse_type
 from ebla.model.errors import Unavailable
 from ebla.model.values import Duration, encode
 from ebla.source import data_source
-from ebla.source.contact import Contact, ContactSettings, parse_contacts
-from ebla.source.cql_client import Statement
-from ebla.source.plan_read import decode_share
+from ebla.source.contact_points import ContactPoints, CqlClient, parse_contacts
+from ebla.source.cql_client import BoundStatement
+from ebla.source.read.planner import decode_split
 
 PARTITIONS, ROWS = 40, 5
 """Of the table that most tests read, and rows of each partition."""
@@ -34,7 +34,7 @@ class Tables:
         self.nodes = nodes
         self.addresses = [f"{node.options.address}:{node.options.ports.cql}" for node in nodes.local.nodes]
         self.contact = ",".join(self.addresses)
-        self._cql = Contact(ContactSettings(parse_contacts(self.contact)))
+        self._cql = CqlClient(ContactPoints(parse_contacts(self.contact)))
         options = "replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3} AND tablets = "
         self.cql(f"CREATE KEYSPACE ks WITH {options} {{'initial': 8}}")
         self.cql(f"CREATE KEYSPACE vn WITH {options} {{'enabled': false}}")
@@ -49,12 +49,12 @@ class Tables:
 
     def cql(self, text: str, *values: bytes | None) -> Sequence[tuple[bytes | None, ...]]:
         level = ConsistencyLevel.QUORUM
-        return self._cql.query(Statement(text, values), WAIT_S, level=level, repeatable=True).rows
+        return self._cql.query(BoundStatement(text, values), WAIT_S, level=level, is_idempotent=True).rows
 
     def fill(self, keyspace: str) -> None:
         for k in range(PARTITIONS):
             rows = [
-                Statement(f"INSERT INTO {keyspace}.t (k, c, s, v) VALUES ({k}, 'c{n}', {k}, {_value(k, n)})")
+                BoundStatement(f"INSERT INTO {keyspace}.t (k, c, s, v) VALUES ({k}, 'c{n}', {k}, {_value(k, n)})")
                 for n in range(ROWS)
             ]
             self._cql.batch(rows, ConsistencyLevel.QUORUM, WAIT_S, timestamp_us=1_000_000 + k)
@@ -66,7 +66,7 @@ class Tables:
         kind, level = parse_type("int"), ConsistencyLevel.ALL
         text = f"INSERT INTO ks.{name} (k, v) VALUES (?, ?)"
         for start in range(0, rows, 50):
-            some = [Statement(text, (encode(kind, k), os.urandom(4_000))) for k in range(start, start + 50)]
+            some = [BoundStatement(text, (encode(kind, k), os.urandom(4_000))) for k in range(start, start + 50)]
             self._cql.batch(some, level, WAIT_S, timestamp_us=1)
 
     def options(self, table: str, **others: str) -> dict[str, str]:
@@ -301,7 +301,7 @@ def test_a_node_that_is_down_is_left_out_where_the_level_allows_it(spark: SparkS
 
 def _source_of(tables: Tables, share: bytes) -> int:
     """Which node the first piece of a share is read from first."""
-    found = decode_share(share)
+    found = decode_split(share)
     host = found.sources[found.pieces[0].sources[0]].host
     identities = [node.folder.read_identity() for node in tables.nodes.local.nodes]
     return next(number for number, one in enumerate(identities) if one is not None and one.host == host)

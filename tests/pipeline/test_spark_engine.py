@@ -11,10 +11,10 @@ from tests.pipeline.engines import RunningEngine, until
 from tests.pipeline.flight_rig import FlightRig
 from tests.pipeline.transfers_contract import CONTRACTS, Contract, content, moved_by_transfer
 
-from ebla.model.transfers import FileMove, Moved, StagingKind
+from ebla.model.transfers import FileMove, MoveResult, StagingKind
 from ebla.pipeline.process_tree import is_running
 from ebla.pipeline.spark_settings import SparkOptions
-from ebla.ports.transfers import EngineState, PipelineUnavailable, WorkFailed
+from ebla.ports.transfer_engine import EngineState, PipelineUnavailable, WorkFailed
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def spark(embedded: RunningEngine, rig: FlightRig) -> Iterator[FlightRig]:
     rig.transfers = embedded.engine
     yield rig
     rig.with_short_cut = False
-    rig.plane.fails = 0
+    rig.stream_service.fails = 0
     rig.loop.run(rig.wait_until_held(held=False))
 
 
@@ -31,7 +31,7 @@ def test_the_contract(spark: FlightRig, contract: Contract) -> None:
     spark.loop.run(contract(spark))
 
 
-async def move_some(rig: FlightRig, size: int = 1_000_000) -> tuple[FileMove, Moved]:
+async def move_some(rig: FlightRig, size: int = 1_000_000) -> tuple[FileMove, MoveResult]:
     move = FileMove(await rig.files_source({"f": content(1, size)}), 0, await rig.target(StagingKind.FILES))
     results = await rig.transfers.run(rig.new_job(), [move])
     return move, moved_by_transfer(results)[str(move.target.transfer)]
@@ -41,7 +41,7 @@ def test_on_one_machine_files_are_linked(spark: FlightRig) -> None:
     async def run() -> None:
         spark.with_short_cut = True
         # Over Flight it would break off.
-        spark.plane.fails = 1000
+        spark.stream_service.fails = 1000
         move, moved = await move_some(spark)
         assert moved.short_cut
         assert await spark.staged(move.target, moved) == {"0/f": content(1, 1_000_000)}
@@ -67,10 +67,10 @@ def test_a_folder_that_only_looks_the_same_is_not_taken(spark: FlightRig) -> Non
 
 def test_a_failure_is_tried_again(spark: FlightRig) -> None:
     async def run() -> None:
-        spark.plane.fails = 1
+        spark.stream_service.fails = 1
         move, moved = await move_some(spark)
         assert await spark.staged(move.target, moved) == {"0/f": content(1, 1_000_000)}
-        attempts = [path for path in (spark.plane.root / str(move.target.transfer)).iterdir() if path.is_dir()]
+        attempts = [path for path in (spark.stream_service.root / str(move.target.transfer)).iterdir() if path.is_dir()]
         assert len(attempts) == 2
 
     spark.loop.run(run())
@@ -78,7 +78,7 @@ def test_a_failure_is_tried_again(spark: FlightRig) -> None:
 
 def test_the_cause_of_a_failure_is_told_in_words(spark: FlightRig) -> None:
     async def run() -> None:
-        spark.plane.fails = 1000
+        spark.stream_service.fails = 1000
         with pytest.raises(WorkFailed) as told:
             await move_some(spark)
         assert str(told.value) == "a task failed: the disk of the source is on fire"
@@ -97,7 +97,9 @@ def test_a_killed_task_is_run_again_as_another_attempt(spark: FlightRig, embedde
             await spark.wait_until_held(held=False)
         move, moved = running.result()
         assert await spark.staged(move.target, moved) == {"0/f": content(1, 1_000_000)}
-        attempts = [path.name for path in (spark.plane.root / str(move.target.transfer)).iterdir() if path.is_dir()]
+        attempts = [
+            path.name for path in (spark.stream_service.root / str(move.target.transfer)).iterdir() if path.is_dir()
+        ]
         assert len(attempts) == 2
         assert str(moved.attempt) in attempts
 

@@ -8,11 +8,11 @@ from tests.pipeline.engines import RunningEngine, until
 from tests.pipeline.flight_rig import FlightRig, LoopThread
 from tests.pipeline.standalone import StandaloneCluster, bare_python
 
-from ebla.pipeline.class_archive import default_folder
+from ebla.pipeline.class_archive import default_archive_folder
+from ebla.pipeline.package_shipping import warm_up
 from ebla.pipeline.process_tree import is_running
-from ebla.pipeline.shipping import warm_up
 from ebla.pipeline.spark_settings import SparkOptions
-from ebla.ports.transfers import PipelineUnavailable
+from ebla.ports.transfer_engine import PipelineUnavailable
 
 
 def test_work_on_a_cluster(
@@ -33,7 +33,7 @@ def test_work_on_a_cluster(
         python=str(stranger),
         task_tries=2,
         settings=quick,
-        archive_folder=default_folder(os.environ),
+        archive_folder=default_archive_folder(os.environ),
     )
     with RunningEngine(loop, options, rig.authority) as running:
         rig.transfers = running.engine

@@ -18,25 +18,25 @@ from ebla.model.identity import JobId
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import (
-    Compared,
-    Different,
+    BucketDifference,
+    ComparisonResult,
+    ComparisonTask,
     FileMove,
-    Moved,
-    RangeToCompare,
-    Result,
+    MoveResult,
     RowMove,
     RowTarget,
-    Source,
     StagingKind,
-    Target,
+    TransferResult,
+    TransferSource,
+    TransferTarget,
 )
-from ebla.ports.transfers import EngineState, TaskCounts, Transfers, WorkFailed
-from ebla.storage.columns import Shape, chunk_of
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import Item
-from ebla.storage.merge import merge_streams
-from ebla.storage.range_hashes import RangeHashes
-from ebla.storage.row_file import rows_batch
+from ebla.ports.transfer_engine import EngineState, TaskCounts, TransferEngine, WorkFailed
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.row_file import rows_batch
+from ebla.storage.columns.chunks import ChunkShape, chunk_of
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import merge_streams
+from ebla.storage.scan.range_hashes import RangeHasher
 
 Files = Mapping[str, bytes]
 """Of one layer, by name."""
@@ -46,25 +46,25 @@ BUCKETS = 8
 
 class TransfersRig(Protocol):
     @property
-    def transfers(self) -> Transfers: ...
+    def transfers(self) -> TransferEngine: ...
 
     def new_job(self) -> JobId: ...
 
-    async def files_source(self, *layers: Files) -> Source:
+    async def files_source(self, *layers: Files) -> TransferSource:
         """One part with these layers."""
         ...
 
-    async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> Source:
+    async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> TransferSource:
         """One part, on a host of its own."""
         ...
 
-    async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> Target: ...
+    async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> TransferTarget: ...
 
-    async def staged(self, target: Target, moved: Moved) -> Files:
+    async def staged(self, target: TransferTarget, moved: MoveResult) -> Files:
         """What the attempt that is told of has brought, by the names of its files."""
         ...
 
-    async def staged_rows(self, target: Target, moved: Moved) -> Sequence[Item]: ...
+    async def staged_rows(self, target: TransferTarget, moved: MoveResult) -> Sequence[Item]: ...
 
     async def close_session(self) -> None:
         """That of all the sources and targets given out so far."""
@@ -78,9 +78,9 @@ class TransfersRig(Protocol):
 Contract = Callable[[TransfersRig], Awaitable[None]]
 
 
-def moved_by_transfer(results: Sequence[Result]) -> dict[str, Moved]:
+def moved_by_transfer(results: Sequence[TransferResult]) -> dict[str, MoveResult]:
     """Each transfer is told of at least once; any of its attempts will do."""
-    return {str(one.transfer): one for one in results if isinstance(one, Moved)}
+    return {str(one.transfer): one for one in results if isinstance(one, MoveResult)}
 
 
 def content(seed: int, size: int) -> bytes:
@@ -180,11 +180,13 @@ async def replicas_are_compared_by_bucket(rig: TransfersRig) -> None:
     changed = [*rows[:5], (rows[5][0], some_row_of_its_own(rows[5][1])), *rows[6:]]
     same = [await rig.rows_source(MIXED, rows) for _ in range(2)]
     other = await rig.rows_source(MIXED, changed)
-    equal = RangeToCompare(WHOLE_RING, (same[0], same[1]), BUCKETS, 0)
-    unequal = RangeToCompare(WHOLE_RING, (same[0], other, same[1]), BUCKETS, 0)
-    assert list(await rig.transfers.run(rig.new_job(), [equal])) == [Compared(WHOLE_RING, BUCKETS, counted(rows))]
+    equal = ComparisonTask(WHOLE_RING, (same[0], same[1]), BUCKETS, 0)
+    unequal = ComparisonTask(WHOLE_RING, (same[0], other, same[1]), BUCKETS, 0)
+    assert list(await rig.transfers.run(rig.new_job(), [equal])) == [
+        ComparisonResult(WHOLE_RING, BUCKETS, counted(rows))
+    ]
     results = await rig.transfers.run(rig.new_job(), [unequal])
-    different = [one for one in results if isinstance(one, Different)]
+    different = [one for one in results if isinstance(one, BucketDifference)]
     token = decode_token(rows[5][0])
     assert different
     assert all(token in one.range and one.range in WHOLE_RING.split(BUCKETS) for one in different)
@@ -192,13 +194,13 @@ async def replicas_are_compared_by_bucket(rig: TransfersRig) -> None:
     hashes = [told for _, told, _ in different[0].replicas]
     assert hosts == [source.host for source in unequal.sources]
     assert hashes[0] == hashes[2] != hashes[1]
-    assert any(isinstance(one, Compared) and one.range == WHOLE_RING for one in results)
+    assert any(isinstance(one, ComparisonResult) and one.range == WHOLE_RING for one in results)
 
 
 def counted(rows: Sequence[Item]) -> int:
     """Without those that partition heads delete."""
-    hashes = RangeHashes(MIXED, WHOLE_RING, BUCKETS, 0)
-    hashes.add(chunk_of(Shape(MIXED), *rows_batch(rows).columns))
+    hashes = RangeHasher(MIXED, WHOLE_RING, BUCKETS, 0)
+    hashes.add(chunk_of(ChunkShape(MIXED), *rows_batch(rows).columns))
     total: int = pc.sum(hashes.result().column("rows")).as_py()
     return total
 

@@ -5,10 +5,10 @@ can do, and INV-TABL-1 must hold of it.
 """
 
 from ebla.model.identity import Replica, TableId
-from ebla.topology.apply_tablets import given_up_hosts
+from ebla.topology.apply.tablets import given_up_hosts
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import TabletStage
-from ebla.topology.tablet_invariants import HeldTablet, Violation, strays
+from ebla.topology.tablet_invariants import InvariantViolation, StoredTablet, stray_tablets
 from ebla.topology.tablet_map import TabletMap
 from ebla.topology.tablet_stages import Selector, leaving_replicas, pending_replicas, stage_row
 
@@ -55,15 +55,15 @@ class StoredTablets:
                     self._held[table, number] = self._held.get((table, number), frozenset()) | replicas
         self._sweep_returned(before, after)
 
-    def violations(self, snapshot: Snapshot) -> list[Violation]:
+    def violations(self, snapshot: Snapshot) -> list[InvariantViolation]:
         gone = given_up_hosts(snapshot)
         held = [
-            HeldTablet(table, number, replica)
+            StoredTablet(table, number, replica)
             for (table, number), replicas in self._held.items()
             for replica in sorted(replicas)
             if replica.host not in gone
         ]
-        return list(strays(snapshot, held))
+        return list(stray_tablets(snapshot, held))
 
     @staticmethod
     def _same_count(view: Snapshot, after: Snapshot, table: TableId) -> bool:

@@ -13,19 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.storage.store_rig import Rig, limits
 
-from ebla.model.rows import Cell, Deletion, Head, RangeDeletion, Row
+from ebla.model.rows import Cell, Deletion, PartitionHead, RangeDeletion, Row
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.sim.workloads.small_fold import fold_in_memory
-from ebla.sim.workloads.store_rows import CELLS, SMALL, clustering_of, head_of, key_of, partition_token, value_of
+from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.workloads.small_table import CELLS, SMALL, clustering_of, head_of, key_of, partition_token, value_of
+from ebla.storage.codec.row_codec import decode_row, encode_head
 from ebla.storage.commit_log import SyncMode
-from ebla.storage.fold_plan import FoldEnd
-from ebla.storage.layer import Item
+from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Item
 from ebla.storage.manifest import layer_folder
-from ebla.storage.row_codec import decode_row, encode_head
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import Store
-from ebla.storage.tombstone_gc import GcTerms
+from ebla.storage.store import ShardStore
 
 PARTITIONS, ROWS = 3, 3
 EXAMPLES = 120
@@ -103,17 +103,17 @@ def item_of(step: Step) -> Item:
         case 2:
             return key_of(step.partition, step.row), value_of(Row(None, deletion, {}))
         case 3:
-            head = Head(None, (RangeDeletion(clustering_of(step.row), None, deletion),))
+            head = PartitionHead(None, (RangeDeletion(clustering_of(step.row), None, deletion),))
             return head_of(step.partition), encode_head(head, SMALL.version)
         case _:
-            return head_of(step.partition), encode_head(Head(deletion, ()), SMALL.version)
+            return head_of(step.partition), encode_head(PartitionHead(deletion, ()), SMALL.version)
 
 
 def cell_item(step: Step, cell: Cell) -> Item:
     return key_of(step.partition, step.row), value_of(Row(None, None, {step.column: cell}))
 
 
-async def apply(store: Store, stack: Stack, steps: Sequence[Step]) -> None:
+async def apply(store: ShardStore, stack: Stack, steps: Sequence[Step]) -> None:
     for step in steps:
         if step.kind == 5:
             await store.seal(stack)
@@ -121,7 +121,7 @@ async def apply(store: Store, stack: Stack, steps: Sequence[Step]) -> None:
             await store.write(stack, [item_of(step)])
 
 
-async def seen_in(store: Store, stack: Stack) -> dict[Place, bytes]:
+async def seen_in(store: ShardStore, stack: Stack) -> dict[Place, bytes]:
     shown: dict[Place, bytes] = {}
     for partition in range(PARTITIONS):
         for row in range(ROWS):
@@ -131,7 +131,7 @@ async def seen_in(store: Store, stack: Stack) -> dict[Place, bytes]:
     return shown
 
 
-async def adopt_checkpoint(store: Store, source: Stack, target: Stack, within: TokenRange) -> None:
+async def adopt_checkpoint(store: ShardStore, source: Stack, target: Stack, within: TokenRange) -> None:
     manifest = await store.checkpoint(source, "/data/checkpoint")
     (entry,) = manifest.stacks
     adoptions = [
@@ -141,11 +141,11 @@ async def adopt_checkpoint(store: Store, source: Stack, target: Stack, within: T
     assert await store.adopt_all(target, adoptions) == 0
 
 
-async def fold_away(rig: Rig, store: Store, stack: Stack) -> None:
+async def fold_away(rig: Rig, store: ShardStore, stack: Stack) -> None:
     assert rig.engine is not None
-    job = await store.begin_fold(stack, GcTerms(LATE_S, 1), whole=True)
+    job = await store.begin_compaction(stack, GcContext(LATE_S, 1), whole=True)
     if job is not None:
-        assert await store.finish_fold(job, await fold_in_memory(rig.engine, job)) is FoldEnd.SWAPPED
+        assert await store.finish_compaction(job, await compact_in_memory(rig.engine, job)) is SwapOutcome.SWAPPED
 
 
 HALF = TokenRange(partition_token(0), partition_token(1))
@@ -168,7 +168,7 @@ def test_what_is_adopted_is_merged(
     model.cells += [one for one in brought.cells if partition_token(one[0][0]) in within]
     model.deletions += [one for one in brought.deletions if partition_token(one[0]) in within]
 
-    async def work(store: Store) -> None:
+    async def work(store: ShardStore) -> None:
         await store.set_schema(SMALL)
         first = await store.create(SMALL.id, WHOLE_RING)
         second = await store.create(SMALL.id, OTHER)
@@ -187,7 +187,7 @@ def test_what_is_adopted_is_merged(
         await fold_away(rig, store, second)
         assert await seen_in(store, second) == model.seen(), "also once all is folded"
 
-    async def again(store: Store) -> None:
+    async def again(store: ShardStore) -> None:
         second = store.find(SMALL.id, OTHER)
         assert second is not None
         assert await seen_in(store, second) == model.seen()

@@ -17,11 +17,11 @@ from tests.unit.cql.protocol_rig import (
     turns,
 )
 
-from ebla.cql import notation
-from ebla.cql.compression import LZ4
-from ebla.cql.connection import ConnectionLimits
-from ebla.cql.frames import Frame, Opcode
+from ebla.cql.server.connection import ConnectionLimits
 from ebla.model.error_codes import CqlCode
+from ebla.wire.cql import notation
+from ebla.wire.cql.compression import LZ4
+from ebla.wire.cql.frames import CqlFrame, Opcode
 
 LIMITS = ConnectionLimits(request_bytes_max=2_000, first_request_bytes_max=500)
 STARTUP = request(Opcode.STARTUP, STARTUP_BODY)
@@ -71,7 +71,7 @@ pieces = st.lists(st.one_of(st.sampled_from(WELL_FORMED), made_up, bent(), st.bi
 greetings = st.sampled_from([b"", STARTUP, STARTUP_LZ4])
 
 
-async def _heard(parted: Parted, data: bytes, steps: list[int]) -> tuple[list[Frame], bool]:
+async def _heard(parted: Parted, data: bytes, steps: list[int]) -> tuple[list[CqlFrame], bool]:
     """Everything that was sent back, and whether the connection was closed."""
     async with asyncio.TaskGroup() as tasks:
         wired = Wired(parted, tasks)

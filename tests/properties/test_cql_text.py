@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.cql.world import Cql
 
-from ebla.cql.lexer import Kind, tokens_of
-from ebla.cql.parser import parse
-from ebla.cql.results import UNSET, BoundValue
-from ebla.cql.statements import Parsed
+from ebla.cql.parse.lexer import TokenKind, tokenize
+from ebla.cql.parse.parser import parse
+from ebla.cql.parse.statements import ParsedStatement
 from ebla.model.cql_types import SCALARS
 from ebla.model.errors import BadConfiguration, BadSyntax, InvalidRequest, NotFound, TooLarge
+from ebla.wire.cql.messages import UNSET, BoundValue
 
 STATEMENTS = (
     "SELECT a, count(*), ttl(b) AS x, token(k) FROM ks.t WHERE k IN (1, ?) AND (a, b) > (1, 'x') AND m['a'] = 0x12",
@@ -36,7 +36,7 @@ REFUSALS = (BadSyntax, InvalidRequest, TooLarge)
 
 def check_parse(text: str) -> None:
     with suppress(*REFUSALS):
-        assert isinstance(parse(text), Parsed)
+        assert isinstance(parse(text), ParsedStatement)
 
 
 @settings(max_examples=300, deadline=None)
@@ -95,8 +95,8 @@ def test_long_statements_take_their_length(text: str) -> None:
 
 @pytest.mark.parametrize("text", STATEMENTS)
 def test_tokens_stand_where_they_say(text: str) -> None:
-    for token in tokens_of(text):
-        if token.kind in (Kind.NAME, Kind.INTEGER, Kind.SIGN, Kind.UUID):
+    for token in tokenize(text):
+        if token.kind in (TokenKind.NAME, TokenKind.INTEGER, TokenKind.SIGN, TokenKind.UUID):
             assert text[token.start :].startswith(token.text)
 
 

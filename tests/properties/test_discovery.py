@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebla.group0 import discovery
-from ebla.group0.discovery import Create, Discovery, InCluster, Join, Reply, Wait
+from ebla.group0.discovery import ClusterMember, Discovery, DiscoveryReply, FoundCluster, JoinCluster, WaitForNodes
 from ebla.model.identity import Address, ClusterId, HostId
 
 
@@ -26,11 +26,11 @@ class World:
     nodes: dict[Address, Node] = field(default_factory=dict)
     created: list[Address] = field(default_factory=list)
 
-    def answer(self, asked: Address, asker: Address, known: tuple[Address, ...]) -> Reply:
+    def answer(self, asked: Address, asker: Address, known: tuple[Address, ...]) -> DiscoveryReply:
         node = self.nodes[asked]
         if node.cluster is not None:
-            return InCluster(node.state.host, node.cluster, "test")
-        node.state = discovery.asked_by(node.state, asker, known)
+            return ClusterMember(node.state.host, node.cluster, "test")
+        node.state = discovery.record_request(node.state, asker, known)
         node.durable = node.state.known
         return discovery.reply_of(node.state)
 
@@ -39,18 +39,18 @@ class World:
         if node.cluster is not None:
             return
         match discovery.decide(node.state):
-            case Create():
+            case FoundCluster():
                 self.created.append(address)
                 node.cluster = ClusterId(node.state.host)
-            case Join(cluster=cluster):
+            case JoinCluster(cluster=cluster):
                 node.cluster = cluster
-            case Wait():
+            case WaitForNodes():
                 pass
 
     def restart(self, address: Address) -> None:
         node = self.nodes[address]
         if node.cluster is None:
-            node.state = discovery.begin(node.state.host, address, "test", (*node.contacts, *node.durable))
+            node.state = discovery.start_discovery(node.state.host, address, "test", (*node.contacts, *node.durable))
 
 
 def address_of(number: int) -> Address:
@@ -77,10 +77,10 @@ def test_exactly_one_cluster(contacts: list[tuple[int, ...]], ids: list[int], da
     for number, listed in enumerate(contacts):
         addresses = tuple(address_of(other) for other in listed)
         host = HostId(uuid.UUID(int=ids[number] + 1))
-        state = discovery.begin(host, address_of(number), "test", addresses)
+        state = discovery.start_discovery(host, address_of(number), "test", addresses)
         world.nodes[address_of(number)] = Node(state, addresses)
     everyone = sorted(world.nodes)
-    late: list[tuple[Address, Address, Reply]] = []
+    late: list[tuple[Address, Address, DiscoveryReply]] = []
     kinds = st.sampled_from(["ask", "ask", "ask", "lose", "delay", "late", "restart"])
     steps = data.draw(st.lists(st.tuples(kinds, st.integers(0, 99), st.integers(0, 99)), max_size=60))
     for kind, one, other in steps:
@@ -91,7 +91,7 @@ def test_exactly_one_cluster(contacts: list[tuple[int, ...]], ids: list[int], da
             late = [entry for entry in late if entry[0] != asker]
         elif kind == "late" and late:
             who, peer, reply = late.pop(one % len(late))
-            world.nodes[who].state = discovery.heard(world.nodes[who].state, peer, reply)
+            world.nodes[who].state = discovery.record_reply(world.nodes[who].state, peer, reply)
             world.act(who)
         elif node.state.known:
             peer = node.state.known[other % len(node.state.known)]
@@ -99,34 +99,34 @@ def test_exactly_one_cluster(contacts: list[tuple[int, ...]], ids: list[int], da
             if kind == "delay":
                 late.append((asker, peer, reply))
             elif kind == "ask":
-                node.state = discovery.heard(node.state, peer, reply)
+                node.state = discovery.record_reply(node.state, peer, reply)
                 world.act(asker)
         assert len(world.created) <= 1
     for _ in range(len(everyone) + 2):
         for asker in everyone:
             node = world.nodes[asker]
             for peer in node.state.known:
-                node.state = discovery.heard(node.state, peer, world.answer(peer, asker, node.state.known))
+                node.state = discovery.record_reply(node.state, peer, world.answer(peer, asker, node.state.known))
             world.act(asker)
     assert len(world.created) == 1
     assert len({node.cluster for node in world.nodes.values()}) == 1
 
 
 def test_a_lone_node_creates_at_once() -> None:
-    state = discovery.begin(HostId(uuid.UUID(int=1)), address_of(1), "test", [address_of(1)])
-    assert discovery.decide(state) == Create()
+    state = discovery.start_discovery(HostId(uuid.UUID(int=1)), address_of(1), "test", [address_of(1)])
+    assert discovery.decide(state) == FoundCluster()
 
 
 def test_a_contact_in_another_cluster_is_never_joined_and_stops_creation() -> None:
-    state = discovery.begin(HostId(uuid.UUID(int=1)), address_of(1), "test", [address_of(2)])
-    stranger = InCluster(HostId(uuid.UUID(int=2)), ClusterId(uuid.UUID(int=9)), "other")
-    decision = discovery.decide(discovery.heard(state, address_of(2), stranger))
-    assert isinstance(decision, Wait)
+    state = discovery.start_discovery(HostId(uuid.UUID(int=1)), address_of(1), "test", [address_of(2)])
+    stranger = ClusterMember(HostId(uuid.UUID(int=2)), ClusterId(uuid.UUID(int=9)), "other")
+    decision = discovery.decide(discovery.record_reply(state, address_of(2), stranger))
+    assert isinstance(decision, WaitForNodes)
     assert "other" in decision.reason
 
 
 def test_a_peer_that_fell_silent_must_answer_again() -> None:
-    state = discovery.begin(HostId(uuid.UUID(int=1)), address_of(1), "test", [address_of(2)])
-    state = discovery.heard(state, address_of(2), discovery.Fresh(HostId(uuid.UUID(int=2)), ()))
-    assert discovery.decide(state) == Create()
-    assert isinstance(discovery.decide(discovery.unheard(state, address_of(2))), Wait)
+    state = discovery.start_discovery(HostId(uuid.UUID(int=1)), address_of(1), "test", [address_of(2)])
+    state = discovery.record_reply(state, address_of(2), discovery.FreshNode(HostId(uuid.UUID(int=2)), ()))
+    assert discovery.decide(state) == FoundCluster()
+    assert isinstance(discovery.decide(discovery.forget_reply(state, address_of(2))), WaitForNodes)

@@ -8,39 +8,47 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ebla.model.identity import HostId, JobId, SessionId, TableId
+from ebla.model.records.jobs import (
+    ENDED_STATES,
+    CompareReplicas,
+    CopyTablets,
+    JobRecord,
+    JobSpec,
+    JobState,
+    StreamRange,
+)
 from ebla.model.token import WHOLE_RING
-from ebla.pipeline.job_book import (
-    Attended,
-    Begin,
-    BookLimits,
-    Cancel,
-    Change,
-    EndWaiting,
-    Explain,
-    Happening,
-    Prune,
-    Scene,
-    Step,
-    TakeOver,
-    changed,
+from ebla.pipeline.job_scheduler import (
+    ActiveJob,
+    CancelJob,
+    CancelWaitingJob,
+    ExplainWait,
+    JobEvent,
+    JobStep,
+    JobTransition,
+    PruneJob,
+    SchedulerLimits,
+    SchedulerState,
+    StartJob,
+    TakeOverJob,
+    abandoned,
+    apply_transition,
     claim_of,
-    left,
     moves_files,
     next_steps,
 )
-from ebla.wire.jobs import ENDED, Compare, CopyTablets, Job, JobState, StreamRange, Wish
 
 TABLES = [TableId(UUID(int=number)) for number in (1, 2)]
 HOSTS = [HostId(UUID(int=number)) for number in (11, 12)]
-LIMITS = BookLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, left_after_ms=0, kept_max=3)
+LIMITS = SchedulerLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, abandoned_after_ms=0, ended_kept_max=3)
 
 TABLETS = st.sets(st.integers(0, 2), min_size=1).map(lambda numbers: tuple(sorted(numbers)))
-wishes: st.SearchStrategy[Wish] = st.one_of(
+wishes: st.SearchStrategy[JobSpec] = st.one_of(
     st.builds(CopyTablets, st.sampled_from(TABLES), TABLETS, st.just(HOSTS[0]), st.sampled_from(HOSTS)),
     st.builds(StreamRange, st.sampled_from(TABLES), st.just(WHOLE_RING), st.just(()), st.sampled_from(HOSTS)),
-    st.builds(Compare, st.sampled_from(TABLES), st.none(), st.booleans()),
+    st.builds(CompareReplicas, st.sampled_from(TABLES), st.none(), st.booleans()),
 )
-endings = st.sampled_from([Happening.SUCCEEDED, Happening.BROKE, Happening.REFUSED, Happening.AWAY])
+endings = st.sampled_from([JobEvent.SUCCEEDED, JobEvent.BROKE, JobEvent.REFUSED, JobEvent.AWAY])
 
 
 class Pipelines(RuleBasedStateMachine):
@@ -48,12 +56,12 @@ class Pipelines(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.records: dict[JobId, Job] = {}
-        self.attended: dict[JobId, Attended] = {}
+        self.records: dict[JobId, JobRecord] = {}
+        self.active: dict[JobId, ActiveJob] = {}
         self.open: set[SessionId] = set()
         self.drawn: list[tuple[JobId, SessionId]] = []
         self.serial = 100
-        self.keeper = UUID(int=1)
+        self.owner = UUID(int=1)
         self.away = False
         self.now = 0
 
@@ -61,18 +69,18 @@ class Pipelines(RuleBasedStateMachine):
         self.serial += 1
         return UUID(int=self.serial)
 
-    @rule(wish=wishes)
-    def ask(self, wish: Wish) -> None:
+    @rule(spec=wishes)
+    def ask(self, spec: JobSpec) -> None:
         self.now += 1
         job = JobId(self._new_id())
-        self.records[job] = Job(job, wish, "", self.now, 1)
+        self.records[job] = JobRecord(job, spec, "", self.now, 1)
 
     @rule(data=st.data())
     def ask_to_cancel(self, data: st.DataObject) -> None:
         if self.records:
             job = data.draw(st.sampled_from(sorted(self.records)))
-            if self.records[job].state not in ENDED:
-                self.records[job] = msgspec.structs.replace(self.records[job], cancel_asked=True)
+            if self.records[job].state not in ENDED_STATES:
+                self.records[job] = msgspec.structs.replace(self.records[job], cancel_requested=True)
 
     @rule()
     def engine_comes_or_goes(self) -> None:
@@ -81,55 +89,55 @@ class Pipelines(RuleBasedStateMachine):
     @rule()
     def another_leads(self) -> None:
         """Runs are dropped where they are: their sessions stay open."""
-        self.attended = {}
-        self.keeper = self._new_id()
+        self.active = {}
+        self.owner = self._new_id()
 
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
         unavailable = "no Java" if self.away else None
-        steps = next_steps(Scene(self.records, self.attended, self.keeper, unavailable), LIMITS)
+        steps = next_steps(SchedulerState(self.records, self.active, self.owner, unavailable), LIMITS)
         assert len({step.job for step in steps}) == len(steps), "one step for each job"
         done = data.draw(st.integers(0, len(steps)))
         for step in steps[:done]:
             self._take(step)
 
     @rule(data=st.data(), ending=endings)
-    def a_run_ends(self, data: st.DataObject, ending: Happening) -> None:
-        if not self.attended:
+    def a_run_ends(self, data: st.DataObject, ending: JobEvent) -> None:
+        if not self.active:
             return
-        job = data.draw(st.sampled_from(sorted(self.attended)))
-        session = self.attended.pop(job).session
+        job = data.draw(st.sampled_from(sorted(self.active)))
+        session = self.active.pop(job).session
         assert session is not None
         self.open.discard(session)
-        self._note(job, Change(ending, self.now))
+        self._note(job, JobTransition(ending, self.now))
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: JobStep) -> None:
         match step:
-            case Begin(job):
+            case StartJob(job):
                 session = SessionId(self._new_id())
-                self._note(job, Change(Happening.BEGUN, self.now, session=session, keeper=self.keeper))
+                self._note(job, JobTransition(JobEvent.BEGUN, self.now, session=session, owner=self.owner))
                 self.drawn.append((job, session))
                 self.open.add(session)
-                self.attended[job] = Attended(session)
-            case TakeOver(job):
+                self.active[job] = ActiveJob(session)
+            case TakeOverJob(job):
                 found = self.records[job].session
                 if found is not None:
                     self.open.discard(found)
-                self._note(job, left(self.records[job], self.now))
-            case Cancel(job):
-                session_of = self.attended.pop(job).session
+                self._note(job, abandoned(self.records[job], self.now))
+            case CancelJob(job):
+                session_of = self.active.pop(job).session
                 assert session_of is not None
                 self.open.discard(session_of)
-                self._note(job, Change(Happening.CANCELLED, self.now))
-            case EndWaiting(job):
-                self._note(job, Change(Happening.CANCELLED, self.now))
-            case Explain(job, cause):
+                self._note(job, JobTransition(JobEvent.CANCELLED, self.now))
+            case CancelWaitingJob(job):
+                self._note(job, JobTransition(JobEvent.CANCELLED, self.now))
+            case ExplainWait(job, cause):
                 self.records[job] = msgspec.structs.replace(self.records[job], cause=cause)
-            case Prune(job):
+            case PruneJob(job):
                 del self.records[job]
 
-    def _note(self, job: JobId, change: Change) -> None:
-        after = changed(self.records[job], change, LIMITS)
+    def _note(self, job: JobId, change: JobTransition) -> None:
+        after = apply_transition(self.records[job], change, LIMITS)
         assert after is not None, (self.records[job], change)
         self.records[job] = after
 
@@ -147,14 +155,14 @@ class Pipelines(RuleBasedStateMachine):
         running = [job for job in self.records.values() if job.session is not None]
         for number, job in enumerate(running):
             for other in running[number + 1 :]:
-                one, two = claim_of(job.wish), claim_of(other.wish)
+                one, two = claim_of(job.spec), claim_of(other.spec)
                 assert one is None or two is None or not one.meets(two)
 
     @invariant()
     def no_more_run_than_may(self) -> None:
         running = [job for job in self.records.values() if job.session is not None]
-        assert sum(moves_files(job.wish) for job in running) <= LIMITS.file_jobs_max
-        assert sum(not moves_files(job.wish) for job in running) <= LIMITS.row_jobs_max
+        assert sum(moves_files(job.spec) for job in running) <= LIMITS.file_jobs_max
+        assert sum(not moves_files(job.spec) for job in running) <= LIMITS.row_jobs_max
         assert all(job.runs <= LIMITS.runs_max for job in self.records.values())
 
 

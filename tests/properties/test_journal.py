@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.journal.on_disks import Machine
 
-from ebla.control.raft_log import RaftLog
-from ebla.journal.recovery import LogLimits
-from ebla.journal.segments import SegmentedLog
+from ebla.control.raft.storage import RaftStorage
+from ebla.journal.recovery import JournalLimits
+from ebla.journal.segmented_log import SegmentedLog
 from ebla.model.errors import DiskFull
-from ebla.raft.effects import Write
+from ebla.raft.effects import LogWrite
 from ebla.raft.messages import Entry, HardState, PeerId, SnapshotMeta
-from ebla.sim.disk import LifeDisk
+from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/log"
-LIMITS = LogLimits(segment_bytes=3000, batch_bytes_max=1 << 16, read_bytes=2000)
+LIMITS = JournalLimits(segment_bytes=3000, batch_bytes_max=1 << 16, read_bytes=2000)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Model:
         return [b"%d.%d/" % (self.serial, number) + bytes(size) for number in range(count)]
 
 
-async def live(machine: Machine, model: Model, life: Life, disk: LifeDisk) -> None:
-    log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+async def live(machine: Machine, model: Model, life: Life, disk: ProcessDisk) -> None:
+    log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
     await check(log, model)
     for kind, count, size in life.steps:
         if kind == "drop":
@@ -100,7 +100,7 @@ def test_the_log_is_a_list_that_crashes_do_not_shorten(seed: int, lives: list[Li
     model = Model()
     for life in lives:
         if life.fills_disk:
-            machine.disk.fill(left_bytes=machine.chance.randrange(4000, 12_000))
+            machine.disk.fill(left_bytes=machine.rng.randrange(4000, 12_000))
         main = partial(live, machine, model, life)
         try:
             machine.run_until(1e6 if life.ends_after_ms is None else life.ends_after_ms / 1000, main)
@@ -127,31 +127,31 @@ class RaftModel:
     def copy(self) -> "RaftModel":
         return RaftModel(self.hard_state, self.snapshot, self.entries)
 
-    def grow(self, count: int) -> Write:
+    def grow(self, count: int) -> LogWrite:
         first = self.last_index + 1
         new = tuple(Entry(first + step, self.hard_state.term, b"e" * 60) for step in range(count))
         self.entries += new
-        return Write(None, new, None, must_sync=True, answers=())
+        return LogWrite(None, new, None, must_sync=True, answers=())
 
-    def replace(self, back: int, count: int) -> Write:
+    def replace(self, back: int, count: int) -> LogWrite:
         """A new leader's entries instead of the last `back` uncommitted ones."""
         first = max(self.last_index + 1 - back, self.hard_state.commit + 1, self.snapshot.index + 1)
         self.hard_state = HardState(self.hard_state.term + 1, PeerId(back % 3), self.hard_state.commit)
         new = tuple(Entry(first + step, self.hard_state.term, b"r" * 60) for step in range(count))
         self.entries = (*(entry for entry in self.entries if entry.index < first), *new)
-        return Write(self.hard_state, new, None, must_sync=True, answers=())
+        return LogWrite(self.hard_state, new, None, must_sync=True, answers=())
 
-    def commit(self, steps: int) -> Write:
+    def commit(self, steps: int) -> LogWrite:
         index = min(self.hard_state.commit + steps, self.last_index)
         self.hard_state = HardState(self.hard_state.term, self.hard_state.vote, index)
-        return Write(self.hard_state, (), None, must_sync=False, answers=())
+        return LogWrite(self.hard_state, (), None, must_sync=False, answers=())
 
-    def install(self, ahead: int) -> Write:
+    def install(self, ahead: int) -> LogWrite:
         term = self.hard_state.term + 1
         self.snapshot = SnapshotMeta(self.last_index + ahead, term)
         self.entries = ()
         self.hard_state = HardState(term, PeerId(0), self.snapshot.index)
-        return Write(self.hard_state, (), self.snapshot, must_sync=True, answers=())
+        return LogWrite(self.hard_state, (), self.snapshot, must_sync=True, answers=())
 
     def take_snapshot(self, back: int) -> SnapshotMeta | None:
         index = self.hard_state.commit - back
@@ -179,8 +179,8 @@ class RaftRun:
         self.durable = RaftModel()
         self.wanted = RaftModel()
 
-    async def live(self, steps: list[tuple[str, int]], disk: LifeDisk) -> None:
-        log, found = await RaftLog.open(disk, self.machine.chance, "/data/raft", LIMITS)
+    async def live(self, steps: list[tuple[str, int]], disk: ProcessDisk) -> None:
+        log, found = await RaftStorage.open(disk, self.machine.rng, "/data/raft", LIMITS)
         model = RaftModel(found.hard_state, found.snapshot, found.entries)
         self.check(model)
         self.durable, self.wanted = model.copy(), model
@@ -189,7 +189,7 @@ class RaftRun:
             self.durable = self.wanted.copy()
         await log.close()
 
-    async def step(self, log: RaftLog, kind: str, amount: int) -> None:
+    async def step(self, log: RaftStorage, kind: str, amount: int) -> None:
         model = self.wanted
         if kind == "snapshot":
             own = model.take_snapshot(amount % 4)

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ebla.model.byte_comparable import canonical, decode_comparable, encode_comparable
 from ebla.model.cql_types import parse_type
-from ebla.model.ordered_values import canonical, decode_ordered, encode_ordered
 from ebla.model.schema import Column, ColumnKind
 from ebla.model.values import decode, encode
-from ebla.storage.key_codec import (
+from ebla.storage.codec.key_codec import (
     KeyKind,
-    after_prefix,
     decode_clustering,
     decode_token,
     encode_clustering,
     head_key,
     partition_key_of,
     partition_prefix,
+    prefix_end,
     row_key,
     split_key,
 )
@@ -91,7 +91,7 @@ def test_bytes_sort_as_values(name: str, data: st.DataObject) -> None:
     strategy, order = ORDERS[name]
     kind = parse_type(name)
     left, right = data.draw(strategy), data.draw(strategy)
-    one, other = (encode_ordered(kind, encode(kind, value)) for value in (left, right))
+    one, other = (encode_comparable(kind, encode(kind, value)) for value in (left, right))
     assert (one < other) == (order(left) < order(right)), (left, right)
     assert (one == other) == (order(left) == order(right)), (left, right)
 
@@ -102,10 +102,10 @@ def test_bytes_sort_as_values(name: str, data: st.DataObject) -> None:
 def test_values_read_back_and_end_where_they_end(name: str, data: st.DataObject) -> None:
     kind = parse_type(name)
     wire = encode(kind, data.draw(ORDERS[name][0]))
-    ordered = encode_ordered(kind, wire)
-    back, end = decode_ordered(kind, ordered + data.draw(st.binary(max_size=4)), 0)
+    ordered = encode_comparable(kind, wire)
+    back, end = decode_comparable(kind, ordered + data.draw(st.binary(max_size=4)), 0)
     assert end == len(ordered)
-    assert encode_ordered(kind, back) == ordered
+    assert encode_comparable(kind, back) == ordered
     if name not in ("decimal", "double", "float"):
         assert back == wire
     elif name == "decimal":
@@ -158,8 +158,8 @@ def test_a_prefix_covers_exactly_what_begins_with_it(
     full = row_key(prefix, clustering(row))
     wire = [encode(column.type, value) for column, value in zip(COLUMNS, row)]
     slice_start = row_key(prefix, encode_clustering(COLUMNS, wire[:columns]))
-    assert slice_start <= full < after_prefix(slice_start)
-    assert prefix < head_key(prefix) < full < after_prefix(prefix)
+    assert slice_start <= full < prefix_end(slice_start)
+    assert prefix < head_key(prefix) < full < prefix_end(prefix)
     assert split_key(full) == (prefix, KeyKind.ROW, clustering(row))
     assert partition_key_of(full) == key
     assert decode_token(full) == token

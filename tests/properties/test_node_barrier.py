@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebla.control.node_barrier import missing, not_installed
+from ebla.control.topology.node_barrier import barrier_waits_for, not_installed
 from ebla.model.identity import SessionId, TopologyVersion
-from ebla.topology.running_versions import RunningVersions
+from ebla.topology.version_tracker import VersionTracker
 from ebla.wire.feed_messages import ChildReport
 
 V = TopologyVersion
@@ -33,11 +33,11 @@ def test_it_holds_exactly_when_every_report_says_so(given_reports: dict[str, Chi
         name in given_reports
         and given_reports[name].version >= version
         and given_reports[name].oldest_running >= version
-        and given_reports[name].pending_open
+        and given_reports[name].pending_replicas_open
         and not given_reports[name].closing_sessions
         for name in NAMES
     )
-    assert (missing(version, NAMES, given_reports) == ()) == holds
+    assert (barrier_waits_for(version, NAMES, given_reports) == ()) == holds
     assert not holds or not_installed(version, NAMES, given_reports) == ()
 
 
@@ -45,8 +45,8 @@ def test_it_holds_exactly_when_every_report_says_so(given_reports: dict[str, Chi
 def test_one_of_a_later_version_implies_those_before(
     given_reports: dict[str, ChildReport], version: V, later: V
 ) -> None:
-    if later >= version and not missing(later, NAMES, given_reports):
-        assert missing(version, NAMES, given_reports) == ()
+    if later >= version and not barrier_waits_for(later, NAMES, given_reports):
+        assert barrier_waits_for(version, NAMES, given_reports) == ()
 
 
 @given(reports(), VERSIONS, st.sampled_from(NAMES))
@@ -54,14 +54,14 @@ def test_a_process_it_does_not_hear_of_always_holds_it_up(
     given_reports: dict[str, ChildReport], version: V, silent: str
 ) -> None:
     given_reports.pop(silent, None)
-    assert any(words.startswith(f"{silent} ") for words in missing(version, NAMES, given_reports))
+    assert any(words.startswith(f"{silent} ") for words in barrier_waits_for(version, NAMES, given_reports))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=60))
 def test_what_a_process_routes_never_undoes_a_barrier(steps: list[tuple[bool, int]]) -> None:
     """A router takes the installed version, holds it for a while and lets go; versions are installed in between. Once
     a barrier held by some report, it holds by each later one."""
-    running, installed = RunningVersions(), V(1)
+    running, installed = VersionTracker(), V(1)
     held: list[V] = []
     passed = V(0)
     for begins, number in steps:
@@ -72,8 +72,8 @@ def test_what_a_process_routes_never_undoes_a_barrier(steps: list[tuple[bool, in
             held.append(installed)
         elif held:
             running.release(held.pop(number % len(held)))
-        report = ChildReport("shard-0", 1, installed, V(1), running.oldest(installed), pending_open=True)
-        now = max(v for v in range(installed + 1) if not missing(V(v), ("shard-0",), {"shard-0": report}))
+        report = ChildReport("shard-0", 1, installed, V(1), running.oldest(installed), pending_replicas_open=True)
+        now = max(v for v in range(installed + 1) if not barrier_waits_for(V(v), ("shard-0",), {"shard-0": report}))
         assert now >= passed
         passed = V(now)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=ChildReport) == report

@@ -27,9 +27,10 @@ from tests.unit.topology.small_cluster import with_transition
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HostId, Replica, ShardNumber, TableId
 from ebla.topology.frozen_map import FrozenMap
-from ebla.topology.node_states import NODE_TABLE, STARTS, NodeAction, Place
-from ebla.topology.replica_sets import ReplicaSets
-from ebla.topology.sharder import TabletSharder, has_replica
+from ebla.topology.node_states import NODE_TABLE, REQUEST_STARTS, NodeAction, StatePair
+from ebla.topology.routing.replica_sets import ReplicaSets
+from ebla.topology.routing.sharder import TabletSharder, has_replica
+from ebla.topology.routing.vnode_streams import stream_sources
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table, TopologyState
 from ebla.topology.states import (
     NodeRequestKind,
@@ -50,7 +51,6 @@ from ebla.topology.tablet_stages import (
     stage_edges,
     tablet_stream,
 )
-from ebla.topology.vnode_streams import stream_sources
 
 TABLE = TableId(uuid.UUID(int=7))
 TOKEN = 0
@@ -120,9 +120,9 @@ def tablet_view(replicas: tuple[Replica, ...], transition: TabletTransition | No
     writing = sets.of(TABLE).writing(TOKEN)
     return View(
         write_hosts=tuple(replica.host.int for replica in (*writing.natural, *writing.pending)),
-        write_needed=sets.write_answers_needed(TABLE, TOKEN, ConsistencyLevel.QUORUM, "dc1")[0].count,
+        write_needed=sets.required_write_replies(TABLE, TOKEN, ConsistencyLevel.QUORUM, "dc1")[0].count,
         read_hosts=tuple(replica.host.int for replica in sets.of(TABLE).reading(TOKEN)),
-        read_needed=sets.read_answers_needed(TABLE, TOKEN, ConsistencyLevel.QUORUM, "dc1")[0].count,
+        read_needed=sets.required_read_replies(TABLE, TOKEN, ConsistencyLevel.QUORUM, "dc1")[0].count,
         applies={
             host.int: tuple(storage(host, shard) for shard in sharder.shards_for_writes(TOKEN))
             for host, sharder in sharders.items()
@@ -318,7 +318,7 @@ REPLACED = 100
 """The host that a replacing one stands in for; both have the same token."""
 
 
-def ring_snapshot(change: RingChange, place: Place) -> Snapshot:
+def ring_snapshot(change: RingChange, place: StatePair) -> Snapshot:
     """The cluster while the subject is at this place of the node table."""
     nodes = [node(number, rack, tokens=(number * 10,)) for number, rack in enumerate(change.racks) if number != SUBJECT]
     rack, tokens = change.racks[SUBJECT], (SUBJECT * 10,)
@@ -339,7 +339,7 @@ def ring_snapshot(change: RingChange, place: Place) -> Snapshot:
     )
 
 
-def _tokens(place: Place, tokens: tuple[int, ...]) -> tuple[int, ...]:
+def _tokens(place: StatePair, tokens: tuple[int, ...]) -> tuple[int, ...]:
     without = place.state in (NodeState.NONE, NodeState.LEFT) or place.transition is TransitionState.JOIN_GROUP0
     return () if without else tokens
 
@@ -350,9 +350,9 @@ def ring_view(sets: ReplicaSets, token: int) -> View:
     hosts = {host.int: host.int for host in sets.snapshot.nodes}
     return View(
         write_hosts=tuple(replica.host.int for replica in (*writing.natural, *writing.pending)),
-        write_needed=sets.write_answers_needed(TABLE, token, ConsistencyLevel.QUORUM, "dc1")[0].count,
+        write_needed=sets.required_write_replies(TABLE, token, ConsistencyLevel.QUORUM, "dc1")[0].count,
         read_hosts=tuple(replica.host.int for replica in reading),
-        read_needed=sets.read_answers_needed(TABLE, token, ConsistencyLevel.QUORUM, "dc1")[0].count,
+        read_needed=sets.required_read_replies(TABLE, token, ConsistencyLevel.QUORUM, "dc1")[0].count,
         applies={number: (number,) for number in hosts},
         serves=hosts,
         knows=frozenset(hosts),
@@ -360,10 +360,10 @@ def ring_view(sets: ReplicaSets, token: int) -> View:
 
 
 @cache
-def ring_paths(kind: NodeRequestKind) -> tuple[tuple[tuple[Place, Place, bool, bool], ...], ...]:
+def ring_paths(kind: NodeRequestKind) -> tuple[tuple[tuple[StatePair, StatePair, bool, bool], ...], ...]:
     """Every way through the node table: (from, to, after its barrier, streamed)."""
 
-    def walk(at: Place) -> Iterator[tuple[tuple[Place, Place, bool, bool], ...]]:
+    def walk(at: StatePair) -> Iterator[tuple[tuple[StatePair, StatePair, bool, bool], ...]]:
         row = NODE_TABLE.get((at.state, at.transition))
         if row is None or at.transition is None:
             yield ()
@@ -375,12 +375,12 @@ def ring_paths(kind: NodeRequestKind) -> tuple[tuple[tuple[Place, Place, bool, b
             for rest in walk(row.on_failure):
                 yield ((at, row.on_failure, False, False), *rest)
 
-    start = STARTS[kind]
-    begin = (Place(start.source, None), start.target, False, False)
+    start = REQUEST_STARTS[kind]
+    begin = (StatePair(start.source, None), start.target, False, False)
     return tuple((begin, *rest) for rest in walk(start.target))
 
 
-def name_of(place: Place) -> str:
+def name_of(place: StatePair) -> str:
     return f"{place.state} {place.transition}"
 
 
@@ -423,7 +423,7 @@ def pattern_of(change: RingChange, views: dict[str, View]) -> Pattern:
     return (counted, *(tuple(names.setdefault(host, len(names)) for host in hosts) for hosts in rows))
 
 
-def streamed(change: RingChange, views: dict[str, View], at: Place) -> Copy:
+def streamed(change: RingChange, views: dict[str, View], at: StatePair) -> Copy:
     dead = dead_host(change)
     natural = views[name_of(replace(at, transition=TransitionState.WRITE_BOTH_READ_OLD))].read_hosts
     after = views[name_of(replace(at, transition=TransitionState.WRITE_BOTH_READ_NEW))].read_hosts

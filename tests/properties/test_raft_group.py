@@ -4,19 +4,19 @@ import pytest
 from tests.scenarios.raft_harness.adversary import Adversary, Harshness
 
 from ebla.raft.messages import PeerId
-from ebla.raft.options import Options
+from ebla.raft.options import RaftOptions
 
 HARSH = Harshness(crash=25, cut=12, heal=12, lose=120, repeat=60, change=0, transfer=8)
 CHANGING = Harshness(crash=10, change=30, transfer=10, snapshot=25)
 
 
-def _plain(peer: PeerId) -> Options:
+def _plain(peer: PeerId) -> RaftOptions:
     """Neither pre-vote nor check-quorum: elections disturb whom they like."""
-    return Options(peer=peer, election_ticks=3, check_quorum=False, pre_vote=False, message_bytes_max=100)
+    return RaftOptions(peer=peer, election_ticks=3, check_quorum=False, pre_vote=False, message_bytes_max=100)
 
 
-def _guarded(peer: PeerId) -> Options:
-    return Options(peer=peer, election_ticks=5, inflight_messages_max=3, apply_bytes_max=60, message_bytes_max=100)
+def _guarded(peer: PeerId) -> RaftOptions:
+    return RaftOptions(peer=peer, election_ticks=5, inflight_messages_max=3, apply_bytes_max=60, message_bytes_max=100)
 
 
 @pytest.mark.parametrize("seed", range(1, 13))

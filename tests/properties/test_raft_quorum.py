@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebla.raft.messages import FAR_INDEX, Membership, PeerId
+from ebla.raft.messages import MAX_INDEX, Membership, PeerId
 from ebla.raft.quorum import VoteResult, joint_index, joint_vote, majority_index, majority_vote
 
 peers = st.integers(1, 7).map(PeerId)
@@ -24,7 +24,7 @@ def naive_index(sides: list[tuple[PeerId, ...]], acknowledged: dict[PeerId, int]
     """The highest index for which every side has some majority that holds it."""
     asked = [side for side in sides if side]
     if not asked:
-        return FAR_INDEX
+        return MAX_INDEX
     return max(
         index
         for index in range(10)

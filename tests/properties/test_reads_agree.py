@@ -9,12 +9,12 @@ from tests.unit.storage.naive_scan import ALL, TIMES, expected, random_condition
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows
 
 from ebla.model.token import WHOLE_RING
-from ebla.source.merged_read import merged_rows
-from ebla.storage.columns import chunk_of, whole_shape
-from ebla.storage.layer import Item
-from ebla.storage.merge import merge_streams
-from ebla.storage.row_file import rows_batch
-from ebla.storage.scan import Question
+from ebla.source.read.replica_merge import merge_replicas
+from ebla.storage.codec.row_file import rows_batch
+from ebla.storage.columns.chunks import chunk_of, whole_shape
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import merge_streams
+from ebla.storage.scan.stack_scan import ScanQuery
 
 SEEDS = st.integers(0, 1 << 32)
 EXAMPLES = settings(max_examples=30, deadline=None, derandomize=True, print_blob=False)
@@ -32,15 +32,15 @@ def told(writes: list[list[Item]], *, by_column: bool) -> list[pa.RecordBatch]:
 @EXAMPLES
 @given(SEEDS)
 def test_a_job_sees_every_write_that_some_replica_has_seen(seed: int) -> None:
-    chance = Random(seed)
-    rows = RandomRows(seed, Mix(chance.choice([0.9, 0.5]), 4, 40))
-    writes = [rows.layer() for _ in range(chance.randrange(1, 5))]
-    seen_by = [chance.choice([(0,), (1,), (0, 1)]) for _ in writes]
+    rng = Random(seed)
+    rows = RandomRows(seed, Mix(rng.choice([0.9, 0.5]), 4, 40))
+    writes = [rows.layer() for _ in range(rng.randrange(1, 5))]
+    seen_by = [rng.choice([(0,), (1,), (0, 1)]) for _ in writes]
     streams = [
-        told([one for one, seen in zip(writes, seen_by) if number in seen], by_column=chance.random() < 0.5)
+        told([one for one, seen in zip(writes, seen_by) if number in seen], by_column=rng.random() < 0.5)
         for number in range(2)
     ]
-    conditions = random_conditions(chance) if chance.random() < 0.5 else ()
-    question = Question(MIXED, chance.choice([ALL, TIMES]), chance.randrange(20), conditions=conditions)
-    found = [row for batch in merged_rows(question, streams) for row in batch.to_pylist()]
+    conditions = random_conditions(rng) if rng.random() < 0.5 else ()
+    question = ScanQuery(MIXED, rng.choice([ALL, TIMES]), rng.randrange(20), conditions=conditions)
+    found = [row for batch in merge_replicas(question, streams) for row in batch.to_pylist()]
     assert str(found) == str(expected([(items, WHOLE_RING, False) for items in writes], question))

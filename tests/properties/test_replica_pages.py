@@ -11,17 +11,17 @@ from tests.unit.replica.shard_rig import NOW_S, OWN, ShardRig, in_shard, read_of
 from tests.unit.topology.small_cluster import replica
 
 from ebla.model.cql_types import parse_type
-from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, RangeDeletion, Row
+from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, TableSchema, with_column, without_column
 from ebla.replica.replica_limits import ReplicaLimits
-from ebla.sim.workloads.store_rows import CELLS, MAP, SMALL, STATIC, clustering_of, head_of, key_of, prefix_of
+from ebla.sim.workloads.small_table import CELLS, MAP, SMALL, STATIC, clustering_of, head_of, key_of, prefix_of
+from ebla.storage.codec.key_codec import prefix_end, split_key
+from ebla.storage.codec.live_rows import is_head, is_live_row
+from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row
+from ebla.storage.codec.row_digest import digest_rows
 from ebla.storage.commit_log import SyncMode
-from ebla.storage.key_codec import after_prefix, split_key
-from ebla.storage.layer import Item
-from ebla.storage.live_rows import is_head, is_live_row
-from ebla.storage.merge import merge_values
-from ebla.storage.row_codec import decode_row, encode_head, encode_row
-from ebla.storage.row_digest import digest_of
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import merge_values
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, Span
 
@@ -33,61 +33,61 @@ EXAMPLES = settings(
 )
 
 
-def random_cell(chance: random.Random, timestamp_us: int) -> Cell:
-    match chance.randrange(4):
+def random_cell(rng: random.Random, timestamp_us: int) -> Cell:
+    match rng.randrange(4):
         case 0:
-            return Cell(timestamp_us, None, 0, NOW_S - chance.randrange(50))
+            return Cell(timestamp_us, None, 0, NOW_S - rng.randrange(50))
         case 1:
-            return Cell(timestamp_us, b"\0\0\0\1", 30, NOW_S + chance.randrange(-40, 40))
+            return Cell(timestamp_us, b"\0\0\0\1", 30, NOW_S + rng.randrange(-40, 40))
         case _:
-            return Cell(timestamp_us, chance.randrange(4).to_bytes(4))
+            return Cell(timestamp_us, rng.randrange(4).to_bytes(4))
 
 
-def random_row(chance: random.Random) -> Row:
-    timestamp_us = chance.randrange(1, 60)
-    if chance.random() < 0.5:
-        cells = {number: Cell(timestamp_us, chance.randrange(9).to_bytes(4)) for number in CELLS}
-        return Row(Marker(timestamp_us), None, cells)
-    cells = {number: random_cell(chance, chance.randrange(1, 60)) for number in CELLS if chance.random() < 0.7}
-    marker = Marker(timestamp_us, 10, NOW_S + chance.randrange(-9, 9)) if chance.random() < 0.3 else None
-    deletion = Deletion(chance.randrange(60), NOW_S - chance.randrange(40)) if chance.random() < 0.2 else None
+def random_row(rng: random.Random) -> Row:
+    timestamp_us = rng.randrange(1, 60)
+    if rng.random() < 0.5:
+        cells = {number: Cell(timestamp_us, rng.randrange(9).to_bytes(4)) for number in CELLS}
+        return Row(RowMarker(timestamp_us), None, cells)
+    cells = {number: random_cell(rng, rng.randrange(1, 60)) for number in CELLS if rng.random() < 0.7}
+    marker = RowMarker(timestamp_us, 10, NOW_S + rng.randrange(-9, 9)) if rng.random() < 0.3 else None
+    deletion = Deletion(rng.randrange(60), NOW_S - rng.randrange(40)) if rng.random() < 0.2 else None
     collections = {}
-    if chance.random() < 0.4:
-        paths = {chance.randrange(3).to_bytes(4): random_cell(chance, chance.randrange(60)) for _ in range(2)}
-        cleared = Deletion(chance.randrange(60), NOW_S - 5) if chance.random() < 0.5 else None
-        collections = {MAP: Elements(cleared, paths)}
+    if rng.random() < 0.4:
+        paths = {rng.randrange(3).to_bytes(4): random_cell(rng, rng.randrange(60)) for _ in range(2)}
+        cleared = Deletion(rng.randrange(60), NOW_S - 5) if rng.random() < 0.5 else None
+        collections = {MAP: CollectionCells(cleared, paths)}
     return Row(marker, deletion, cells, collections)
 
 
-def random_head(chance: random.Random) -> Head:
-    low, high = sorted((chance.randrange(ROWS + 1), chance.randrange(ROWS + 1)))
+def random_head(rng: random.Random) -> PartitionHead:
+    low, high = sorted((rng.randrange(ROWS + 1), rng.randrange(ROWS + 1)))
     ranges = (
-        (RangeDeletion(clustering_of(low), clustering_of(high), Deletion(chance.randrange(60), NOW_S - 3)),)
+        (RangeDeletion(clustering_of(low), clustering_of(high), Deletion(rng.randrange(60), NOW_S - 3)),)
         if low < high
         else ()
     )
-    deletion = Deletion(chance.randrange(40), NOW_S - 8) if chance.random() < 0.4 else None
-    static = Row(None, None, {STATIC: random_cell(chance, chance.randrange(60))}) if chance.random() < 0.5 else Row()
-    return Head(deletion, ranges, static)
+    deletion = Deletion(rng.randrange(40), NOW_S - 8) if rng.random() < 0.4 else None
+    static = Row(None, None, {STATIC: random_cell(rng, rng.randrange(60))}) if rng.random() < 0.5 else Row()
+    return PartitionHead(deletion, ranges, static)
 
 
-def random_items(chance: random.Random, heads: float) -> list[Item]:
+def random_items(rng: random.Random, heads: float) -> list[Item]:
     items: list[Item] = []
-    for _ in range(chance.randrange(1, 90)):
-        partition = chance.randrange(PARTITIONS)
-        if chance.random() < heads:
-            items.append((head_of(partition), encode_head(random_head(chance), SMALL.version)))
+    for _ in range(rng.randrange(1, 90)):
+        partition = rng.randrange(PARTITIONS)
+        if rng.random() < heads:
+            items.append((head_of(partition), encode_head(random_head(rng), SMALL.version)))
         else:
-            row = random_row(chance)
-            items.append((key_of(partition, chance.randrange(ROWS)), encode_row(row, 1, SMALL.layouts[-1])))
+            row = random_row(rng)
+            items.append((key_of(partition, rng.randrange(ROWS)), encode_row(row, 1, SMALL.layouts[-1])))
     return items
 
 
-async def fill(shard: ShardRig, items: list[Item], chance: random.Random, seals: float) -> None:
+async def fill(shard: ShardRig, items: list[Item], rng: random.Random, seals: float) -> None:
     for item in items:
         assert (await shard.write(write_of(item))).failures == ()
-        if chance.random() < seals:
-            await shard.store.seal(chance.choice(list(shard.store.stacks.values())))
+        if rng.random() < seals:
+            await shard.store.seal(rng.choice(list(shard.store.stacks.values())))
 
 
 async def whole_of(shard: ShardRig, span: Span = (b"", None)) -> list[Item]:
@@ -142,15 +142,15 @@ def live(items: list[Item] | tuple[Item, ...]) -> int:
 @EXAMPLES
 @given(SEEDS)
 def test_pages_together_are_the_whole(seed: int) -> None:
-    chance = random.Random(seed)
-    rows_max, bytes_max = chance.randrange(1, 12), chance.choice([60, 300, 1 << 20])
-    bounds = ReplicaLimits(turn_items_max=chance.choice([1, 20, 512]), page_items_max=chance.choice([512, 4096]))
-    is_reversed = chance.random() < 0.5
+    rng = random.Random(seed)
+    rows_max, bytes_max = rng.randrange(1, 12), rng.choice([60, 300, 1 << 20])
+    bounds = ReplicaLimits(turn_items_max=rng.choice([1, 20, 512]), page_items_max=rng.choice([512, 4096]))
+    is_reversed = rng.random() < 0.5
     request = read_of(rows_max=rows_max, bytes_max=bytes_max, is_reversed=is_reversed)
 
     async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(chance.choice([TABLETS, None])))
-        await fill(shard, random_items(chance, chance.choice([0.0, 0.3])), chance, chance.choice([0.0, 0.1]))
+        await shard.follow(small_cluster(rng.choice([TABLETS, None])))
+        await fill(shard, random_items(rng, rng.choice([0.0, 0.3])), rng, rng.choice([0.0, 0.1]))
         whole = await whole_of(shard)
         pages = await pages_of(shard, lambda spans: with_spans(request, spans))
         together = [item for page in pages for item in page.items]
@@ -169,14 +169,14 @@ def test_pages_together_are_the_whole(seed: int) -> None:
 @given(SEEDS)
 def test_slices_are_what_lies_in_them(seed: int) -> None:
     """Also where they begin behind the head that deletes some of their rows."""
-    chance = random.Random(seed)
-    is_reversed = chance.random() < 0.5
-    bounds = sorted({key_of(chance.randrange(PARTITIONS), chance.randrange(ROWS)) for _ in range(6)})
+    rng = random.Random(seed)
+    is_reversed = rng.random() < 0.5
+    bounds = sorted({key_of(rng.randrange(PARTITIONS), rng.randrange(ROWS)) for _ in range(6)})
     spans = tuple(zip(bounds[::2], bounds[1::2]))
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(TABLETS))
-        await fill(shard, random_items(chance, 0.3), chance, 0.05)
+        await fill(shard, random_items(rng, 0.3), rng, 0.05)
         whole = await whole_of(shard)
         expected = [item for item in whole if any(start <= item[0] < end for start, end in spans)]
         if spans:
@@ -184,18 +184,18 @@ def test_slices_are_what_lies_in_them(seed: int) -> None:
             assert list(page.items) == (expected[::-1] if is_reversed else expected)
             assert page.is_whole
 
-    in_shard(work, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=chance.choice([1, 512])))
+    in_shard(work, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=rng.choice([1, 512])))
 
 
 @EXAMPLES
 @given(SEEDS)
 def test_a_limit_for_each_partition_keeps_its_first_rows(seed: int) -> None:
-    chance = random.Random(seed)
-    is_reversed, rows_max = chance.random() < 0.5, chance.randrange(1, 4)
+    rng = random.Random(seed)
+    is_reversed, rows_max = rng.random() < 0.5, rng.randrange(1, 4)
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(TABLETS))
-        await fill(shard, random_items(chance, 0.2), chance, 0.05)
+        await fill(shard, random_items(rng, 0.2), rng, 0.05)
         whole = await whole_of(shard)
         counts: dict[bytes, int] = {}
         expected = []
@@ -208,17 +208,17 @@ def test_a_limit_for_each_partition_keeps_its_first_rows(seed: int) -> None:
         assert list(page.items) == expected
         assert page.is_whole
 
-    in_shard(work, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=chance.choice([1, 40, 512])))
+    in_shard(work, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=rng.choice([1, 40, 512])))
 
 
 @EXAMPLES
 @given(SEEDS)
 def test_single_rows_read_by_gets_are_those_of_scans(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(TABLETS))
-        await fill(shard, random_items(chance, chance.choice([0.0, 0.3])), chance, 0.05)
+        await fill(shard, random_items(rng, rng.choice([0.0, 0.3])), rng, 0.05)
         whole = dict(await whole_of(shard))
         for partition in range(PARTITIONS):
             for row in range(ROWS):
@@ -234,20 +234,20 @@ def test_single_rows_read_by_gets_are_those_of_scans(seed: int) -> None:
 @EXAMPLES
 @given(SEEDS)
 def test_the_same_cells_have_the_same_digest_however_they_lie(seed: int) -> None:
-    chance = random.Random(seed)
-    items = random_items(chance, 0.2)
-    shuffled = chance.sample(items, len(items))
-    request = read_of(digest_only=True, gc_before_s=chance.choice([0, NOW_S - 20]))
+    rng = random.Random(seed)
+    items = random_items(rng, 0.2)
+    shuffled = rng.sample(items, len(items))
+    request = read_of(digest_only=True, gc_before_s=rng.choice([0, NOW_S - 20]))
     digests = []
 
     async def one(shard: ShardRig) -> ReadRowsAnswer:
         await shard.follow(small_cluster(TABLETS))
-        await fill(shard, items, chance, 0.0)
+        await fill(shard, items, rng, 0.0)
         return await shard.reader.read(request, 1_000)
 
     async def many(shard: ShardRig) -> ReadRowsAnswer:
         await shard.follow(small_cluster(tablet_map(SMALL.id, [(replica(1),)])))
-        await fill(shard, shuffled, chance, 0.2)
+        await fill(shard, shuffled, rng, 0.2)
         return await shard.reader.read(request, 1_000)
 
     for layering in (one, many):
@@ -265,33 +265,33 @@ def altered() -> TableSchema:
 @EXAMPLES
 @given(SEEDS)
 def test_digests_do_not_see_by_which_version_a_row_was_written(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     newer = altered()
-    rows = [(key_of(0, number), random_row(chance)) for number in range(ROWS)]
+    rows = [(key_of(0, number), random_row(rng)) for number in range(ROWS)]
     older = [(key, encode_row(row, 1, SMALL.layouts[-1])) for key, row in rows]
     rewritten = [(key, encode_row(row, newer.version, newer.layouts[-1])) for key, row in rows]
-    assert digest_of(older, newer, 0) == digest_of(rewritten, newer, 0)
+    assert digest_rows(older, newer, 0) == digest_rows(rewritten, newer, 0)
 
 
 @EXAMPLES
 @given(SEEDS)
 def test_digests_tell_any_difference_that_counts(seed: int) -> None:
     """One more cell, live or a tombstone that may not be dropped yet, and the digest is another."""
-    chance = random.Random(seed)
-    key, value = key_of(1, 1), encode_row(random_row(chance), 1, SMALL.layouts[-1])
-    added = Cell(1_000, None, 0, NOW_S) if chance.random() < 0.5 else Cell(1_000, b"\0\0\0\7")
+    rng = random.Random(seed)
+    key, value = key_of(1, 1), encode_row(random_row(rng), 1, SMALL.layouts[-1])
+    added = Cell(1_000, None, 0, NOW_S) if rng.random() < 0.5 else Cell(1_000, b"\0\0\0\7")
     change = encode_row(Row(None, None, {CELLS[0]: added}), 1, SMALL.layouts[-1])
     merged = merge_values(value, change, SMALL)
     assert decode_row(merged, SMALL.layouts) != decode_row(value, SMALL.layouts)
-    assert digest_of([(key, value)], SMALL, NOW_S) != digest_of([(key, merged)], SMALL, NOW_S)
-    assert digest_of([(key, value)], SMALL, 0) != digest_of([(key_of(1, 2), value)], SMALL, 0)
+    assert digest_rows([(key, value)], SMALL, NOW_S) != digest_rows([(key, merged)], SMALL, NOW_S)
+    assert digest_rows([(key, value)], SMALL, 0) != digest_rows([(key_of(1, 2), value)], SMALL, 0)
 
 
 def test_what_may_be_collected_is_no_part_of_a_digest() -> None:
     gone = encode_row(Row(None, Deletion(5, NOW_S - 30)), 1, SMALL.layouts[-1])
     expired = encode_row(Row(None, None, {CELLS[0]: Cell(7, b"\0\0\0\1", 5, NOW_S - 30)}), 1, SMALL.layouts[-1])
-    head = encode_head(Head(Deletion(5, NOW_S - 30)), 1)
+    head = encode_head(PartitionHead(Deletion(5, NOW_S - 30)), 1)
     items = [(head_of(1), head), (key_of(1, 1), gone), (key_of(1, 2), expired)]
-    assert digest_of(items, SMALL, NOW_S - 29) == digest_of([], SMALL, 0)
-    assert len({digest_of(items[:count], SMALL, NOW_S - 30) for count in range(4)}) == 4
-    assert after_prefix(prefix_of(1)) > key_of(1, 2)
+    assert digest_rows(items, SMALL, NOW_S - 29) == digest_rows([], SMALL, 0)
+    assert len({digest_rows(items[:count], SMALL, NOW_S - 30) for count in range(4)}) == 4
+    assert prefix_end(prefix_of(1)) > key_of(1, 2)

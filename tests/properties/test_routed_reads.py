@@ -36,13 +36,13 @@ from tests.unit.topology.small_cluster import TABLE, network
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import Replica
 from ebla.model.schema import TableOptions, TableSchema, TombstoneGc
-from ebla.request.parts import ReadQuery
-from ebla.request.reads import ReadLimits
-from ebla.storage.key_codec import after_prefix, decode_token, head_key, row_key, split_key
-from ebla.storage.layer import Item
-from ebla.storage.live_rows import has_static, is_head, is_live_row
-from ebla.storage.row_codec import decode_head, decode_row
-from ebla.storage.visible_rows import static_values, visible_cells
+from ebla.request.read_router import ReadLimits
+from ebla.request.router_types import ReadQuery
+from ebla.storage.codec.key_codec import decode_token, head_key, prefix_end, row_key, split_key
+from ebla.storage.codec.live_rows import has_static, is_head, is_live_row
+from ebla.storage.codec.row_codec import decode_head, decode_row
+from ebla.storage.layers.layer import Item
+from ebla.storage.scan.visible_rows import static_values, visible_cells
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.row_messages import Span
 
@@ -80,100 +80,100 @@ def expected(whole: MemoryReplica, query: ReadQuery) -> list[Shown]:
 class Case:
     """One cluster with its contents, drawn from a seed."""
 
-    chance: Random
+    rng: Random
     whole: MemoryReplica
     parts: dict[Replica, list[Item]]
     schema: TableSchema
 
     def query(self) -> ReadQuery:
-        chance = self.chance
+        rng = self.rng
         return ReadQuery(
             TABLE,
             self.spans(),
-            chance.choice([1, 2, 3, 7, 1000]),
+            rng.choice([1, 2, 3, 7, 1000]),
             NOW_S,
-            chance.random() < 0.5,
-            chance.choice([0, 0, 1, 2, 3]),
+            rng.random() < 0.5,
+            rng.choice([0, 0, 1, 2, 3]),
         )
 
     def spans(self) -> tuple[Span, ...]:
         """Everything, some of the ring, whole partitions, slices, rows with or without heads."""
-        chance = self.chance
+        rng = self.rng
         prefixes = sorted(stored_prefix([f"p{number}".encode()]) for number in range(PARTITIONS))
-        match chance.randrange(5):
+        match rng.randrange(5):
             case 0:
                 return EVERYTHING
             case 1:
-                start, end = sorted(chance.sample(prefixes, 2))
-                return ((start[: chance.choice([8, 30])], chance.choice([end, end[:8], None])),)
+                start, end = sorted(rng.sample(prefixes, 2))
+                return ((start[: rng.choice([8, 30])], rng.choice([end, end[:8], None])),)
             case 2:
-                some = sorted(chance.sample(prefixes, 3))
-                return tuple((prefix, after_prefix(prefix)) for prefix in some)
+                some = sorted(rng.sample(prefixes, 3))
+                return tuple((prefix, prefix_end(prefix)) for prefix in some)
             case 3:
-                some = sorted(chance.sample(prefixes, chance.choice([1, 2])))
+                some = sorted(rng.sample(prefixes, rng.choice([1, 2])))
                 return tuple(span for prefix in some for span in self._slices(prefix))
             case _:
-                keys = sorted(chance.sample(sorted(self.whole.items), 2)) if len(self.whole.items) > 2 else []
+                keys = sorted(rng.sample(sorted(self.whole.items), 2)) if len(self.whole.items) > 2 else []
                 return tuple((key, key + b"\0") for key in keys) or EVERYTHING
 
     def _slices(self, prefix: bytes) -> list[Span]:
-        chance = self.chance
+        rng = self.rng
         rows = [key for key in sorted(self.whole.items) if key.startswith(prefix) and key != head_key(prefix)]
-        middle = chance.choice(rows) if rows else row_key(prefix, b"m")
+        middle = rng.choice(rows) if rows else row_key(prefix, b"m")
         found: list[Span] = []
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             found.append((head_key(prefix), head_key(prefix) + b"\0"))
-        if chance.random() < 0.5 and middle != row_key(prefix):
+        if rng.random() < 0.5 and middle != row_key(prefix):
             found.append((row_key(prefix), middle))
             middle += b"\0"
-        found.append((middle, after_prefix(prefix)))
+        found.append((middle, prefix_end(prefix)))
         return found
 
     def fill(self, rig: ReadRig, *, cuts: bool = True) -> None:
         for replica, items in self.parts.items():
-            one = rig.doors.of(replica)
+            one = rig.clients.of(replica)
             one.write(items)
             if cuts:
-                one.cut = lambda: self.chance.choice([1, 2, 3, 5, 1000])
+                one.cut = lambda: self.rng.choice([1, 2, 3, 5, 1000])
 
 
 def case_of(seed: int, schema: TableSchema = MIXED, *, on_quorums: bool = True) -> Case:
-    chance = Random(seed)
-    rows = RandomRows(seed, Mix(plain=chance.choice([0.0, 0.5, 0.9]), partitions=PARTITIONS, rows=20))
+    rng = Random(seed)
+    rows = RandomRows(seed, Mix(plain=rng.choice([0.0, 0.5, 0.9]), partitions=PARTITIONS, rows=20))
     whole = MemoryReplica(schema)
     parts: dict[Replica, list[Item]] = {replica: [] for replica in REPLICAS}
     for _ in range(4):
         for item in rows.layer():
             whole.write([item])
-            for replica in chance.sample(REPLICAS, chance.choice([2, 3] if on_quorums else [1, 2, 3])):
+            for replica in rng.sample(REPLICAS, rng.choice([2, 3] if on_quorums else [1, 2, 3])):
                 parts[replica].append(item)
-    return Case(chance, whole, parts, schema)
+    return Case(rng, whole, parts, schema)
 
 
 def snapshot_for(case: Case) -> Snapshot:
     """One tablet, several with the same replicas in other orders, or vnodes."""
-    match case.chance.randrange(3):
+    match case.rng.randrange(3):
         case 0:
             return snapshot_of(tablets_of(REPLICAS), case.schema)
         case 1:
-            sets = [case.chance.sample(REPLICAS, 3) for _ in range(8)]
+            sets = [case.rng.sample(REPLICAS, 3) for _ in range(8)]
             return snapshot_of(tablets_of(*sets), case.schema)
         case _:
-            tokens = [(case.chance.randrange(-(2**63), 2**63), case.chance.randrange(-(2**63), 2**63)) for _ in "abc"]
+            tokens = [(case.rng.randrange(-(2**63), 2**63), case.rng.randrange(-(2**63), 2**63)) for _ in "abc"]
             base = snapshot_of(None, case.schema).nodes.values()
             nodes = [msgspec.structs.replace(node, tokens=pair) for node, pair in zip(base, tokens)]
             return snapshot_of(None, case.schema, nodes=nodes, replication=network(dc1=3))
 
 
 def limits_of(case: Case) -> ReadLimits:
-    return ReadLimits(page_bytes_max=case.chance.choice([60, 1 << 20]), pieces_max=case.chance.choice([1, 3, 64]))
+    return ReadLimits(page_bytes_max=case.rng.choice([60, 1 << 20]), parallel_ranges_max=case.rng.choice([1, 3, 64]))
 
 
 async def check_reads(seed: int, level: ConsistencyLevel, schema: TableSchema, *, on_quorums: bool) -> None:
     case = case_of(seed, schema, on_quorums=on_quorums)
-    async with running(snapshot_for(case), case.chance.choice((A, D)), limits_of(case), schema) as rig:
+    async with running(snapshot_for(case), case.rng.choice((A, D)), limits_of(case), schema) as rig:
         case.fill(rig)
-        rig.doors.has_read_now = case.chance.random() < 0.5
+        rig.clients.has_read_now = case.rng.random() < 0.5
         for _ in range(3):
             query = case.query()
             pages = await rig.read_all(query, level)
@@ -201,9 +201,9 @@ def test_pages_of_all_replicas_are_the_whole_wherever_a_write_is(seed: int) -> N
 def test_pages_of_one_replica_are_what_it_has(seed: int) -> None:
     async def main() -> None:
         case = case_of(seed)
-        async with running(snapshot_of(tablets_of(*[(A,)] * 4)), case.chance.choice((A, B)), limits_of(case)) as rig:
-            rig.doors.of(A).write(case.whole.items.items())
-            rig.doors.of(A).cut = lambda: case.chance.choice([1, 2, 1000])
+        async with running(snapshot_of(tablets_of(*[(A,)] * 4)), case.rng.choice((A, B)), limits_of(case)) as rig:
+            rig.clients.of(A).write(case.whole.items.items())
+            rig.clients.of(A).cut = lambda: case.rng.choice([1, 2, 1000])
             query = case.query()
             pages = await rig.read_all(query, ONE)
             assert [shown(item, MIXED) for page in pages for item in page.items] == expected(case.whole, query)
@@ -221,31 +221,31 @@ def test_replicas_that_were_read_agree_afterwards(schema: TableSchema, seed: int
         case = case_of(seed, schema, on_quorums=False)
         async with running(snapshot_for(case), D, limits_of(case), schema) as rig:
             case.fill(rig)
-            query = ReadQuery(TABLE, case.spans(), case.chance.choice([1, 5, 1000]), NOW_S, case.chance.random() < 0.5)
+            query = ReadQuery(TABLE, case.spans(), case.rng.choice([1, 5, 1000]), NOW_S, case.rng.random() < 0.5)
             await rig.read_all(query, ALL)
             for replica in REPLICAS:
-                rig.doors.of(replica).cut = lambda: 1 << 30
-            rig.doors.writes.clear()
+                rig.clients.of(replica).cut = lambda: 1 << 30
+            rig.clients.writes.clear()
             before = rig.counted("router_read_mismatches_total")
             await rig.read_all(query, ALL)
             assert rig.counted("router_read_mismatches_total") == before
-            assert rig.doors.writes == []
+            assert rig.clients.writes == []
 
     in_simulated_time(main(), str(seed))
 
 
 def moved(case: Case, rig: ReadRig, version: int) -> None:
     """Other replicas and another number of tablets, with everything where it belongs by then."""
-    count = case.chance.choice([1, 2, 4, 8])
-    sets = [case.chance.sample((A, B, C, D), 3) for _ in range(count)]
+    count = case.rng.choice([1, 2, 4, 8])
+    sets = [case.rng.sample((A, B, C, D), 3) for _ in range(count)]
     tablets = tablets_of(*sets)
     for replica in (A, B, C, D):
-        rig.doors.of(replica).items.clear()
+        rig.clients.of(replica).items.clear()
     for key, value in case.whole.items.items():
         token = decode_token(key)
         targets = tablets.replicas(tablets.number_of(token))
-        for replica in case.chance.sample(targets, 2):
-            rig.doors.of(replica).write([(key, value)])
+        for replica in case.rng.sample(targets, 2):
+            rig.clients.of(replica).write([(key, value)])
     rig.install(snapshot_of(tablets), version)
 
 
@@ -284,14 +284,14 @@ def test_no_row_is_lost_or_doubled_where_tablets_move_in_the_middle_of_a_page(se
             moved(case, rig, next(versions))
 
             def move_now_and_then(_target: Replica) -> None:
-                if case.chance.random() < 0.2:
+                if case.rng.random() < 0.2:
                     version = next(versions)
                     moved(case, rig, version)
-                    rig.doors.fence = rig.view.current.version
+                    rig.clients.fence = rig.view.current.version
 
-            rig.doors.on_read = move_now_and_then
+            rig.clients.on_read = move_now_and_then
             for replica in (A, B, C, D):
-                rig.doors.of(replica).cut = lambda: case.chance.choice([1, 2, 3, 1000])
+                rig.clients.of(replica).cut = lambda: case.rng.choice([1, 2, 3, 1000])
             query = case.query()
             found: list[Shown] = []
             position = b""

@@ -26,11 +26,11 @@ from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING
 from ebla.replica.replica_limits import ReplicaLimits
-from ebla.replica.row_pages import PageRead, are_points, read_points
-from ebla.sim.disk import LifeDisk
-from ebla.storage.layer import Item
+from ebla.replica.row_pages import StackPageReader, are_single_keys, read_keys
+from ebla.sim.disk import ProcessDisk
+from ebla.storage.layers.layer import Item
 from ebla.storage.stack import Stack
-from ebla.storage.store import Store
+from ebla.storage.store import ShardStore
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
 
 EXAMPLES = 25
@@ -48,7 +48,7 @@ class OneStack:
 class StackReplica(MemoryReplica):
     """A stack in the place of a dictionary."""
 
-    def __init__(self, store: Store, stack: Stack, bounds: ReplicaLimits) -> None:
+    def __init__(self, store: ShardStore, stack: Stack, bounds: ReplicaLimits) -> None:
         super().__init__(stack.schema)
         self._store = store
         self._stack = stack
@@ -63,20 +63,20 @@ class StackReplica(MemoryReplica):
     def read(self, request: ReadRowsRequest) -> ReadRowsAnswer:
         opened = self._stack.find_open()
         assert opened is not None
-        if are_points(request.spans):
-            return read_points(request, opened, self._stack)
-        page = PageRead(request, OneStack({0: self._stack}), self._bounds)  # type: ignore[arg-type] # the part it needs
+        if are_single_keys(request.spans):
+            return read_keys(request, opened, self._stack)
+        page = StackPageReader(request, OneStack({0: self._stack}), self._bounds)  # type: ignore[arg-type] # the part it needs
         while not page.is_over:
             assert page.turn() is None
         return page.answer()
 
 
-async def stack_of(store: Store, case: Case, number: int, items: list[Item]) -> Stack:
+async def stack_of(store: ShardStore, case: Case, number: int, items: list[Item]) -> Stack:
     """Its items in up to three layers."""
     schema = msgspec.structs.replace(case.schema, id=TableId(uuid.UUID(int=number)))
     await store.set_schema(schema)
     stack = await store.create(schema.id, WHOLE_RING)
-    cuts = sorted(case.chance.randrange(len(items) + 1) for _ in range(case.chance.randrange(3)))
+    cuts = sorted(case.rng.randrange(len(items) + 1) for _ in range(case.rng.randrange(3)))
     for start, end in zip([0, *cuts], [*cuts, len(items)]):
         if start < end:
             await store.write(stack, items[start:end])
@@ -85,13 +85,13 @@ async def stack_of(store: Store, case: Case, number: int, items: list[Item]) -> 
     return stack
 
 
-async def check(disk: LifeDisk, rig: Rig, case: Case, level: ConsistencyLevel) -> None:
-    items_max = case.chance.choice([20, 40, 16_384])
-    bounds = ReplicaLimits(page_items_max=items_max, turn_items_max=case.chance.choice([1, items_max]))
+async def check(disk: ProcessDisk, rig: Rig, case: Case, level: ConsistencyLevel) -> None:
+    items_max = case.rng.choice([20, 40, 16_384])
+    bounds = ReplicaLimits(page_items_max=items_max, turn_items_max=case.rng.choice([1, items_max]))
     async with rig.store(disk) as store, running(snapshot_for(case), A, limits_of(case), case.schema) as reads:
         for number, replica in enumerate(REPLICAS, 1):
             stack = await stack_of(store, case, number, case.parts[replica])
-            reads.doors.replicas[replica] = StackReplica(store, stack, bounds)
+            reads.clients.replicas[replica] = StackReplica(store, stack, bounds)
         for _ in range(3):
             query = case.query()
             pages = await reads.read_all(query, level)

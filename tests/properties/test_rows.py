@@ -12,17 +12,17 @@ from ebla.model.rows import (
     EMPTY_HEAD,
     EMPTY_ROW,
     Cell,
+    CollectionCells,
     Deletion,
-    Elements,
-    Head,
-    Marker,
+    PartitionHead,
     RangeDeletion,
     Row,
+    RowMarker,
     merge_heads,
     merge_rows,
-    winner,
+    newer_cell,
 )
-from ebla.storage.row_codec import decode_head, decode_row, encode_head, encode_row, is_plain
+from ebla.storage.codec.row_codec import decode_head, decode_row, encode_head, encode_row, is_plain
 
 TIMES = st.integers(1, 4)
 VALUES = st.none() | st.sampled_from([b"", b"a", b"b"])
@@ -34,12 +34,12 @@ CELLS = st.builds(
     st.integers(0, 2),
 )
 DELETIONS = st.builds(Deletion, TIMES, st.integers(0, 2))
-MARKERS = st.builds(Marker, TIMES)
+MARKERS = st.builds(RowMarker, TIMES)
 
 
-def elements(deletion: Deletion | None, cells: dict[bytes, Cell]) -> Elements:
+def elements(deletion: Deletion | None, cells: dict[bytes, Cell]) -> CollectionCells:
     kept = {path: cell for path, cell in cells.items() if deletion is None or not deletion.covers(cell.timestamp_us)}
-    return Elements(deletion, kept)
+    return CollectionCells(deletion, kept)
 
 
 ELEMENTS = st.builds(elements, st.none() | DELETIONS, st.dictionaries(st.sampled_from([b"x", b"y"]), CELLS, max_size=2))
@@ -55,8 +55,8 @@ ROWS = st.builds(
 RANGES = st.builds(RangeDeletion, st.sampled_from([b"", b"a", b"b"]), st.sampled_from([b"c", b"d", None]), DELETIONS)
 
 
-def head(deletion: Deletion | None, ranges: list[RangeDeletion]) -> Head:
-    return Head(deletion, tuple(sorted(set(ranges), key=lambda one: one.place)))
+def head(deletion: Deletion | None, ranges: list[RangeDeletion]) -> PartitionHead:
+    return PartitionHead(deletion, tuple(sorted(set(ranges), key=lambda one: one.place)))
 
 
 HEADS = st.builds(head, st.none() | DELETIONS, st.lists(RANGES, max_size=2)).map(
@@ -66,7 +66,7 @@ HEADS = st.builds(head, st.none() | DELETIONS, st.lists(RANGES, max_size=2)).map
 
 @given(CELLS, CELLS)
 def test_ties_are_decided_by_content(one: Cell, other: Cell) -> None:
-    assert winner(one, other) == winner(other, one)
+    assert newer_cell(one, other) == newer_cell(other, one)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_ties_are_decided_by_content(one: Cell, other: Cell) -> None:
     ],
 )
 def test_the_tie_rule(loser: Cell, best: Cell) -> None:
-    assert winner(loser, best) == winner(best, loser) == best
+    assert newer_cell(loser, best) == newer_cell(best, loser) == best
 
 
 def merged(rows: Iterable[Row]) -> Row:
@@ -102,8 +102,8 @@ def test_rows_merge_in_any_order_and_grouping(rows: list[Row], random: Random) -
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(HEADS, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_heads_merge_in_any_order(heads: list[Head], random: Random) -> None:
-    def all_of(several: list[Head]) -> Head:
+def test_heads_merge_in_any_order(heads: list[PartitionHead], random: Random) -> None:
+    def all_of(several: list[PartitionHead]) -> PartitionHead:
         result = EMPTY_HEAD
         for head in several:
             result = merge_heads(result, head)
@@ -121,16 +121,16 @@ def test_a_row_survives_its_stored_form(row: Row) -> None:
 
 
 @given(HEADS)
-def test_a_head_survives_its_stored_form(head: Head) -> None:
+def test_a_head_survives_its_stored_form(head: PartitionHead) -> None:
     assert decode_head(encode_head(head, 1)) == head
 
 
 def test_a_plain_row_is_told_by_its_flag_and_read_by_its_own_schema_version() -> None:
     layouts = ((1, 2), (1, 2, 3))
-    old = encode_row(Row(Marker(7), None, {1: Cell(7, b"a")}), 1, layouts[0])
+    old = encode_row(Row(RowMarker(7), None, {1: Cell(7, b"a")}), 1, layouts[0])
     assert is_plain(old)
-    assert decode_row(old, layouts) == Row(Marker(7), None, {1: Cell(7, b"a")})
-    mixed = encode_row(Row(Marker(7), None, {1: Cell(8, b"a")}), 2, layouts[1])
+    assert decode_row(old, layouts) == Row(RowMarker(7), None, {1: Cell(7, b"a")})
+    mixed = encode_row(Row(RowMarker(7), None, {1: Cell(8, b"a")}), 2, layouts[1])
     assert not is_plain(mixed)
 
 

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.storage.store_rig import Rig, limits
 
-from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, RangeDeletion, Row
+from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import TombstoneGc
 from ebla.model.token import WHOLE_RING
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.small_fold import fold_in_memory
-from ebla.sim.workloads.store_rows import (
+from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import (
     CELLS,
     MAP,
     STATIC,
@@ -34,17 +34,17 @@ from ebla.sim.workloads.store_rows import (
     small_table,
     value_of,
 )
+from ebla.storage.codec.row_codec import decode_head, decode_row, encode_head
 from ebla.storage.commit_log import SyncMode
-from ebla.storage.fold_plan import FoldEnd, FoldJob, FoldResult
-from ebla.storage.layer import Item, build_layer
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.merge import facts_of
-from ebla.storage.row_codec import decode_head, decode_row, encode_head
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult, SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
+from ebla.storage.layers.layer import Item, build_layer
+from ebla.storage.layers.memory_engine import MemoryEngine
+from ebla.storage.merge.row_merge import facts_of
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import Store
+from ebla.storage.store import ShardStore
 from ebla.storage.store_recovery import open_store
-from ebla.storage.tombstone_gc import GcTerms, RepairedSpan
 
 PARTITIONS, ROWS = 3, 3
 PATHS = (b"x", b"y")
@@ -146,8 +146,8 @@ class Driver:
         self.serial = 0
         self.value = 0
         self.staged: Staged | None = None
-        self.job: tuple[FoldJob, FoldResult] | None = None
-        self.store: Store
+        self.job: tuple[CompactionJob, CompactionResult] | None = None
+        self.store: ShardStore
         self.stack: Stack
         self.steps = (
             *(self.write_row,) * 20,
@@ -164,8 +164,8 @@ class Driver:
             *(self.tick,) * 12,
             *(self.seal,) * 4,
             *(self.flush,) * 2,
-            *(self.begin_fold,) * 10,
-            *(self.finish_fold,) * 16,
+            *(self.begin_compaction,) * 10,
+            *(self.finish_compaction,) * 16,
             *(self.stage,) * 4,
             *(self.adopt,) * 6,
             *(self.transition,) * 2,
@@ -183,7 +183,7 @@ class Driver:
                 self.rig.lose_power()
         self.rig.machine.run(partial(self._live, operations=[]))
 
-    async def _live(self, disk: LifeDisk, operations: list[tuple[int, ...]]) -> None:
+    async def _live(self, disk: ProcessDisk, operations: list[tuple[int, ...]]) -> None:
         async with self.rig.store(disk) as store:
             self.store = store
             await store.set_schema(self.schema)
@@ -213,7 +213,7 @@ class Driver:
 
     async def write_row(self, where: int, time: int, what: int, _: int) -> None:
         at_us, value = self.time_us(time), self.fresh(what)
-        row = Row(Marker(at_us), None, {column: Cell(at_us, value) for column in CELLS})
+        row = Row(RowMarker(at_us), None, {column: Cell(at_us, value) for column in CELLS})
         versions = [(f"c{column}", (at_us, False, value, 0, 0)) for column in CELLS]
         await self.put(where, row, [("exists", marker_version(at_us)), *versions])
 
@@ -230,7 +230,7 @@ class Driver:
 
     async def write_marker(self, where: int, time: int, ttl: int, _: int) -> None:
         ttl_s = ttl % 20
-        marker = Marker(self.time_us(time), ttl_s, self.now_s + ttl_s if ttl_s else 0)
+        marker = RowMarker(self.time_us(time), ttl_s, self.now_s + ttl_s if ttl_s else 0)
         await self.put(where, Row(marker), [("exists", marker_version(marker.timestamp_us, ttl_s, marker.at_s))])
 
     async def delete_cell(self, where: int, time: int, which: int, _: int) -> None:
@@ -242,7 +242,7 @@ class Driver:
         at_us, path = self.time_us(time), PATHS[which % 2]
         value = None if what < 80 else self.fresh(what)
         at_s = self.now_s if value is None else 0
-        row = Row(None, None, {}, {MAP: Elements(None, {path: Cell(at_us, value, 0, at_s)})})
+        row = Row(None, None, {}, {MAP: CollectionCells(None, {path: Cell(at_us, value, 0, at_s)})})
         await self.put(where, row, [(f"m{path.decode()}", (at_us, value is None, value or b"", at_s, 0))])
 
     async def assign_map(self, where: int, time: int, what: int, _: int) -> None:
@@ -251,7 +251,9 @@ class Driver:
         gone = Deletion(at_us - 1, self.now_s)
         cells = {PATHS[0]: Cell(at_us, value)}
         self.model.delete(partition, Deleted(row, row + 1, "m", gone.timestamp_us, gone.at_s))
-        await self.put(where, Row(None, None, {}, {MAP: Elements(gone, cells)}), [("mx", (at_us, False, value, 0, 0))])
+        await self.put(
+            where, Row(None, None, {}, {MAP: CollectionCells(gone, cells)}), [("mx", (at_us, False, value, 0, 0))]
+        )
 
     async def delete_row(self, where: int, time: int, *_: int) -> None:
         partition, row = where_of(where)
@@ -263,7 +265,7 @@ class Driver:
         at_us, partition = self.time_us(time), where_of(where)[0]
         value = None if what < 80 else self.fresh(what)
         at_s = self.now_s if value is None else 0
-        head = Head(None, (), Row(None, None, {STATIC: Cell(at_us, value, 0, at_s)}))
+        head = PartitionHead(None, (), Row(None, None, {STATIC: Cell(at_us, value, 0, at_s)}))
         place: Place = (partition, -1, "static")
         await self.send(self.head_item(partition, head), [(place, (at_us, value is None, value or b"", at_s, 0))])
 
@@ -275,13 +277,13 @@ class Driver:
         rows_end = ROWS if end is None else last
         self.model.delete(partition, Deleted(first, rows_end, "", deletion.timestamp_us, deletion.at_s))
         slice_ = RangeDeletion(clustering_of(first), end, deletion)
-        await self.send(self.head_item(partition, Head(None, (slice_,))), [])
+        await self.send(self.head_item(partition, PartitionHead(None, (slice_,))), [])
 
     async def delete_partition(self, where: int, time: int, *_: int) -> None:
         partition = where_of(where)[0]
         deletion = Deletion(self.time_us(time), self.now_s)
         self.model.delete(partition, Deleted(-1, ROWS, "", deletion.timestamp_us, deletion.at_s))
-        await self.send(self.head_item(partition, Head(deletion)), [])
+        await self.send(self.head_item(partition, PartitionHead(deletion)), [])
 
     async def put(self, where: int, row: Row, versions: list[tuple[str, Version]]) -> None:
         partition, number = where_of(where)
@@ -292,7 +294,7 @@ class Driver:
         await self.store.write(self.stack, [item])
         await self.compare(writes)
 
-    def head_item(self, partition: int, head: Head) -> Item:
+    def head_item(self, partition: int, head: PartitionHead) -> Item:
         return head_of(partition), encode_head(head, self.schema.version)
 
     # -- the stack -------------------------------------------------------------------------------------------------
@@ -307,24 +309,24 @@ class Driver:
     async def flush(self, *_: int) -> None:
         await self.store.flush(self.stack)
 
-    async def begin_fold(self, whole: int, repaired: int, *_: int) -> None:
+    async def begin_compaction(self, whole: int, repaired: int, *_: int) -> None:
         if self.job is not None:
             return
         halves = WHOLE_RING.split(2)
-        spans = tuple(RepairedSpan(half, self.now_s - repaired % 10) for half in halves[: 1 + repaired % 2])
-        terms = GcTerms(self.now_s, self.replication_factor, spans, propagation_s=2)
-        job = await self.store.begin_fold(self.stack, terms, whole=whole % 4 > 0)
+        spans = tuple(RepairedRange(half, self.now_s - repaired % 10) for half in halves[: 1 + repaired % 2])
+        terms = GcContext(self.now_s, self.replication_factor, spans, propagation_s=2)
+        job = await self.store.begin_compaction(self.stack, terms, whole=whole % 4 > 0)
         if job is not None:
             self.gc_before_s = max([self.gc_before_s, *(span.before_s for span in job.rule.spans)])
-            self.job = (job, await fold_in_memory(self.engine, job))
+            self.job = (job, await compact_in_memory(self.engine, job))
 
-    async def finish_fold(self, *_: int) -> None:
+    async def finish_compaction(self, *_: int) -> None:
         if self.job is None:
             return
         job, result = self.job
         self.job = None
-        end = await self.store.finish_fold(job, result)
-        assert end in (FoldEnd.SWAPPED, FoldEnd.OLDER_CELLS, FoldEnd.HELD)
+        end = await self.store.finish_compaction(job, result)
+        assert end in (SwapOutcome.SWAPPED, SwapOutcome.OLDER_CELLS, SwapOutcome.HELD)
         await self.check_all()
 
     async def stage(self, where: int, time: int, what: int, count: int) -> None:
@@ -380,7 +382,7 @@ class Driver:
         self.stack = await self.store.create(self.schema.id, WHOLE_RING)
         self.store.release_gc(self.stack)
         if self.job is not None:
-            assert await self.store.finish_fold(*self.job) is FoldEnd.INPUTS_GONE
+            assert await self.store.finish_compaction(*self.job) is SwapOutcome.INPUTS_GONE
         self.job = self.staged = None
         await self.check_all()
 
@@ -421,7 +423,7 @@ class Driver:
         value = await self.store.read(self.stack, key)
         return {} if value is None else dict(self.places(key, value))
 
-    async def check_all(self, store: Store | None = None, stack: Stack | None = None) -> None:
+    async def check_all(self, store: ShardStore | None = None, stack: Stack | None = None) -> None:
         items = await (store or self.store).scan(stack or self.stack, b"", None, 1_000)
         assert [key for key, _ in items] == sorted({key for key, _ in items})
         found = dict(seen for key, value in items for seen in self.places(key, value))
@@ -465,8 +467,8 @@ def marker_version(timestamp_us: int, ttl_s: int = 0, at_s: int = 0) -> Version:
     return (timestamp_us, False, ttl_s.to_bytes(4), at_s, ttl_s)
 
 
-async def open_copy(rig: Rig, engine: MemoryEngine, folder: str) -> Store:
-    return await open_store(engine.disk, rig.machine.chance, folder, engine, rig.bounds)
+async def open_copy(rig: Rig, engine: MemoryEngine, folder: str) -> ShardStore:
+    return await open_store(engine.disk, rig.machine.rng, folder, engine, rig.bounds)
 
 
 SCRIPTS = st.binary(min_size=OPERATIONS * OPERATION.size, max_size=OPERATIONS * OPERATION.size)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.unit.bulk.staging_rig import PLACE, RANGES, SESSION, TRANSFER, StagingRig, target
 from tests.unit.journal.on_disks import Machine
 
-from ebla.bulk.seal import SealOrder
+from ebla.bulk.seal import SealSpec
 from ebla.model.errors import EblaError
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagedFile
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.store_rows import SMALL
-from ebla.storage.staging_format import read_sealed
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import SMALL
+from ebla.storage.codec.staging_format import read_sealed
 from ebla.wire.transfer_messages import FlightPut
 
 ATTEMPTS = tuple(AttemptId(uuid.UUID(int=number)) for number in (21, 22, 23))
@@ -61,7 +61,7 @@ def test_one_attempt_counts_whole_and_for_good(script: list[tuple[str, int, int]
         machine.run(partial(_check, model=model))
 
 
-async def _live(disk: LifeDisk, steps: list[tuple[str, int, int]], model: Model) -> None:
+async def _live(disk: ProcessDisk, steps: list[tuple[str, int, int]], model: Model) -> None:
     rig = await StagingRig(disk).begin()
     for kind, number, count in steps:
         attempt = ATTEMPTS[number]
@@ -107,7 +107,7 @@ async def _seal(rig: StagingRig, model: Model, attempt: AttemptId) -> None:
     is_whole = rig.own.exists(PLACE) and _brought(rig, attempt) == content_of(attempt)
     try:
         staged = rig.staging.find(SESSION, TRANSFER)
-        await rig.sealer.seal(staged, SealOrder(attempt, (told,), RANGES[:1], SMALL))
+        await rig.sealer.seal(staged, SealSpec(attempt, (told,), RANGES[:1], SMALL))
     except EblaError:
         assert model.winner not in (None, attempt) or not is_whole or model.is_released
         assert model.winner != attempt
@@ -116,7 +116,7 @@ async def _seal(rig: StagingRig, model: Model, attempt: AttemptId) -> None:
     model.winner = attempt
 
 
-async def _check(disk: LifeDisk, model: Model) -> None:
+async def _check(disk: ProcessDisk, model: Model) -> None:
     sealed = await read_sealed(disk, PLACE) if disk.exists(PLACE) else None
     assert (None if sealed is None else sealed.attempt) == model.winner
     if sealed is not None:

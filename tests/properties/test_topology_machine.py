@@ -13,7 +13,8 @@ from tests.properties.stored_tablets import StoredTablets
 from tests.unit.topology.world import Coordinator, World, host
 
 from ebla.model.identity import HostId, Replica, RequestId, ShardNumber, TableId
-from ebla.topology.apply import Refused, apply
+from ebla.topology.apply.command import Rejection, apply_command
+from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.commands import (
     AbortRequest,
     AlterTable,
@@ -34,12 +35,11 @@ from ebla.topology.commands import (
     SubmitNodeRequest,
     TabletMove,
 )
-from ebla.topology.draft import Applied
 from ebla.topology.next_step import DropAbandoned, Rest, side_steps
-from ebla.topology.rebuild import advance
-from ebla.topology.replica_sets import token_replicas
-from ebla.topology.requests import pending_requests
+from ebla.topology.request_queue import pending_requests
+from ebla.topology.routing.replica_sets import token_replicas
 from ebla.topology.snapshot import GlobalRequest, Snapshot
+from ebla.topology.snapshot_builder import advance
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, ResizeType, TransitionKind
 
 COMMANDS = msgspec.msgpack.Decoder(Command)
@@ -56,14 +56,14 @@ class WatchedWorld(World):
         self.stored = StoredTablets()
         self.committed: list[Command] = []
 
-    def try_(self, command: Command) -> Refused | None:
+    def try_(self, command: Command) -> Rejection | None:
         assert COMMANDS.decode(msgspec.msgpack.encode(command)) == command
         refused = super().try_(command)
         if refused is None:
             self.committed.append(command)
         return refused
 
-    def commit(self, applied: Applied) -> None:
+    def commit(self, applied: ProposedChange) -> None:
         before = self.snapshot
         super().commit(applied)
         self.stored.follow(before, self.snapshot)
@@ -76,7 +76,7 @@ class TopologyMachine(RuleBasedStateMachine):
         self.world = WatchedWorld()
         self.coordinator = Coordinator(self.world)
         self.next_node = 1
-        self.idle: Applied | None = None
+        self.idle: ProposedChange | None = None
         self.idle_at: Snapshot | None = None
 
     def new_number(self) -> int:
@@ -259,8 +259,8 @@ class TopologyMachine(RuleBasedStateMachine):
 
     @rule()
     def prepare_from_this_view(self) -> None:
-        result = apply(self.world.snapshot, SetBalancing(True))
-        assert isinstance(result, Applied)
+        result = apply_command(self.world.snapshot, SetBalancing(True))
+        assert isinstance(result, ProposedChange)
         self.idle, self.idle_at = result, self.world.snapshot
 
     @precondition(lambda self: self.idle is not None)

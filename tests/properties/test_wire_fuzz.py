@@ -20,31 +20,31 @@ from tests.unit.wire.rig import (
 
 from ebla.model.errors import InvalidRequest, Outcome
 from ebla.wire.frames import (
-    Answer,
-    Cancel,
-    Failure,
-    Frame,
-    Hello,
+    AnswerFrame,
+    CancelFrame,
+    FailureFrame,
+    HelloFrame,
     Lane,
-    OneWay,
-    Refusal,
-    Request,
-    Welcome,
+    NoticeFrame,
+    RefusalFrame,
+    RequestFrame,
+    WelcomeFrame,
+    WireFrame,
     decode,
     encode,
     with_body,
 )
 
 VALID: list[bytes] = [
-    encode(Hello(1, 1, Lane.CONTROL, 65536, introduction(5))),
-    encode(Welcome(1, 65536, introduction(5))),
-    encode(Refusal(1, "no")),
-    encode(Request(1, ECHO.number, 1000, with_body(EchoRequest("clay", 3)))),
-    encode(Request(2, SLOW.number, 1000, with_body(EchoRequest("clay", 3)))),
-    encode(Answer(1, with_body(EchoAnswer("clay")))),
-    encode(Failure(1, "stale", Outcome.NOT_APPLIED, "old")),
-    encode(Cancel(2)),
-    encode(OneWay(RUMOUR.number, with_body(Rumour("heard")))),
+    encode(HelloFrame(1, 1, Lane.CONTROL, 65536, introduction(5))),
+    encode(WelcomeFrame(1, 65536, introduction(5))),
+    encode(RefusalFrame(1, "no")),
+    encode(RequestFrame(1, ECHO.number, 1000, with_body(EchoRequest("clay", 3)))),
+    encode(RequestFrame(2, SLOW.number, 1000, with_body(EchoRequest("clay", 3)))),
+    encode(AnswerFrame(1, with_body(EchoAnswer("clay")))),
+    encode(FailureFrame(1, "stale", Outcome.NOT_APPLIED, "old")),
+    encode(CancelFrame(2)),
+    encode(NoticeFrame(RUMOUR.number, with_body(Rumour("heard")))),
 ]
 
 
@@ -75,7 +75,7 @@ def test_bytes_are_a_frame_or_are_told_to_be_none(data: bytes) -> None:
         frame = decode(data)
     except InvalidRequest:
         return
-    assert isinstance(frame, Frame)
+    assert isinstance(frame, WireFrame)
     assert isinstance(decode(encode(frame)), type(frame))
 
 

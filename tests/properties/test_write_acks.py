@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.topology.small_cluster import node, replica
 
-from ebla.model.consistency import ConsistencyLevel, Needed, ReplicaCounts, answers_needed, is_met
+from ebla.model.consistency import ConsistencyLevel, ReplicaCounts, RequiredReplies, is_met, required_replies
 from ebla.model.identity import Replica
-from ebla.request.write_acks import Acks
-from ebla.request.write_plan import Away, WritePlan, plan_without, write_plan
-from ebla.topology.replica_sets import WriteReplicas, count_by_datacenter
+from ebla.request.write_acks import AckCounter
+from ebla.request.write_plan import UnavailableReplicas, WriteReplicaPlan, plan_without, plan_write
+from ebla.topology.routing.replica_sets import WriteReplicas, count_by_datacenter
 
 NODES = [node(number, datacenter=f"dc{number % 3}") for number in range(1, 13)]
 DATACENTERS = {each.host: each.datacenter for each in NODES}
@@ -16,25 +16,25 @@ REPLICAS = [replica(number) for number in range(1, 13)]
 
 
 @st.composite
-def writes(draw: st.DrawFn) -> tuple[WriteReplicas, tuple[Needed, ...], WritePlan, frozenset[Replica]]:
+def writes(draw: st.DrawFn) -> tuple[WriteReplicas, tuple[RequiredReplies, ...], WriteReplicaPlan, frozenset[Replica]]:
     chosen = draw(st.lists(st.sampled_from(REPLICAS), min_size=1, max_size=8, unique=True))
     pending_count = draw(st.integers(0, min(2, len(chosen) - 1)))
     natural, pending = tuple(chosen[pending_count:]), tuple(chosen[:pending_count])
     level = draw(st.sampled_from(ConsistencyLevel))
     counts = ReplicaCounts(len(natural), count_by_datacenter(natural, DATACENTERS))
-    needed = answers_needed(level, counts, "dc1", count_by_datacenter(pending, DATACENTERS))
+    needed = required_replies(level, counts, "dc1", count_by_datacenter(pending, DATACENTERS))
     away = frozenset(draw(st.lists(st.sampled_from(REPLICAS), max_size=4)))
     replicas = WriteReplicas(natural, pending)
-    return replicas, needed, write_plan(replicas, needed, DATACENTERS, Away(frozenset(), away)), away
+    return replicas, needed, plan_write(replicas, needed, DATACENTERS, UnavailableReplicas(frozenset(), away)), away
 
 
-def enough(needed: tuple[Needed, ...], answered: list[Replica]) -> bool:
+def enough(needed: tuple[RequiredReplies, ...], answered: list[Replica]) -> bool:
     return is_met(needed, [DATACENTERS[each.host] for each in answered])
 
 
 @given(writes())
 def test_copies_go_to_everybody_who_is_there_and_the_level_is_counted_of_all(
-    write: tuple[WriteReplicas, tuple[Needed, ...], WritePlan, frozenset[Replica]],
+    write: tuple[WriteReplicas, tuple[RequiredReplies, ...], WriteReplicaPlan, frozenset[Replica]],
 ) -> None:
     replicas, needed, plan, away = write
     everybody = [*replicas.natural, *replicas.pending]
@@ -45,12 +45,12 @@ def test_copies_go_to_everybody_who_is_there_and_the_level_is_counted_of_all(
 
 @given(writes(), st.data())
 def test_met_and_impossible_are_said_exactly_when_they_are_so(
-    write: tuple[WriteReplicas, tuple[Needed, ...], WritePlan, frozenset[Replica]], data: st.DataObject
+    write: tuple[WriteReplicas, tuple[RequiredReplies, ...], WriteReplicaPlan, frozenset[Replica]], data: st.DataObject
 ) -> None:
     _, needed, plan, _ = write
     if not plan.is_available:
         return
-    acks = Acks(plan.rule)
+    acks = AckCounter(plan.rule)
     acknowledged: list[Replica] = []
     waiting = list(range(len(plan.targets)))
     for position in data.draw(st.permutations(waiting)):
@@ -70,7 +70,7 @@ def test_met_and_impossible_are_said_exactly_when_they_are_so(
 
 @given(writes(), st.data())
 def test_copies_left_out_lower_nothing_that_must_come_back(
-    write: tuple[WriteReplicas, tuple[Needed, ...], WritePlan, frozenset[Replica]], data: st.DataObject
+    write: tuple[WriteReplicas, tuple[RequiredReplies, ...], WriteReplicaPlan, frozenset[Replica]], data: st.DataObject
 ) -> None:
     _, needed, plan, _ = write
     left_out = frozenset(data.draw(st.lists(st.sampled_from(REPLICAS), max_size=3)))

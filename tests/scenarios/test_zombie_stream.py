@@ -21,11 +21,11 @@ from tests.unit.topology.world import Coordinator, World, host
 from ebla.model.identity import HostId, Replica, SessionId, ShardNumber, TableId
 from ebla.model.transaction import Revision
 from ebla.topology.commands import AdvanceTablets, RecordRepair, StartMoves, TabletAdvance, TabletMove
-from ebla.topology.replica_sets import ReplicaSets
-from ebla.topology.sessions import BarrierProof, FrozenGuard, GuardRefusal, SessionBook
+from ebla.topology.routing.replica_sets import ReplicaSets
+from ebla.topology.sessions import BarrierProof, FrozenGuard, GuardRefusal, SessionStateMachine
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import TabletStage, TransitionKind
-from ebla.topology.tablet_invariants import HeldTablet, strays
+from ebla.topology.tablet_invariants import StoredTablet, stray_tablets
 from ebla.topology.tablet_map import TabletTransition
 from ebla.topology.tablet_stages import StageAction, leaving_replicas, pending_replicas, stage_row, tablet_stream
 
@@ -56,7 +56,7 @@ class Cluster:
     world: World
     table: TableId
     rows: dict[HostId, dict[str, Cell]] = field(default_factory=dict)
-    books: dict[HostId, SessionBook] = field(default_factory=dict)
+    books: dict[HostId, SessionStateMachine] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -176,7 +176,7 @@ def cluster() -> Cluster:
     replicas = world.snapshot.tablets[table].replicas(0)
     assert [replica.host for replica in replicas] == [A, B, C]
     made.rows = {name: {} for name in (A, B, C, D)}
-    made.books = {name: SessionBook(made.revision()) for name in (A, B, C, D)}
+    made.books = {name: SessionStateMachine(made.revision()) for name in (A, B, C, D)}
     made.barrier()
     return made
 
@@ -257,9 +257,9 @@ def test_a_piece_under_way_holds_the_barrier_until_it_is_done(cluster: Cluster) 
     cluster.finish()
     places = {replica.host: replica for replica in cluster.snapshot.tablets[cluster.table].replicas(0)}
     places[D] = Replica(D, ShardNumber(0))
-    held = [HeldTablet(cluster.table, 0, places[name]) for name, rows in cluster.rows.items() if rows]
+    held = [StoredTablet(cluster.table, 0, places[name]) for name, rows in cluster.rows.items() if rows]
     assert [each.replica.host for each in held] == [A, B, C]
-    assert list(strays(cluster.snapshot, held)) == []
+    assert list(stray_tablets(cluster.snapshot, held)) == []
 
 
 def test_a_node_that_cannot_reach_the_quorum_applies_nothing(cluster: Cluster) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import ebla.sim.__main__ as cli
-from ebla.sim.scenario import Outcome, find_scenario, run_scenario, scenario_names
+from ebla.sim.scenario import RunOutcome, find_scenario, run_scenario, scenario_names
 
 
-def outcome(scenario: str, seed: int, failure: str | None) -> Outcome:
-    return Outcome(scenario, seed, 20.0, "abc", 20.0, 0.1, 9, failure, "the story")
+def outcome(scenario: str, seed: int, failure: str | None) -> RunOutcome:
+    return RunOutcome(scenario, seed, 20.0, "abc", 20.0, 0.1, 9, failure, "the story")
 
 
 class Inline:
@@ -26,15 +26,15 @@ class Inline:
     def __exit__(self, *args: object) -> None:
         pass
 
-    def submit(self, work: Callable[..., Outcome], *args: Any) -> "Future[Outcome]":
-        future: Future[Outcome] = Future()
+    def submit(self, work: Callable[..., RunOutcome], *args: Any) -> "Future[RunOutcome]":
+        future: Future[RunOutcome] = Future()
         future.set_result(work(*args))
         return future
 
 
 @pytest.fixture
 def odd_seeds_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(name: str, seed: int, seconds: float | None) -> Outcome:
+    def run(name: str, seed: int, seconds: float | None) -> RunOutcome:
         return outcome(name, seed, "Failed: odd" if seed % 2 else None)
 
     monkeypatch.setattr(cli, "ProcessPoolExecutor", Inline)

@@ -6,31 +6,31 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from ebla.model.errors import DiskFull
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.disk import LifeDisk
+from ebla.ports.environment import Environment
+from ebla.sim.disk import ProcessDisk
 from ebla.sim.world import Unit, World
 
 SEEDS = 60
 
 
-async def idle(around: Surroundings) -> None:
+async def idle(environment: Environment) -> None:
     await asyncio.Event().wait()
 
 
-def on_disk(work: Callable[[World, Unit, LifeDisk], Awaitable[None]], seed: int = 1) -> None:
+def on_disk(work: Callable[[World, Unit, ProcessDisk], Awaitable[None]], seed: int = 1) -> None:
     async def scenario(world: World) -> None:
         unit = world.unit("one", idle)
         unit.start()
-        await work(world, unit, unit.machine.disk.of(world._life))
+        await work(world, unit, unit.machine.disk.of(world._incarnation))
 
     World(seed, 60.0).run(scenario)
 
 
-def after_crash(work: Callable[[LifeDisk], Awaitable[None]], path: str) -> list[bytes | None]:
+def after_crash(work: Callable[[ProcessDisk], Awaitable[None]], path: str) -> list[bytes | None]:
     """What a file holds after a power loss, for many seeds; None where its name is gone."""
     found: list[bytes | None] = []
 
-    async def crash(world: World, unit: Unit, disk: LifeDisk) -> None:
+    async def crash(world: World, unit: Unit, disk: ProcessDisk) -> None:
         await work(disk)
         unit.crash()
         found.append(disk.open(path).read(0, 10_000) if disk.exists(path) else None)
@@ -40,7 +40,7 @@ def after_crash(work: Callable[[LifeDisk], Awaitable[None]], path: str) -> list[
     return found
 
 
-async def written(disk: LifeDisk, path: str, content: bytes) -> None:
+async def written(disk: ProcessDisk, path: str, content: bytes) -> None:
     file = disk.create(path)
     file.append(content)
     await file.sync()
@@ -48,7 +48,7 @@ async def written(disk: LifeDisk, path: str, content: bytes) -> None:
 
 
 def test_synced_content_and_names_survive() -> None:
-    async def work(disk: LifeDisk) -> None:
+    async def work(disk: ProcessDisk) -> None:
         await written(disk, "/data/a", b"kept")
 
     assert after_crash(work, "/data/a") == [b"kept"] * SEEDS
@@ -57,7 +57,7 @@ def test_synced_content_and_names_survive() -> None:
 def test_unsynced_bytes_survive_vanish_or_are_torn() -> None:
     tail = bytes(range(1, 200)) * 10
 
-    async def work(disk: LifeDisk) -> None:
+    async def work(disk: ProcessDisk) -> None:
         await written(disk, "/data/a", b"kept")
         disk.open("/data/a").append(tail)
 
@@ -72,7 +72,7 @@ def test_unsynced_bytes_survive_vanish_or_are_torn() -> None:
 
 
 def test_later_writes_may_survive_earlier_ones() -> None:
-    async def work(disk: LifeDisk) -> None:
+    async def work(disk: ProcessDisk) -> None:
         await written(disk, "/data/a", b"....")
         file = disk.open("/data/a")
         file.write(0, b"A")
@@ -83,7 +83,7 @@ def test_later_writes_may_survive_earlier_ones() -> None:
 
 
 def test_a_name_not_synced_may_be_lost_with_its_content() -> None:
-    async def work(disk: LifeDisk) -> None:
+    async def work(disk: ProcessDisk) -> None:
         file = disk.create("/data/a")
         file.append(b"x")
         await file.sync()
@@ -93,14 +93,14 @@ def test_a_name_not_synced_may_be_lost_with_its_content() -> None:
 
 
 def test_a_rename_is_atomic_but_not_durable_by_itself() -> None:
-    async def work(disk: LifeDisk) -> None:
+    async def work(disk: ProcessDisk) -> None:
         await written(disk, "/data/a", b"old")
         await written(disk, "/data/b", b"new")
         disk.rename("/data/b", "/data/a")
 
     assert set(after_crash(work, "/data/a")) == {b"old", b"new"}
 
-    async def synced(disk: LifeDisk) -> None:
+    async def synced(disk: ProcessDisk) -> None:
         await work(disk)
         await disk.sync_folder("/data")
 
@@ -108,7 +108,7 @@ def test_a_rename_is_atomic_but_not_durable_by_itself() -> None:
 
 
 def test_a_folder_is_a_name_too() -> None:
-    async def work(disk: LifeDisk) -> None:
+    async def work(disk: ProcessDisk) -> None:
         disk.make_folder("/data/x/y")
         file = disk.create("/data/x/y/a")
         file.append(b"1")
@@ -118,7 +118,7 @@ def test_a_folder_is_a_name_too() -> None:
 
     assert set(after_crash(work, "/data/x/y/a")) == {None, b"1"}
 
-    async def all_synced(disk: LifeDisk) -> None:
+    async def all_synced(disk: ProcessDisk) -> None:
         await work(disk)
         await disk.sync_folder("/data")
 
@@ -126,7 +126,7 @@ def test_a_folder_is_a_name_too() -> None:
 
 
 def test_an_unlink_not_synced_may_come_back() -> None:
-    async def work(disk: LifeDisk) -> None:
+    async def work(disk: ProcessDisk) -> None:
         await written(disk, "/data/a", b"x")
         disk.unlink("/data/a")
 
@@ -136,7 +136,7 @@ def test_an_unlink_not_synced_may_come_back() -> None:
 def test_a_crash_during_a_sync_promises_nothing() -> None:
     outcomes: set[bytes] = set()
 
-    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
+    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
         await written(disk, "/data/a", b"")
         unit.machine.disk.behaviour.sync_ms = 1000.0
 
@@ -157,7 +157,7 @@ def test_a_crash_during_a_sync_promises_nothing() -> None:
 
 
 def test_a_kill_keeps_the_page_cache() -> None:
-    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
+    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
         disk.create("/data/a").append(b"cached")
         unit.kill()
         assert disk.open("/data/a").read(0, 9) == b"cached"
@@ -167,7 +167,7 @@ def test_a_kill_keeps_the_page_cache() -> None:
 
 
 def test_after_a_failed_sync_a_good_one_says_nothing() -> None:
-    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
+    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
         await written(disk, "/data/a", b"")
         file = disk.open("/data/a")
         file.append(b"lost")
@@ -186,7 +186,7 @@ def test_after_a_failed_sync_a_good_one_says_nothing() -> None:
 
 
 def test_a_full_disk_takes_at_most_a_part() -> None:
-    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
+    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
         await written(disk, "/data/a", b"12345")
         file = disk.open("/data/a")
         unit.machine.disk.fill(left_bytes=3)
@@ -214,7 +214,7 @@ def test_a_full_disk_takes_at_most_a_part() -> None:
 
 
 def test_rot_flips_one_bit_of_something_durable() -> None:
-    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
+    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
         assert unit.machine.disk.rot() is None
         await written(disk, "/data/a", bytes(100))
         where = unit.machine.disk.rot()
@@ -231,7 +231,7 @@ def test_rot_flips_one_bit_of_something_durable() -> None:
 
 
 def test_files_and_folders_answer_as_real_ones_do() -> None:
-    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
+    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
         with pytest.raises(FileNotFoundError):
             disk.open("/data/none")
         with pytest.raises(FileNotFoundError):
@@ -268,7 +268,7 @@ def test_files_and_folders_answer_as_real_ones_do() -> None:
 
 
 def test_clocks_drift_apart_jump_and_start_anew() -> None:
-    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
+    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
         clock, other = unit.machine.clock, world.machine("other").clock
         assert clock.wall_us() != other.wall_us()
         apart = clock.boot_ms() - other.boot_ms()
@@ -285,8 +285,8 @@ def test_clocks_drift_apart_jump_and_start_anew() -> None:
 
 
 def test_a_file_is_open_while_somebody_alive_has_it_under_any_name() -> None:
-    async def work(world: World, unit: Unit, disk: LifeDisk) -> None:
-        theirs = unit.machine.disk.of(unit.life)
+    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
+        theirs = unit.machine.disk.of(unit.incarnation)
         held = theirs.create("/data/a")
         held.append(b"x")
         disk.link("/data/a", "/data/b")

@@ -18,14 +18,14 @@ from time import monotonic as imported_by_name
 
 import pytest
 
-from ebla.ports.surroundings import Surroundings
-from ebla.runtime.system_chance import SystemChance
+from ebla.ports.environment import Environment
 from ebla.runtime.system_clock import SystemClock
-from ebla.sim.scenario import Outcome, Scenario, run_scenario
+from ebla.runtime.system_rng import SystemRng
+from ebla.sim.scenario import RunOutcome, Scenario, run_scenario
 from ebla.sim.world import World
 
 MADE_BEFORE = random.SystemRandom()
-REAL_CHANCE = SystemChance()
+REAL_CHANCE = SystemRng()
 ROOT = Path(__file__).resolve().parents[2]
 
 LEAKS: dict[str, Callable[[], object]] = {
@@ -71,8 +71,8 @@ print(world.narrative.trace())
 """
 
 
-def outcome_of(leak: Callable[[], object]) -> Outcome:
-    async def main(around: Surroundings) -> None:
+def outcome_of(leak: Callable[[], object]) -> RunOutcome:
+    async def main(environment: Environment) -> None:
         await asyncio.sleep(1.0)
         leak()
 

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from ebla.control.failure_detector import Opinion, Standing
-from ebla.sim.checkers.liveness import SimNode
+from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
+from ebla.sim.checkers.liveness import LivenessNode
 from ebla.sim.scenario import run_scenario
-from ebla.sim.scenarios.liveness import LIMITS, SCENARIO, SETTLE_S, build
+from ebla.sim.scenarios.liveness import LIMITS, SCENARIO, SETTLE_S, build_nodes
 from ebla.sim.world import World
 
 SILENCE_S = LIMITS.silence_ms / 1000
@@ -26,66 +26,66 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert run_scenario(SCENARIO, 5, 20.0).trace == run_scenario(SCENARIO, 5, 20.0).trace
 
 
-def in_a_settled_world(story: Callable[[World, list[SimNode]], Awaitable[None]]) -> None:
+def in_a_settled_world(story: Callable[[World, list[LivenessNode]], Awaitable[None]]) -> None:
     """Four nodes that all see each other; then the story."""
 
     async def run(world: World) -> None:
-        nodes = build(world)
+        nodes = build_nodes(world)
         for node in nodes:
             node.control.start()
             node.shard.start()
         await asyncio.sleep(SETTLE_S)
-        assert all(opinion.standing is Standing.UP for node in nodes for opinion in opinions(node))
+        assert all(opinion.state is PeerState.UP for node in nodes for opinion in opinions(node))
         await story(world, nodes)
 
     World(seed=11, seconds=60.0).run(run)
 
 
-def opinions(node: SimNode) -> tuple[Opinion, ...]:
+def opinions(node: LivenessNode) -> tuple[PeerLiveness, ...]:
     assert node.control_process is not None
     return node.control_process.opinions()
 
 
-def of(node: SimNode, peer: SimNode) -> Opinion:
+def of(node: LivenessNode, peer: LivenessNode) -> PeerLiveness:
     (found,) = [opinion for opinion in opinions(node) if opinion.peer.host == peer.control.host]
     return found
 
 
 @pytest.mark.parametrize("fault", ["pause", "kill", "crash"])
 def test_a_silent_peer_is_up_until_the_bound_and_down_after_it(fault: str) -> None:
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         getattr(nodes[1].control, fault)()
         await asyncio.sleep(SILENCE_S - HEARTBEAT_S - SLACK_S)
-        assert of(nodes[0], nodes[1]).standing is Standing.UP, "too early: one late answer would mean down"
+        assert of(nodes[0], nodes[1]).state is PeerState.UP, "too early: one late answer would mean down"
         await asyncio.sleep(HEARTBEAT_S + 2 * SLACK_S)
-        assert of(nodes[0], nodes[1]).standing is Standing.DOWN
-        assert of(nodes[0], nodes[2]).standing is Standing.UP
+        assert of(nodes[0], nodes[1]).state is PeerState.DOWN
+        assert of(nodes[0], nodes[2]).state is PeerState.UP
 
     in_a_settled_world(story)
 
 
 def test_a_cut_in_one_direction_is_down_for_both_sides() -> None:
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         world.network.cut(nodes[0].control.name, nodes[1].control.name)
         await asyncio.sleep(SILENCE_S + SLACK_S)
-        assert of(nodes[0], nodes[1]).standing is Standing.DOWN
-        assert of(nodes[1], nodes[0]).standing is Standing.DOWN
+        assert of(nodes[0], nodes[1]).state is PeerState.DOWN
+        assert of(nodes[1], nodes[0]).state is PeerState.DOWN
         world.network.heal()
         await asyncio.sleep(SETTLE_S)
-        assert of(nodes[0], nodes[1]).standing is Standing.UP
-        assert of(nodes[1], nodes[0]).standing is Standing.UP
+        assert of(nodes[0], nodes[1]).state is PeerState.UP
+        assert of(nodes[1], nodes[0]).state is PeerState.UP
 
     in_a_settled_world(story)
 
 
 def test_a_slow_peer_stays_up_and_its_distance_is_measured() -> None:
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         one, other = nodes[0].control.name, nodes[1].control.name
-        world.network.path(one, other).extra_ms = 800.0
-        world.network.path(other, one).extra_ms = 200.0
+        world.network.path(one, other).extra_latency_ms = 800.0
+        world.network.path(other, one).extra_latency_ms = 200.0
         for _ in range(60):
             await asyncio.sleep(0.5)
-            assert of(nodes[0], nodes[1]).standing is Standing.UP
+            assert of(nodes[0], nodes[1]).state is PeerState.UP
         measured = of(nodes[0], nodes[1])
         assert measured.round_trip_us is not None
         assert 950_000 < measured.round_trip_us < 1_100_000
@@ -99,9 +99,9 @@ def test_a_slow_peer_stays_up_and_its_distance_is_measured() -> None:
 def test_a_node_that_was_stopped_itself_trusts_no_old_answer() -> None:
     """Its sockets hold answers of a peer that died meanwhile: they count from when it asked, not from now."""
 
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         one, other = nodes[0].control.name, nodes[1].control.name
-        world.network.path(other, one).extra_ms = 800.0
+        world.network.path(other, one).extra_latency_ms = 800.0
         await asyncio.sleep(SILENCE_S)
         nodes[0].control.pause()
         await asyncio.sleep(1.0)
@@ -109,7 +109,7 @@ def test_a_node_that_was_stopped_itself_trusts_no_old_answer() -> None:
         await asyncio.sleep(SILENCE_S - 1.5)
         nodes[0].control.resume()
         await asyncio.sleep(0.5 + SLACK_S)
-        assert of(nodes[0], nodes[1]).standing is Standing.DOWN
+        assert of(nodes[0], nodes[1]).state is PeerState.DOWN
 
     in_a_settled_world(story)
 
@@ -117,7 +117,7 @@ def test_a_node_that_was_stopped_itself_trusts_no_old_answer() -> None:
 def test_a_connection_that_the_peer_has_forgotten_is_replaced() -> None:
     """It swallows everything and never ends, as after a firewall's loss of memory."""
 
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         one, other = nodes[0].control.name, nodes[1].control.name
         ends = [
             link for link in world.network._links.values() if (link.here.name, link.other.here.name) == (other, one)
@@ -128,20 +128,20 @@ def test_a_connection_that_the_peer_has_forgotten_is_replaced() -> None:
         before = of(nodes[0], nodes[1])
         await asyncio.sleep(SETTLE_S)
         after = of(nodes[0], nodes[1])
-        assert after.standing is Standing.UP
+        assert after.state is PeerState.UP
         assert after.since_ms > before.since_ms, "it was down for a while"
 
     in_a_settled_world(story)
 
 
 def test_a_restart_between_two_beats_shows_in_the_opinion() -> None:
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         before = of(nodes[0], nodes[1])
         nodes[1].control.kill()
         nodes[1].control.start()
         await asyncio.sleep(SETTLE_S)
         after = of(nodes[0], nodes[1])
-        assert after.standing is Standing.UP
+        assert after.state is PeerState.UP
         assert after.host == before.host
         assert after.incarnation != before.incarnation
         assert after.since_ms > before.since_ms
@@ -152,7 +152,7 @@ def test_a_restart_between_two_beats_shows_in_the_opinion() -> None:
 def test_a_node_whose_disk_fails_says_why_and_is_still_there_to_be_asked() -> None:
     """So that the node is stopped in order, and its reason is found in `ebla status`, not in a trace."""
 
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         nodes[1].control.kill()
         nodes[1].control.machine.disk.fill()
         nodes[1].control.start()
@@ -161,13 +161,13 @@ def test_a_node_whose_disk_fails_says_why_and_is_still_there_to_be_asked() -> No
         assert process is not None
         assert process.gave_up is not None
         assert "no room" in process.gave_up
-        assert of(nodes[0], nodes[1]).standing is Standing.UP
+        assert of(nodes[0], nodes[1]).state is PeerState.UP
 
     in_a_settled_world(story)
 
 
 def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back() -> None:
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         shard = nodes[0].shard_process
         assert shard is not None
         assert shard.serves()
@@ -184,10 +184,10 @@ def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back()
 def test_the_right_to_serve_counts_from_the_question() -> None:
     """INV-SERVE-1: the shard is stopped while an answer is under way, and its control dies, at whatever moment."""
 
-    async def story(world: World, nodes: list[SimNode]) -> None:
+    async def story(world: World, nodes: list[LivenessNode]) -> None:
         node = nodes[0]
-        world.network.path(node.shard.name, node.control.name).extra_ms = 150.0
-        world.network.path(node.control.name, node.shard.name).extra_ms = 150.0
+        world.network.path(node.shard.name, node.control.name).extra_latency_ms = 150.0
+        world.network.path(node.control.name, node.shard.name).extra_latency_ms = 150.0
         for moment in range(14):
             await asyncio.sleep(SETTLE_S + moment * 0.1)
             node.shard.pause()

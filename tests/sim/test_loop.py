@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import ebla.sim.loop as loop_module
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.chance import SimChance
+from ebla.ports.environment import Environment
 from ebla.sim.loop import (
     PRIVATE_NAMES,
     REFUSED_NAMES,
@@ -22,11 +21,12 @@ from ebla.sim.loop import (
     SimTask,
     simulated_loop,
 )
-from ebla.sim.world import Failed, World
+from ebla.sim.rng import SimRng
+from ebla.sim.world import RunFailed, World
 
 
 def run(work: Callable[[], Awaitable[Any]], seed: int = 1) -> tuple[Any, SimLoop]:
-    loop = simulated_loop(SimChance(str(seed)))
+    loop = simulated_loop(SimRng(str(seed)))
     return loop.run_until_complete(work()), loop
 
 
@@ -126,7 +126,7 @@ def test_a_run_that_does_not_end_is_an_error() -> None:
 @pytest.mark.parametrize("name", REFUSED_NAMES)
 def test_real_io_is_refused(name: str) -> None:
     with pytest.raises(NotSimulated, match=name):
-        getattr(simulated_loop(SimChance("1")), name)(None)
+        getattr(simulated_loop(SimRng("1")), name)(None)
 
 
 def test_sockets_are_refused_where_a_shell_would_open_them() -> None:
@@ -140,7 +140,7 @@ def test_sockets_are_refused_where_a_shell_would_open_them() -> None:
 
 
 def test_a_foreign_thread_is_refused() -> None:
-    loop = simulated_loop(SimChance("1"))
+    loop = simulated_loop(SimRng("1"))
     refused: list[NotSimulated] = []
 
     def touch() -> None:
@@ -184,8 +184,8 @@ def test_private_names_are_there_and_public_ones_are_answered() -> None:
 def test_the_dead_have_no_last_words() -> None:
     said: list[str] = []
 
-    async def main(around: Surroundings) -> None:
-        file = around.disk.create("/data/words")
+    async def main(environment: Environment) -> None:
+        file = environment.disk.create("/data/words")
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(asyncio.sleep(100))
@@ -202,7 +202,7 @@ def test_the_dead_have_no_last_words() -> None:
         await asyncio.sleep(1.0)
         unit.kill()
         await asyncio.sleep(10.0)
-        probe = unit.machine.disk.of(world._life).open("/data/words")
+        probe = unit.machine.disk.of(world._incarnation).open("/data/words")
         assert probe.read(0, 100) == b""
 
     World(1, 10.0).run(scenario)
@@ -212,7 +212,7 @@ def test_the_dead_have_no_last_words() -> None:
 def test_timers_of_the_dead_do_not_ring() -> None:
     rang: list[str] = []
 
-    async def main(around: Surroundings) -> None:
+    async def main(environment: Environment) -> None:
         asyncio.get_running_loop().call_later(2.0, rang.append, "in a life that is over")
         await asyncio.Event().wait()
 
@@ -231,8 +231,8 @@ def test_code_that_crashes_its_own_unit_stops_there() -> None:
     went_on: list[str] = []
 
     async def scenario(world: World) -> None:
-        async def main(around: Surroundings) -> None:
-            file = around.disk.create("/data/file")
+        async def main(environment: Environment) -> None:
+            file = environment.disk.create("/data/file")
             unit.crash()
             went_on.append("running code cannot be stopped in the middle")
             file.append(b"x")
@@ -251,7 +251,7 @@ def test_a_paused_unit_does_nothing_and_then_everything() -> None:
     ticks: list[float] = []
 
     async def scenario(world: World) -> None:
-        async def main(around: Surroundings) -> None:
+        async def main(environment: Environment) -> None:
             while True:
                 await asyncio.sleep(1.0)
                 ticks.append(world.now())
@@ -270,7 +270,7 @@ def test_a_paused_unit_does_nothing_and_then_everything() -> None:
 
 
 def test_an_error_in_a_unit_fails_the_run_with_its_cause() -> None:
-    async def main(around: Surroundings) -> None:
+    async def main(environment: Environment) -> None:
         await asyncio.sleep(1.0)
         async with asyncio.TaskGroup() as group:
             group.create_task(broken())
@@ -282,13 +282,13 @@ def test_an_error_in_a_unit_fails_the_run_with_its_cause() -> None:
         world.unit("one", main).start()
         await asyncio.sleep(100.0)
 
-    with pytest.raises(Failed, match="one died of KeyError: 'a bug'") as failure:
+    with pytest.raises(RunFailed, match="one died of KeyError: 'a bug'") as failure:
         World(1, 10.0).run(scenario)
     assert isinstance(failure.value.__cause__, ExceptionGroup)
 
 
 def test_a_process_may_end_itself_over_its_disk() -> None:
-    async def main(around: Surroundings) -> None:
+    async def main(environment: Environment) -> None:
         await asyncio.sleep(1.0)
         raise OSError(5, "the device is gone")
 
@@ -298,7 +298,7 @@ def test_a_process_may_end_itself_over_its_disk() -> None:
         await asyncio.sleep(2.0)
         assert unit.down
         unit.start()
-        assert unit.lives == 2
+        assert unit.start_count == 2
 
     World(1, 10.0).run(scenario)
 
@@ -308,7 +308,7 @@ def test_an_error_in_a_callback_fails_the_run() -> None:
         asyncio.get_running_loop().call_later(1.0, lambda: 1 // 0)
         await asyncio.sleep(2.0)
 
-    with pytest.raises(Failed, match="ZeroDivisionError"):
+    with pytest.raises(RunFailed, match="ZeroDivisionError"):
         World(1, 10.0).run(scenario)
 
 
@@ -343,7 +343,7 @@ def test_a_generator_of_the_dead_is_dropped() -> None:
             await asyncio.sleep(0)
             said.append("last words")
 
-    async def main(around: Surroundings) -> None:
+    async def main(environment: Environment) -> None:
         async for _ in numbers():
             await asyncio.sleep(1.0)
 

@@ -7,10 +7,10 @@ import pytest
 
 from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import Address, HostId
-from ebla.ports.surroundings import Surroundings
+from ebla.ports.environment import Environment
 from ebla.ports.transport import Link
-from ebla.sim.chance import SimChance
-from ebla.sim.network import LOW_WATER_BYTES, Conditions
+from ebla.sim.network import LOW_WATER_BYTES, NetworkConditions
+from ebla.sim.rng import SimRng
 from ebla.sim.world import World
 
 PORT = 7000
@@ -41,19 +41,19 @@ class Pair:
         self.world = world
         self.server = Ear()
         self.client = Ear()
-        self.unit = world.unit("server", self._serve, host_id=HostId(SimChance("h").uuid()))
+        self.unit = world.unit("server", self._serve, host_id=HostId(SimRng("h").uuid()))
         self.address = self.unit.address(PORT)
-        self.around = world.outside("client")
+        self.environment = world.scenario_environment("client")
 
-    async def _serve(self, around: Surroundings) -> None:
-        await around.transport.listen(self.address, self.server.open)
+    async def _serve(self, environment: Environment) -> None:
+        await environment.transport.listen(self.address, self.server.open)
         await asyncio.Event().wait()
 
     async def connect(self) -> Link:
         if self.unit.down:
             self.unit.start()
             await asyncio.sleep(0.01)
-        return await self.around.transport.connect(self.address, self.client.open)
+        return await self.environment.transport.connect(self.address, self.client.open)
 
 
 def world_run(work: Callable[[World, Pair], Awaitable[None]], seed: int = 1) -> World:
@@ -82,7 +82,7 @@ def test_calm_links_keep_order_and_lose_nothing() -> None:
         await asyncio.sleep(1.0)
         assert pair.client.frames == [b"back"]
         assert link.peer_address == pair.address
-        assert link.peer_host == HostId(SimChance("h").uuid())
+        assert link.peer_host == HostId(SimRng("h").uuid())
         assert pair.server.links[0].peer_host is None
         assert link.queued_bytes == 0
 
@@ -92,7 +92,7 @@ def test_calm_links_keep_order_and_lose_nothing() -> None:
 def test_loss_duplication_and_reordering() -> None:
     async def work(world: World, pair: Pair) -> None:
         link = await pair.connect()
-        world.network.conditions = Conditions(loss=0.1, duplicate=0.1, reorder=0.2)
+        world.network.conditions = NetworkConditions(loss=0.1, duplicate=0.1, reorder=0.2)
         for frame in frames(500):
             link.send(frame)
             await asyncio.sleep(0.001)
@@ -117,7 +117,7 @@ def test_a_cut_has_a_direction_and_is_silent() -> None:
         await asyncio.sleep(5.0)
         assert (pair.server.frames, pair.client.frames) == ([], [b"heard"])
         assert not pair.client.closed
-        world.network.mend("client", "server")
+        world.network.uncut("client", "server")
         link.send(b"again")
         await asyncio.sleep(1.0)
         assert pair.server.frames == [b"again"]
@@ -130,11 +130,11 @@ def test_overlapping_cuts_are_counted() -> None:
         link = await pair.connect()
         for _ in range(2):
             world.network.cut("client", "server")
-        world.network.mend("client", "server")
+        world.network.uncut("client", "server")
         link.send(b"still cut")
         await asyncio.sleep(1.0)
         world.network.heal()
-        world.network.mend("client", "server")
+        world.network.uncut("client", "server")
         link.send(b"open")
         await asyncio.sleep(1.0)
         assert pair.server.frames == [b"open"]
@@ -230,14 +230,14 @@ def test_a_killed_process_is_noticed_a_machine_without_power_is_not() -> None:
 def test_connect_to_nobody_and_through_a_cut() -> None:
     async def work(world: World, pair: Pair) -> None:
         with pytest.raises(Unreachable):
-            await pair.around.transport.connect(pair.address, pair.client.open)
+            await pair.environment.transport.connect(pair.address, pair.client.open)
         pair.unit.start()
         await asyncio.sleep(0.1)
         for direction in (("client", "server"), ("server", "client")):
             world.network.cut(*direction)
             began = world.now()
             with pytest.raises(Unreachable, match="did not answer"):
-                await pair.around.transport.connect(pair.address, pair.client.open)
+                await pair.environment.transport.connect(pair.address, pair.client.open)
             assert world.now() - began > 2.9
             world.network.heal()
         await pair.connect()
@@ -248,13 +248,13 @@ def test_connect_to_nobody_and_through_a_cut() -> None:
 
 def test_listening_is_exclusive_and_only_at_home() -> None:
     async def work(world: World, pair: Pair) -> None:
-        listening = await pair.around.transport.listen(Address(world.machine("client").host, 1), pair.server.open)
+        listening = await pair.environment.transport.listen(Address(world.machine("client").host, 1), pair.server.open)
         with pytest.raises(InvalidRequest, match="in use by client"):
-            await pair.around.transport.listen(listening.address, pair.server.open)
+            await pair.environment.transport.listen(listening.address, pair.server.open)
         with pytest.raises(InvalidRequest, match="not an address of client"):
-            await pair.around.transport.listen(pair.address, pair.server.open)
+            await pair.environment.transport.listen(pair.address, pair.server.open)
         await listening.close()
-        await pair.around.transport.listen(listening.address, pair.server.open)
+        await pair.environment.transport.listen(listening.address, pair.server.open)
 
     world_run(work)
 
@@ -262,11 +262,11 @@ def test_listening_is_exclusive_and_only_at_home() -> None:
 def test_local_sockets_belong_to_a_machine() -> None:
     async def work(world: World, pair: Pair) -> None:
         socket = Address("/run/control.sock")
-        await pair.around.transport.listen(socket, pair.server.open)
-        await pair.around.transport.connect(socket, pair.client.open)
+        await pair.environment.transport.listen(socket, pair.server.open)
+        await pair.environment.transport.connect(socket, pair.client.open)
         assert len(pair.client.links) == 1
         with pytest.raises(Unreachable):
-            await world.outside("elsewhere").transport.connect(socket, pair.client.open)
+            await world.scenario_environment("elsewhere").transport.connect(socket, pair.client.open)
 
     world_run(work)
 

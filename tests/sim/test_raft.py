@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebla.sim.checkers.raft_safety import RaftSafety
+from ebla.sim.checkers.raft_safety import RaftSafetyChecker
 from ebla.sim.scenario import find_scenario, run_scenario
 from ebla.sim.scenarios.raft import run_group
 from ebla.sim.world import World
@@ -16,7 +16,7 @@ def test_a_group_keeps_its_promises_under_every_fault(seed: int) -> None:
 
 def test_a_run_goes_through_what_it_is_meant_to() -> None:
     """Or the seeds that pass would say little."""
-    seen: list[RaftSafety] = []
+    seen: list[RaftSafetyChecker] = []
 
     async def run(world: World) -> None:
         seen.append(await run_group(world))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ebla.sim.example import store
-from ebla.sim.example.messages import Held
+from ebla.sim.example.messages import RegisterState
 from ebla.sim.faults.harsh import gentle, harsh
 from ebla.sim.scenario import Scenario, find_scenario, run_scenario
 from ebla.sim.scenarios.register import REPLICAS, judge, start
@@ -45,11 +45,11 @@ async def _harsh_run(world: World) -> None:
 def test_a_gentle_adversary_misses_what_a_harsh_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that answers before its journal is durable: only a power loss shows it, never a killed process."""
 
-    async def save_without_sync(self: store.Store, held: Held) -> None:
+    async def save_without_sync(self: store.RegisterStore, held: RegisterState) -> None:
         self._journal.append(store.record_of(held))
         self.held = held
 
-    monkeypatch.setattr(store.Store, "save", save_without_sync)
+    monkeypatch.setattr(store.RegisterStore, "save", save_without_sync)
     mild = Scenario("mild", "a process is killed now and then", 20.0, _gentle_run)
     rough = Scenario("rough", "everything at once", 20.0, _harsh_run)
     assert [run_scenario(mild, seed).failure for seed in range(1, 5)] == [None] * 4

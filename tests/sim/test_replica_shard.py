@@ -12,22 +12,23 @@ from tests.unit.replica.shard_rig import OWN, read_of, tablet_of, write_of
 from tests.unit.storage.store_rig import plain
 from tests.unit.topology.small_cluster import network, node, replica
 
-from ebla.control.child_feed import ChildFeed, FeedSetup
-from ebla.control.topology_state import TopologyState
+from ebla.control.topology.committed_topology import CommittedTopology
+from ebla.control.topology.feed_service import FeedConfig, TopologyFeedService
+from ebla.feed.topology_view import View
 from ebla.model.errors import ConnectionLost, EblaError, Stale, Unavailable, Unreachable
 from ebla.model.identity import Address, ClusterId, SessionId, ShardNumber, TopologyVersion
 from ebla.model.schema import encode_schema
-from ebla.model.transaction import Change, Delete, Put, Revision
+from ebla.model.transaction import Change, DeleteKey, PutKey, Revision
 from ebla.observe.metrics import Metrics
-from ebla.ports.surroundings import Surroundings
-from ebla.replica.fronts import FrontContext, ShardParts
-from ebla.replica.shard_process import ShardProcess, ShardSetup
-from ebla.sim.disk import DiskStrain
-from ebla.sim.workloads.small_fold import fold_in_memory
-from ebla.sim.workloads.store_rows import SMALL
+from ebla.ports.environment import Environment
+from ebla.replica.shard_process import ShardConfig, ShardProcess
+from ebla.replica.shard_services import ShardDeps, ShardServiceContext
+from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.disk import DiskFault
+from ebla.sim.workloads.small_table import SMALL
 from ebla.sim.world import World
-from ebla.storage.fold_plan import FoldJob, FoldLimits, FoldResult
-from ebla.storage.memory import MemoryEngine
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionLimits, CompactionResult
+from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.store import StoreLimits
 from ebla.topology import keys
 from ebla.topology.snapshot import Keyspace, Session, Table
@@ -40,7 +41,6 @@ from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.row_messages import Item, RowWrite, StreamRowsRequest, WriteRowsAnswer, WriteRowsRequest
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.topology_view import View
 from ebla.wire.verbs import (
     CHILD_BEAT,
     NODE_BARRIER,
@@ -70,9 +70,9 @@ class FoldHere:
         self.engine = engine
         self.folds = 0
 
-    async def fold(self, job: FoldJob) -> FoldResult:
+    async def compact(self, job: CompactionJob) -> CompactionResult:
         self.folds += 1
-        return await fold_in_memory(self.engine, job)
+        return await compact_in_memory(self.engine, job)
 
 
 class Probe:
@@ -87,7 +87,7 @@ class Probe:
         assert self.versions, "the first view comes before the servers"
         self.servers += 1
 
-    def installed(self, view: View) -> None:
+    def on_view_installed(self, view: View) -> None:
         self.versions.append(view.version)
 
     def close(self) -> None:
@@ -109,21 +109,25 @@ class ShardWorld:
         self.beat_ms = 0
         """How long control takes for the answer to a beat."""
         self.events: list[str] = []
-        self.store = StoreLimits(free_bytes_min=0, fold=FoldLimits(bases_max=2, live_bytes_max=1 << 20), upkeep_ms=50)
+        self.store = StoreLimits(
+            free_bytes_min=0, compact=CompactionLimits(bases_max=2, live_bytes_max=1 << 20), upkeep_ms=50
+        )
 
     # -- the two processes -------------------------------------------------------------------------------------------
 
-    async def _control(self, around: Surroundings) -> None:
-        state = TopologyState(self._report)
+    async def _control(self, environment: Environment) -> None:
+        state = CommittedTopology(self._report)
         state.attach(self.feed_store.machine)
-        feed = ChildFeed(state, FeedSetup(self._read_barrier, lambda: (), lambda: ("shard-0",), lambda: True))
+        feed = TopologyFeedService(
+            state, FeedConfig(self._read_barrier, lambda: (), lambda: ("shard-0",), lambda: True)
+        )
         async with asyncio.TaskGroup() as tasks:
             server = Server(tasks, self.introduction, WIRE, self._report)
             feed.serve_children(server)
             feed.serve_peers(server)
             server.serve(CHILD_BEAT, self._beat)
-            await around.transport.listen(SOCKET, server.accept)
-            await around.transport.listen(self.control.address(CONTROL_PORT), server.accept)
+            await environment.transport.listen(SOCKET, server.accept)
+            await environment.transport.listen(self.control.address(CONTROL_PORT), server.accept)
             await feed.run()
 
     async def _beat(self, _request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
@@ -136,8 +140,8 @@ class ShardWorld:
             raise Unavailable("no quorum")
         return self.feed_store.store.revision
 
-    async def _shard(self, around: Surroundings) -> None:
-        setup = ShardSetup(
+    async def _shard(self, environment: Environment) -> None:
+        setup = ShardConfig(
             msgspec.structs.replace(self.introduction, process="shard-0"),
             ShardNumber(0),
             "/data/shard-0",
@@ -151,40 +155,40 @@ class ShardWorld:
             pid=1,
             store=self.store,
         )
-        engine = MemoryEngine(around.disk)
+        engine = MemoryEngine(environment.disk)
         self.folds = FoldHere(engine)
         self.front = Probe()
-        self.process = ShardProcess(around, setup, ShardParts(engine, Metrics(), self._fronts, self.folds))
+        self.process = ShardProcess(environment, setup, ShardDeps(engine, Metrics(), self._fronts, self.folds))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self.process.run())
             await self.stop.wait()
             running.cancel()
 
-    def _fronts(self, _context: FrontContext) -> list[Probe]:
+    def _fronts(self, _context: ShardServiceContext) -> list[Probe]:
         return [self.front]
 
     def _report(self, event: str, details: object) -> None:
         self.events.append(event)
-        self.world.tell("told", f"{event} {details}")
+        self.world.log("told", f"{event} {details}")
 
     # -- what the test does -------------------------------------------------------------------------------------------
 
     def commit(self, version: int, fence: int, *changes: Change) -> None:
         state = StateRow(TopologyVersion(version), TopologyVersion(fence))
-        self.feed_store.commit(Put(keys.STATE, keys.encode(state)), *changes)
+        self.feed_store.commit(PutKey(keys.STATE, keys.encode(state)), *changes)
 
     def found(self, tablets: TabletMap = BOTH) -> None:
         """Version 2: three nodes and a table on two tablets."""
-        nodes = [Put(keys.node_key(node(one).host), keys.encode(node(one))) for one in (1, 2, 3)]
+        nodes = [PutKey(keys.node_key(node(one).host), keys.encode(node(one))) for one in (1, 2, 3)]
         keyspace = Keyspace("ks", network(dc1=3), on_tablets=True)
         table = Table(SMALL.id, "ks", "small", definition=encode_schema(SMALL))
         self.commit(
             2,
             1,
             *nodes,
-            Put(keys.keyspace_key("ks"), keys.encode(keyspace)),
-            Put(keys.table_key(SMALL.id), keys.encode(table)),
-            Put(keys.map_key(SMALL.id), keys.encode(keys.map_row(tablets))),
+            PutKey(keys.keyspace_key("ks"), keys.encode(keyspace)),
+            PutKey(keys.table_key(SMALL.id), keys.encode(table)),
+            PutKey(keys.map_key(SMALL.id), keys.encode(keys.map_row(tablets))),
             replicas_put(tablets),
         )
 
@@ -201,21 +205,21 @@ class ShardWorld:
                 return
         raise AssertionError("the shard does not come to serve")
 
-    async def installed(self, version: int) -> None:
+    async def on_view_installed(self, version: int) -> None:
         assert self.process is not None
         assert await self.process.view.wait_version(TopologyVersion(version), 5.0)
 
 
-def replicas_put(tablets: TabletMap) -> Put:
+def replicas_put(tablets: TabletMap) -> PutKey:
     sets = tuple(tablets.replicas(number) for number in range(tablets.tablet_count))
-    return Put(keys.chunk_key(SMALL.id, 0), keys.encode(keys.chunk_row(sets, ())))
+    return PutKey(keys.chunk_key(SMALL.id, 0), keys.encode(keys.chunk_row(sets, ())))
 
 
 class Client:
     def __init__(self, tasks: asyncio.TaskGroup, rig: ShardWorld) -> None:
-        around = rig.world.outside("client")
+        environment = rig.world.scenario_environment("client")
         ours = msgspec.structs.replace(rig.introduction, host=replica(9).host, process="client")
-        context = PeersContext(around.transport, around.chance, ours, WIRE, lambda _event, _details: None)
+        context = PeersContext(environment.transport, environment.rng, ours, WIRE, lambda _event, _details: None)
         self.shard, self.control = Peers(tasks, context), Peers(tasks, context)
         self.shard.set_address(OWN.host, rig.shard.address(PORT))
         self.control.set_address(OWN.host, rig.control.address(CONTROL_PORT))
@@ -285,13 +289,13 @@ def test_a_version_that_is_newer_is_waited_for() -> None:
 def test_a_fence_that_rises_during_a_slow_sync_is_noticed_and_the_barrier_waits() -> None:
     async def story(rig: ShardWorld, client: Client) -> None:
         await client.write(write_of(ITEMS[0]), write_of(ITEMS[1]))
-        strain = DiskStrain(sync_ms=2_000.0)
+        strain = DiskFault(sync_ms=2_000.0)
         async with asyncio.TaskGroup() as tasks:
-            with rig.shard.machine.disk.strained(strain):
+            with rig.shard.machine.disk.inject(strain):
                 slow = tasks.create_task(client.write(write_of(ITEMS[2])))
                 await asyncio.sleep(0.3)
                 rig.commit(3, 3)
-                await rig.installed(3)
+                await rig.on_view_installed(3)
                 barrier = tasks.create_task(client.barrier(3))
                 await asyncio.sleep(0.3)
                 assert not slow.done()
@@ -310,13 +314,13 @@ def test_streams_need_an_open_session_by_a_barrier() -> None:
         with pytest.raises(Stale, match="closed"):
             await client.stream(*ITEMS)
         session = Session(SESSION, SessionKind.REQUEST)
-        rig.commit(3, 1, Put(keys.session_key(SESSION), keys.encode(session)))
+        rig.commit(3, 1, PutKey(keys.session_key(SESSION), keys.encode(session)))
         await client.stream(*ITEMS[:10])
         rig.has_quorum = False
         with pytest.raises(EblaError):
             await client.stream(*ITEMS[10:])
         rig.has_quorum = True
-        rig.commit(4, 1, Delete(keys.session_key(SESSION)))
+        rig.commit(4, 1, DeleteKey(keys.session_key(SESSION)))
         with pytest.raises(Stale, match="closed"):
             await client.stream(*ITEMS[10:])
         assert await client.rows(4) == sorted(ITEMS[:10])
@@ -344,7 +348,7 @@ def test_a_right_that_is_lost_between_two_beats_is_told() -> None:
         await client.write(write_of(ITEMS[0]))
         before = rig.events.count("shard.stopped_serving")
         async with asyncio.TaskGroup() as tasks:
-            with rig.shard.machine.disk.strained(DiskStrain(sync_ms=500.0)):
+            with rig.shard.machine.disk.inject(DiskFault(sync_ms=500.0)):
                 slow = tasks.create_task(_refusal(client.write(write_of(ITEMS[1]))))
                 await asyncio.sleep(0.1)
                 rig.shard.pause()
@@ -408,10 +412,10 @@ def test_a_tablet_that_leaves_takes_its_folder_with_it() -> None:
         await client.write(*[write_of(item) for item in ITEMS])
         assert rig.process is not None
         rig.commit(3, 1, replicas_put(FIRST_ONLY))
-        await rig.installed(3)
+        await rig.on_view_installed(3)
         await asyncio.sleep(1)
         assert "replica.dropped" in rig.events
-        disk = rig.world.machine("n1").disk.of(rig.shard.life)
+        disk = rig.world.machine("n1").disk.of(rig.shard.incarnation)
         assert len(disk.list_folder("/data/shard-0/layers")) <= 1
 
     in_world(story)
@@ -429,7 +433,7 @@ def test_an_orderly_stop_leaves_nothing_to_replay() -> None:
         assert rig.front.closed
         assert "shard.not_flushed" not in rig.events
         rig.world.machine("n1").disk.lose_power()
-        disk = rig.world.outside("n1").disk
+        disk = rig.world.scenario_environment("n1").disk
         for name in disk.list_folder("/data/shard-0/log"):
             disk.unlink(f"/data/shard-0/log/{name}")
         rig.stop.clear()
@@ -442,7 +446,9 @@ def test_an_orderly_stop_leaves_nothing_to_replay() -> None:
 
 def test_a_stack_that_grows_is_folded() -> None:
     async def story(rig: ShardWorld, client: Client) -> None:
-        rig.store = StoreLimits(free_bytes_min=0, fold=FoldLimits(bases_max=2, live_bytes_max=200), upkeep_ms=50)
+        rig.store = StoreLimits(
+            free_bytes_min=0, compact=CompactionLimits(bases_max=2, live_bytes_max=200), upkeep_ms=50
+        )
         rig.shard.kill()
         rig.shard.start()
         await rig.serving()

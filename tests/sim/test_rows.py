@@ -7,7 +7,7 @@ import pytest
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import Overloaded, WriteTimeout
 from ebla.model.identity import HostId, Replica, SessionId, ShardNumber, TopologyVersion
-from ebla.sim.checkers.rows import Read, RowsLedger, Tried
+from ebla.sim.checkers.rows import AttemptedWrite, ReadInterval, RowsLedger
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.scenario import find_scenario, run_scenario
 from ebla.topology.frozen_map import FrozenMap
@@ -35,12 +35,12 @@ def test_the_same_seed_gives_the_same_run() -> None:
 # -- the ledger of rows
 
 
-def _read(level: Level = Level.QUORUM, began: float = 1.0) -> Read:
-    return Read(level, began, began + 0.1)
+def _read(level: Level = Level.QUORUM, began: float = 1.0) -> ReadInterval:
+    return ReadInterval(level, began, began + 0.1)
 
 
-def _written(ledger: RowsLedger, timestamp_us: int, level: Level, *, deletes: bool = False) -> Tried:
-    tried = Tried(timestamp_us, deletes)
+def _written(ledger: RowsLedger, timestamp_us: int, level: Level, *, deletes: bool = False) -> AttemptedWrite:
+    tried = AttemptedWrite(timestamp_us, deletes)
     ledger.tries(CELL, tried)
     ledger.was_acknowledged(CELL, tried, level)
     return tried
@@ -62,51 +62,51 @@ def test_levels_that_overlap_give_a_floor(written: Level, read: Level, must_show
     _written(ledger, 10, Level.ONE)
     _written(ledger, 20, written)
     floors = ledger.floors([CELL], read)
-    assert (ledger.was_shown(floors, {CELL: 10}, _read(read)) is not None) is must_show
-    assert ledger.was_shown(floors, {CELL: 20}, _read(read)) is None
+    assert (ledger.check_shown(floors, {CELL: 10}, _read(read)) is not None) is must_show
+    assert ledger.check_shown(floors, {CELL: 20}, _read(read)) is None
 
 
 def test_an_older_timestamp_acknowledged_later_is_no_floor() -> None:
     ledger = RowsLedger()
     _written(ledger, 20, Level.QUORUM)
     _written(ledger, 10, Level.QUORUM)
-    assert ledger.was_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 20}, _read()) is None
+    assert ledger.check_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 20}, _read()) is None
 
 
 def test_nothing_is_shown_only_of_what_was_deleted() -> None:
     ledger = RowsLedger()
     _written(ledger, 20, Level.QUORUM)
     floors = ledger.floors([CELL], Level.QUORUM)
-    problem = ledger.missed(floors, {}, _read())
+    problem = ledger.check_missing(floors, {}, _read())
     assert problem is not None
     assert "INV-ROWS-5" in problem
-    ledger.tries(CELL, Tried(30, deletes=True))
-    assert ledger.missed(floors, {}, _read()) is None
+    ledger.tries(CELL, AttemptedWrite(30, deletes=True))
+    assert ledger.check_missing(floors, {}, _read()) is None
 
 
 def test_what_was_shown_stays_unless_a_replica_died_with_it() -> None:
     ledger = RowsLedger()
-    ledger.tries(CELL, Tried(10, deletes=False))
-    ledger.tries(CELL, Tried(20, deletes=False))
-    assert ledger.was_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 20}, _read()) is None
-    problem = ledger.was_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 10}, _read())
+    ledger.tries(CELL, AttemptedWrite(10, deletes=False))
+    ledger.tries(CELL, AttemptedWrite(20, deletes=False))
+    assert ledger.check_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 20}, _read()) is None
+    problem = ledger.check_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 10}, _read())
     assert problem is not None
     assert "INV-ROWS-6" in problem
     ledger.died(2.0)
-    assert ledger.was_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 10}, _read()) is None
+    assert ledger.check_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 10}, _read()) is None
 
 
 def test_what_nobody_wrote_and_what_was_refused_is_not_shown() -> None:
     ledger = RowsLedger()
     floors = ledger.floors([CELL], Level.QUORUM)
-    assert "INV-ROWS-7" in str(ledger.was_shown(floors, {CELL: 10}, _read()))
-    refused, unknown = Tried(20, deletes=False), Tried(30, deletes=False)
+    assert "INV-ROWS-7" in str(ledger.check_shown(floors, {CELL: 10}, _read()))
+    refused, unknown = AttemptedWrite(20, deletes=False), AttemptedWrite(30, deletes=False)
     for tried in (refused, unknown):
         ledger.tries(CELL, tried)
     assert ledger.failed(CELL, refused, Overloaded("no room")) is None
     assert ledger.failed(CELL, unknown, WriteTimeout("too few")) is None
-    assert "INV-ROWS-8" in str(ledger.was_shown(floors, {CELL: 20}, _read()))
-    assert ledger.was_shown(floors, {CELL: 30}, _read()) is None
+    assert "INV-ROWS-8" in str(ledger.check_shown(floors, {CELL: 20}, _read()))
+    assert ledger.check_shown(floors, {CELL: 30}, _read()) is None
 
 
 # -- the ledger of barriers

@@ -8,8 +8,8 @@ import pytest
 
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError
-from ebla.sim.disk import DiskStrain
-from ebla.sim.scenarios.rows import add_driver, at_rest, build, until, until_all_normal
+from ebla.sim.disk import DiskFault
+from ebla.sim.scenarios.rows import add_driver, build_load, is_settled, wait_all_normal, wait_until
 from ebla.sim.workloads.rows_client import RowsClient
 from ebla.sim.world import World
 
@@ -20,28 +20,28 @@ WRITES = 4
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_was_acknowledged_outlives_the_power(seed: int) -> None:
     async def run(world: World) -> None:
-        load = build(world)
+        load = build_load(world)
         cluster = load.cluster
         driver = add_driver(world, load, cluster.nodes[0])
         for unit in cluster.units():
             unit.start()
-        await until_all_normal(world, cluster)
+        await wait_all_normal(world, cluster)
         driver.start()
-        await until(lambda: len(load.tables) == 2, world, "the tables are not there")
+        await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
         load.stopping = True
-        await until(lambda: at_rest(cluster), world, "the topology does not come to rest")
+        await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
         async with asyncio.TaskGroup() as tasks:
-            client = RowsClient(world.outside("client"), load, tasks)
-            with ExitStack() as strains:
+            client = RowsClient(world.scenario_environment("client"), load, tasks)
+            with ExitStack() as faults:
                 for node in cluster.nodes:
-                    strains.enter_context(node.control.machine.disk.strained(DiskStrain(sync_ms=SYNC_MS)))
+                    faults.enter_context(node.control.machine.disk.inject(DiskFault(sync_ms=SYNC_MS)))
                 await _write(client, load.tables)
             acknowledged = load.ledger.acknowledged
             for unit in cluster.units():
                 unit.crash()
             for unit in [*cluster.units(), driver]:
                 unit.start()
-            await until(lambda: at_rest(cluster), world, "the cluster does not come back")
+            await wait_until(lambda: is_settled(cluster), world, "the cluster does not come back")
             world.check(acknowledged > 0, "nothing was acknowledged")
             for table in sorted(load.tables):
                 world.check(await client.scan(table, Level.QUORUM, 50), "it cannot be read")

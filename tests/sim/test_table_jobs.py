@@ -7,13 +7,13 @@ import pytest
 from tests.unit.pipeline.jobs_rig import HISTORY, a_snapshot
 from tests.unit.topology.small_cluster import TABLE, replica
 
+from ebla.feed.topology_view import view_of
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.identity import Replica, SessionId, TopologyVersion, TransferId
 from ebla.model.token import WHOLE_RING
 from ebla.model.transaction import Revision
-from ebla.sim.checkers.table_jobs import JobsLedger
+from ebla.sim.checkers.table_jobs import WriteJobsLedger
 from ebla.sim.scenario import find_scenario, run_scenario
-from ebla.wire.topology_view import view_of
 from ebla.wire.transfer_messages import AdoptRequest
 
 FIRST, SECOND = SessionId(uuid.UUID(int=1)), SessionId(uuid.UUID(int=2))
@@ -35,15 +35,15 @@ def test_the_same_seed_gives_the_same_run() -> None:
 # -- the ledger
 
 
-def judged(story: Callable[[JobsLedger], None]) -> list[str]:
+def judged(story: Callable[[WriteJobsLedger], None]) -> list[str]:
     failures: list[str] = []
-    ledger = JobsLedger(failures.append, lambda: 5.0)
+    ledger = WriteJobsLedger(failures.append, lambda: 5.0)
     ledger.saw(view_of(a_snapshot(2, 3, 4), Revision(HISTORY, 1)))
     story(ledger)
     return [text[:11] for text in failures]
 
 
-def adopts(ledger: JobsLedger, session: SessionId, *replicas: Replica, version: int = 1) -> None:
+def adopts(ledger: WriteJobsLedger, session: SessionId, *replicas: Replica, version: int = 1) -> None:
     request = AdoptRequest(
         session, TransferId(uuid.UUID(int=3)), TABLE, WHOLE_RING, TopologyVersion(0), TopologyVersion(version)
     )
@@ -52,7 +52,7 @@ def adopts(ledger: JobsLedger, session: SessionId, *replicas: Replica, version: 
 
 
 def test_a_job_on_enough_replicas_is_well() -> None:
-    def story(ledger: JobsLedger) -> None:
+    def story(ledger: WriteJobsLedger) -> None:
         ledger.opened(JOB, FIRST, 7)
         adopts(ledger, FIRST, replica(1, 1), replica(2, 1))
         assert ledger.acknowledged(FIRST, TABLE, Level.QUORUM, [-5])
@@ -62,7 +62,7 @@ def test_a_job_on_enough_replicas_is_well() -> None:
 
 
 def test_too_few_or_by_two_versions_is_told() -> None:
-    def story(ledger: JobsLedger) -> None:
+    def story(ledger: WriteJobsLedger) -> None:
         ledger.views[TopologyVersion(2)] = ledger.views[TopologyVersion(1)]
         ledger.opened(JOB, FIRST, 7)
         adopts(ledger, FIRST, replica(1, 1))
@@ -75,7 +75,7 @@ def test_too_few_or_by_two_versions_is_told() -> None:
 
 
 def test_two_timestamps_and_what_comes_after_the_end_are_told() -> None:
-    def story(ledger: JobsLedger) -> None:
+    def story(ledger: WriteJobsLedger) -> None:
         ledger.opened(JOB, FIRST, 7)
         ledger.opened(JOB, SECOND, 8)
         adopts(ledger, SECOND, replica(1, 1))

@@ -6,28 +6,28 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from ebla.control.control_process import ControlProcess, ControlSetup
-from ebla.control.group0_server import Group0Setup
-from ebla.control.liveness import LivenessLimits
+from ebla.control.control_process import ControlConfig, ControlProcess
+from ebla.control.group0.node import Group0Config
+from ebla.control.liveness.heartbeats import LivenessLimits
+from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
+from ebla.feed.topology_view import TopologyView, View
 from ebla.group0.commands import Done
-from ebla.group0.members import Member, Role
+from ebla.group0.members import Member, MemberRole
 from ebla.model.errors import DiskFull, EblaError
 from ebla.model.identity import Address, ClusterId, HostId, TopologyVersion
-from ebla.model.transaction import Missing, Put, Transaction, Unchanged
-from ebla.ports.surroundings import Surroundings
+from ebla.model.transaction import KeyMissing, KeyUnchanged, PutKey, Transaction
+from ebla.observe.event_reporter import EventReporter
+from ebla.ports.environment import Environment
 from ebla.sim.faults.harsh import harsh
-from ebla.sim.scenarios.liveness import NoChildren
+from ebla.sim.scenarios.liveness import NoChildProcesses
 from ebla.sim.world import Unit, World
 from ebla.topology import keys
 from ebla.topology.snapshot import TopologyState
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.frames import Introduction
-from ebla.wire.group0_messages import ExecuteRequest, ReadRequest
+from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.report import Report
-from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
-from ebla.wire.topology_view import TopologyView, View
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_READ, NODE_BARRIER
 
 NODES = 3
@@ -44,19 +44,19 @@ class Child:
     """The life of a child that is there now: what it has prepared, installed and still runs."""
 
     world: World
-    surroundings: Surroundings
+    environment: Environment
     name: str
     view: TopologyView = field(default_factory=TopologyView)
     prepared: View | None = None
 
     async def prepare(self, view: View, before: View | None) -> None:
         assert before is None or before is self.view.current
-        if self.surroundings.chance.random() < 0.1:
+        if self.environment.rng.random() < 0.1:
             raise DiskFull("no space left")
-        await asyncio.sleep(self.surroundings.chance.random() * 0.3)
+        await asyncio.sleep(self.environment.rng.random() * 0.3)
         self.prepared = view
 
-    def installed(self, view: View) -> None:
+    def on_view_installed(self, view: View) -> None:
         assert self.prepared is not None
         assert self.prepared.snapshot is view.snapshot, "installed as it was prepared"
 
@@ -65,14 +65,14 @@ class Child:
 
     async def route(self) -> None:
         """Requests that hold the version they began with."""
-        chance = self.surroundings.chance
+        rng = self.environment.rng
         while True:
             if self.view.is_known:
                 version = self.view.current.version
                 self.view.hold(version)
-                await asyncio.sleep(chance.random() * 2)
+                await asyncio.sleep(rng.random() * 2)
                 self.view.release(version)
-            await asyncio.sleep(chance.random() * 0.2)
+            await asyncio.sleep(rng.random() * 0.2)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class FeedWorld:
     def __init__(self, world: World) -> None:
         self.world = world
         self.nodes: list[Node] = []
-        self.cluster = ClusterId(world.chance.uuid())
+        self.cluster = ClusterId(world.rng.uuid())
         self.newest = NONE
         self.barriers = 0
         for number in range(NODES):
@@ -100,30 +100,30 @@ class FeedWorld:
         return [unit for node in self.nodes for unit in (node.control, *node.units.values())] + [self.driver]
 
     def _add(self, name: str) -> None:
-        host = HostId(self.world.chance.uuid())
+        host = HostId(self.world.rng.uuid())
 
-        async def control(around: Surroundings) -> None:
-            await self._control(around, node, name)
+        async def control(environment: Environment) -> None:
+            await self._control(environment, node, name)
 
         node = Node(self.world.unit(name, control, host_id=host), host)
         self.nodes.append(node)
         for child in CHILDREN:
 
-            async def run_child(around: Surroundings, child: str = child) -> None:
-                await self._child(around, node, child)
+            async def run_child(environment: Environment, child: str = child) -> None:
+                await self._child(environment, node, child)
 
             node.units[child] = self.world.unit(f"{name}-{child}", run_child, machine=name, host_id=host)
 
     def _introduction(self, node: Node, process: str) -> Introduction:
         return Introduction(node.host, self.cluster, "sim", process)
 
-    def _report(self, name: str) -> Report:
-        return lambda event, details: self.world.tell(name, f"{event} {details}")
+    def _report(self, name: str) -> EventReporter:
+        return lambda event, details: self.world.log(name, f"{event} {details}")
 
-    async def _control(self, around: Surroundings, node: Node, name: str) -> None:
+    async def _control(self, environment: Environment, node: Node, name: str) -> None:
         own = node.control.address(PORT)
-        group0 = Group0Setup(
-            Member(node.host, Role.LEARNER, own),
+        group0 = Group0Config(
+            Member(node.host, MemberRole.LEARNER, own),
             self.cluster,
             "sim",
             tuple(each.control.address(PORT) for each in self.nodes),
@@ -131,7 +131,7 @@ class FeedWorld:
             snapshot_entries_max=20,
             kept_entries=5,
         )
-        setup = ControlSetup(
+        setup = ControlConfig(
             self._introduction(node, "control"),
             own,
             SOCKET,
@@ -145,29 +145,29 @@ class FeedWorld:
         )
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(ControlProcess(around, setup, NoChildren(), stop).run())
+            running = tasks.create_task(ControlProcess(environment, setup, NoChildProcesses(), stop).run())
             await stop.wait()
             running.cancel()
 
-    async def _child(self, around: Surroundings, node: Node, name: str) -> None:
+    async def _child(self, environment: Environment, node: Node, name: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             report = self._report(node.units[name].name)
-            context = PeersContext(around.transport, around.chance, self._introduction(node, name), WIRE, report)
+            context = PeersContext(environment.transport, environment.rng, self._introduction(node, name), WIRE, report)
             control = Peers(tasks, context)
             control.set_address(node.host, SOCKET)
-            child = node.children[name] = Child(self.world, around, name)
-            setup = FollowerSetup(name, 1, node.host, around.clock, report)
+            child = node.children[name] = Child(self.world, environment, name)
+            setup = TopologyFollowerConfig(name, 1, node.host, environment.clock, report)
             follower = TopologyFollower(control, setup, child.view, child, child.report_of)
             tasks.create_task(child.route())
             await follower.run()
 
     # ---- versions and barriers
 
-    async def _drive(self, around: Surroundings) -> None:
+    async def _drive(self, environment: Environment) -> None:
         async with asyncio.TaskGroup() as tasks:
             context = PeersContext(
-                around.transport,
-                around.chance,
+                environment.transport,
+                environment.rng,
                 self._introduction(self.nodes[0], "driver"),
                 WIRE,
                 self._report("driver"),
@@ -182,18 +182,18 @@ class FeedWorld:
                     await self._next_version(own)
                 except EblaError:
                     pass
-                await asyncio.sleep(around.chance.random())
+                await asyncio.sleep(environment.rng.random())
 
     async def _next_version(self, own: Peers) -> None:
         host = self.nodes[0].host
-        found = (await own.call(host, GROUP0_READ, ReadRequest(keys=(keys.STATE,)), 2_000)).found
+        found = (await own.call(host, GROUP0_READ, Group0ReadRequest(keys=(keys.STATE,)), 2_000)).found
         known = found[0] if found else None
-        condition = Missing(keys.STATE) if known is None else Unchanged(keys.STATE, known.revision)
+        condition = KeyMissing(keys.STATE) if known is None else KeyUnchanged(keys.STATE, known.revision)
         row = TopologyState()
         if known is not None:
             row = msgspec.msgpack.decode(known.value, type=TopologyState)
             row = msgspec.structs.replace(row, version=TopologyVersion(row.version + 1))
-        change = Transaction((condition,), (Put(keys.STATE, keys.encode(row)),))
+        change = Transaction((condition,), (PutKey(keys.STATE, keys.encode(row)),))
         answer = (await own.call(host, GROUP0_EXECUTE, ExecuteRequest(change), 2_000)).answer
         if isinstance(answer, Done):
             self.newest = max(self.newest, row.version)

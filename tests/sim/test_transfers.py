@@ -21,12 +21,12 @@ from ebla.model.transfers import (
     CheckpointLayer,
     CheckpointPart,
     FileMove,
-    Source,
     StagingKind,
-    Target,
+    TransferSource,
+    TransferTarget,
 )
-from ebla.sim.checkers.transfers import Appeared, TransfersLedger, left_over
-from ebla.sim.disk import LifeDisk
+from ebla.sim.checkers.transfers import AdoptedLayers, TransfersLedger, find_leftovers
+from ebla.sim.disk import ProcessDisk
 from ebla.sim.scenario import find_scenario, run_scenario
 from ebla.sim.world import World
 from ebla.storage.manifest import Incarnation, LayerEntry, LayerId
@@ -52,22 +52,22 @@ def test_the_same_seed_gives_the_same_run() -> None:
 # -- the ledger
 
 
-def _with_ledger(story: Callable[[TransfersLedger, LifeDisk, list[str]], None]) -> None:
+def _with_ledger(story: Callable[[TransfersLedger, ProcessDisk, list[str]], None]) -> None:
     async def scenario(world: World) -> None:
         failures: list[str] = []
-        story(TransfersLedger(failures.append, world.now), world.look_at(world.machine("one")), failures)
+        story(TransfersLedger(failures.append, world.now), world.disk_of(world.machine("one")), failures)
 
     World(1, 60.0).run(scenario)
 
 
-def _written(disk: LifeDisk, path: str, data: bytes) -> None:
+def _written(disk: ProcessDisk, path: str, data: bytes) -> None:
     disk.make_folder(path.rpartition("/")[0])
     file = disk.create(path)
     file.append(data)
     file.close()
 
 
-def _sent(ledger: TransfersLedger, disk: LifeDisk, *layers: bytes) -> None:
+def _sent(ledger: TransfersLedger, disk: ProcessDisk, *layers: bytes) -> None:
     for place, data in enumerate(layers):
         _written(disk, f"/data/from/{place}/f", data)
     listed = tuple(
@@ -76,21 +76,21 @@ def _sent(ledger: TransfersLedger, disk: LifeDisk, *layers: bytes) -> None:
     part = CheckpointPart(ShardNumber(0), WHOLE_RING, listed)
     address = Address("10.0.0.1", 7001)
     checkpoint, table = CheckpointId(uuid.UUID(int=4)), TableId(uuid.UUID(int=5))
-    source = Source(HOST, checkpoint, table, (part,), b"", address)
-    target = Target(HOST, ShardNumber(0), SESSION, TRANSFER, StagingKind.FILES, WHOLE_RING, b"", address)
+    source = TransferSource(HOST, checkpoint, table, (part,), b"", address)
+    target = TransferTarget(HOST, ShardNumber(0), SESSION, TRANSFER, StagingKind.FILES, WHOLE_RING, b"", address)
     ledger.sends_files(FileMove(source, 0, target), "/data/from", disk)
 
 
-def _appeared(disk: LifeDisk, *layers: bytes, first: int = 0) -> Appeared:
+def _appeared(disk: ProcessDisk, *layers: bytes, first: int = 0) -> AdoptedLayers:
     placed = []
     for number, data in enumerate(layers, start=first):
         _written(disk, f"/data/to/{number}/f", data)
         placed.append((LayerEntry(LayerId(number), WHOLE_RING), f"/data/to/{number}"))
-    return Appeared(OWN, STACK, SESSION, TRANSFER, placed)
+    return AdoptedLayers(OWN, STACK, SESSION, TRANSFER, placed)
 
 
 def test_what_arrives_whole_is_well_and_stays_as_it_is() -> None:
-    def story(ledger: TransfersLedger, disk: LifeDisk, failures: list[str]) -> None:
+    def story(ledger: TransfersLedger, disk: ProcessDisk, failures: list[str]) -> None:
         _sent(ledger, disk, b"old", b"new")
         ledger.effect(OWN, SESSION, 0.0)
         ledger.appeared(_appeared(disk, b"old", b"new"), disk)
@@ -105,7 +105,7 @@ def test_what_arrives_whole_is_well_and_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("layers", [(b"old",), (b"new", b"old"), (b"old", b"ne?"), (b"old", b"new", b"more")])
 def test_what_arrives_in_part_or_changed_is_told(layers: tuple[bytes, ...]) -> None:
-    def story(ledger: TransfersLedger, disk: LifeDisk, failures: list[str]) -> None:
+    def story(ledger: TransfersLedger, disk: ProcessDisk, failures: list[str]) -> None:
         _sent(ledger, disk, b"old", b"new")
         ledger.appeared(_appeared(disk, *layers), disk)
         assert [text[:10] for text in failures] == ["INV-XFER-2"]
@@ -114,7 +114,7 @@ def test_what_arrives_in_part_or_changed_is_told(layers: tuple[bytes, ...]) -> N
 
 
 def test_what_nobody_sent_and_what_comes_twice_is_told() -> None:
-    def story(ledger: TransfersLedger, disk: LifeDisk, failures: list[str]) -> None:
+    def story(ledger: TransfersLedger, disk: ProcessDisk, failures: list[str]) -> None:
         ledger.appeared(_appeared(disk, b"old"), disk)
         ledger.appeared(_appeared(disk, b"old", first=1), disk)
         assert [text[:10] for text in failures] == ["INV-XFER-2", "INV-XFER-3"]
@@ -123,7 +123,7 @@ def test_what_nobody_sent_and_what_comes_twice_is_told() -> None:
 
 
 def test_rows_arrive_as_they_were_read() -> None:
-    def story(ledger: TransfersLedger, disk: LifeDisk, failures: list[str]) -> None:
+    def story(ledger: TransfersLedger, disk: ProcessDisk, failures: list[str]) -> None:
         rows = [(b"key-1", b"a"), (b"key-2", b"b")]
         ledger.sends_rows(TRANSFER, rows)
         ledger.sends_rows(TRANSFER, rows)
@@ -137,7 +137,7 @@ def test_rows_arrive_as_they_were_read() -> None:
 
 
 def test_after_a_close_nothing_happens_but_what_had_begun_where_it_was_not_waited_for() -> None:
-    def story(ledger: TransfersLedger, disk: LifeDisk, failures: list[str]) -> None:
+    def story(ledger: TransfersLedger, disk: ProcessDisk, failures: list[str]) -> None:
         ledger.closed(SESSION, (HOST,))
         ledger.effect(OWN, SESSION, began=-1.0)
         ledger.held(HOST, "n1-bulk", (SESSION,))
@@ -152,11 +152,11 @@ def test_after_a_close_nothing_happens_but_what_had_begun_where_it_was_not_waite
 
 
 def test_what_is_left_over_is_named() -> None:
-    def story(ledger: TransfersLedger, disk: LifeDisk, failures: list[str]) -> None:
-        assert left_over(disk, "/data") is None
+    def story(ledger: TransfersLedger, disk: ProcessDisk, failures: list[str]) -> None:
+        assert find_leftovers(disk, "/data") is None
         _written(disk, "/data/staging/key", b"")
-        assert left_over(disk, "/data") is None
+        assert find_leftovers(disk, "/data") is None
         _written(disk, "/data/checkpoints/a/record", b"")
-        assert left_over(disk, "/data") == "INV-XFER-5: /data/checkpoints still has a"
+        assert find_leftovers(disk, "/data") == "INV-XFER-5: /data/checkpoints still has a"
 
     _with_ledger(story)

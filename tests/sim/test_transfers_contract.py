@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.transfers_contract import CONTRACTS, Contract, Files
 from tests.unit.storage.random_rows import MIXED
 
-from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
+from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
 from ebla.model.errors import Stale
 from ebla.model.identity import Address, AttemptId, CheckpointId, HostId, JobId, SessionId, ShardNumber, TransferId
 from ebla.model.schema import TableSchema
@@ -19,21 +19,21 @@ from ebla.model.transfers import (
     CheckpointFile,
     CheckpointLayer,
     CheckpointPart,
-    Moved,
-    Source,
+    MoveResult,
     StagingKind,
-    Target,
+    TransferSource,
+    TransferTarget,
 )
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.disk import LifeDisk
-from ebla.sim.flight_twin import BulkSeat, FlightTwin
-from ebla.sim.transfer_attempts import Executor, Habits
-from ebla.sim.transfers_twin import NO_MISCHIEF, Engine, Mischief, TransfersTwin
+from ebla.ports.environment import Environment
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.transfers.attempts import AttemptFaults, SimExecutor
+from ebla.sim.transfers.flight import BulkHandle, SimFlightServer
+from ebla.sim.transfers.spark_engine import NO_ENGINE_FAULTS, EngineFaults, SimSparkEngine, SimTransfers
 from ebla.sim.world import World
-from ebla.storage.layer import Item, build_layer
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.merge import facts_of
-from ebla.storage.row_file import decode_records, items_of
+from ebla.storage.codec.row_file import decode_records, items_of
+from ebla.storage.layers.layer import Item, build_layer
+from ebla.storage.layers.memory_engine import MemoryEngine
+from ebla.storage.merge.row_merge import facts_of
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 FLIGHT = Address("10.0.0.1", 7001)
@@ -43,44 +43,44 @@ FLIGHT = Address("10.0.0.1", 7001)
 class Plane:
     """`bulk.data_plane.DataPlane` over plain folders. Tickets are the names of what they open."""
 
-    disk: LifeDisk
-    sources: dict[bytes, OpenedSource] = field(default_factory=dict)
-    targets: dict[bytes, Target] = field(default_factory=dict)
+    disk: ProcessDisk
+    sources: dict[bytes, SourceStream] = field(default_factory=dict)
+    targets: dict[bytes, TransferTarget] = field(default_factory=dict)
     closed: list[SessionId] = field(default_factory=list)
     is_held: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     somebody_waits: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def open_source(self, ticket: bytes) -> OpenedSource:
+    def open_source(self, ticket: bytes) -> SourceStream:
         source = self.sources[ticket]
         self._check(source.session)
         return source
 
-    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
+    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> SourceStream:
         return self.sources[ticket]
 
-    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> StagedRowsSource:
         raise AssertionError("nobody asks for what was staged")
 
-    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+    async def admit_sending(self, source: SourceStream, size_bytes: int) -> None:
         while self.is_held:
             self.somebody_waits.set()
             await self.changed.wait()
         self._check(source.session)
 
-    def close_source(self, source: OpenedSource) -> None:
+    def close_source(self, source: SourceStream) -> None:
         """Nothing is counted."""
 
-    async def open_put(self, put: FlightPut) -> PutPlace:
+    async def open_put(self, put: FlightPut) -> IncomingPut:
         target = self.targets[put.ticket]
         self._check(target.session)
         path = f"{target.folder}/{put.attempt}/{put.name}"
         self.disk.make_folder(path.rpartition("/")[0])
         self.disk.create(path).close()
         identity = (target.session, target.transfer, put.attempt, put.name)
-        return PutPlace(*identity, target.kind, target.range, put.size_bytes, 0)
+        return IncomingPut(*identity, target.kind, target.range, put.size_bytes, 0)
 
-    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+    async def append(self, place: IncomingPut, data: bytes | memoryview) -> None:
         self._check(place.session)
         file = self.disk.open(f"/data/staging/{place.transfer}/{place.attempt}/{place.name}")
         file.append(bytes(data))
@@ -88,10 +88,10 @@ class Plane:
         place.received_bytes += len(data)
         place.checksum = zlib.crc32(data, place.checksum)
 
-    async def finish_put(self, place: PutPlace) -> PutAnswer:
+    async def finish_put(self, place: IncomingPut) -> PutAnswer:
         return PutAnswer(place.received_bytes, place.checksum)
 
-    def close_put(self, place: PutPlace) -> None:
+    def close_put(self, place: IncomingPut) -> None:
         """Nothing is counted."""
 
     def _check(self, session: SessionId | None) -> None:
@@ -103,32 +103,32 @@ class SimRig:
     """`tests.pipeline.transfers_contract.TransfersRig`: one machine with staging and checkpoints, and an executor on
     it and another elsewhere."""
 
-    def __init__(self, world: World, mischief: Mischief) -> None:
+    def __init__(self, world: World, faults: EngineFaults) -> None:
         self._world = world
-        self._chance = world.chance.fork("rig")
-        self._seats: dict[HostId, BulkSeat] = {}
-        self._session = SessionId(self._chance.uuid())
+        self._rng = world.rng.fork("rig")
+        self._seats: dict[HostId, BulkHandle] = {}
+        self._session = SessionId(self._rng.uuid())
         self._bulk = world.unit("bulk", self._serve)
-        self._disk = world.look_at(self._bulk.machine)
+        self._disk = world.disk_of(self._bulk.machine)
         self._plane = Plane(self._disk)
-        self._seat = BulkSeat(self._bulk)
-        engine = Engine(world, lambda _host: self._seat, mischief=mischief)
-        engine.executors = [Executor(world, "here", "bulk", engine), Executor(world, "there", "there", engine)]
+        self._seat = BulkHandle(self._bulk)
+        engine = SimSparkEngine(world, lambda _host: self._seat, faults=faults)
+        engine.executors = [SimExecutor(world, "here", "bulk", engine), SimExecutor(world, "there", "there", engine)]
         self._bulk.start()
         for executor in engine.executors:
             executor.unit.start()
-        self.transfers = TransfersTwin(world.outside("driver"), engine)
+        self.transfers = SimTransfers(world.scenario_environment("driver"), engine)
 
-    async def _serve(self, around: Surroundings) -> None:
-        assert isinstance(around.disk, LifeDisk)
-        self._plane.disk = around.disk
-        self._seat.door = FlightTwin(around, self._plane)
+    async def _serve(self, environment: Environment) -> None:
+        assert isinstance(environment.disk, ProcessDisk)
+        self._plane.disk = environment.disk
+        self._seat.door = SimFlightServer(environment, self._plane)
         await self._seat.door.run()
 
     def new_job(self) -> JobId:
-        return JobId(self._chance.uuid())
+        return JobId(self._rng.uuid())
 
-    async def files_source(self, *layers: Files) -> Source:
+    async def files_source(self, *layers: Files) -> TransferSource:
         folder = self._new_checkpoint()
         for place, files in enumerate(layers):
             for name, data in files.items():
@@ -138,24 +138,24 @@ class SimRig:
                 file.close()
         return self._source(folder, len(layers))
 
-    async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> Source:
+    async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> TransferSource:
         folder = self._new_checkpoint()
         facts = facts_of([value for _, value in rows], schema)
         await build_layer(MemoryEngine(self._disk), f"{folder}/layer-0", rows, facts)
         return self._source(folder, 1)
 
     def _new_checkpoint(self) -> str:
-        folder = f"/data/checkpoints/{self._chance.uuid()}"
+        folder = f"/data/checkpoints/{self._rng.uuid()}"
         self._disk.make_folder(folder)
         self._disk.create(f"{folder}/proof").close()
         return folder
 
-    def _source(self, folder: str, layers: int) -> Source:
+    def _source(self, folder: str, layers: int) -> TransferSource:
         parts = (CheckpointPart(ShardNumber(0), WHOLE_RING, tuple(self._layer(folder, at) for at in range(layers))),)
-        checkpoint, ticket = CheckpointId(self._chance.uuid()), folder.encode()
-        self._plane.sources[ticket] = OpenedSource(self._session, checkpoint, MIXED.id, folder, parts, MIXED)
-        host = HostId(self._chance.uuid())
-        return Source(host, checkpoint, MIXED.id, parts, ticket, FLIGHT, "proof", folder)
+        checkpoint, ticket = CheckpointId(self._rng.uuid()), folder.encode()
+        self._plane.sources[ticket] = SourceStream(self._session, checkpoint, MIXED.id, folder, parts, MIXED)
+        host = HostId(self._rng.uuid())
+        return TransferSource(host, checkpoint, MIXED.id, parts, ticket, FLIGHT, "proof", folder)
 
     def _layer(self, folder: str, place: int) -> CheckpointLayer:
         below = f"{folder}/layer-{place}"
@@ -165,36 +165,36 @@ class SimRig:
         ]
         return CheckpointLayer(f"layer-{place}", WHOLE_RING, tuple(files))
 
-    async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> Target:
-        transfer, host = TransferId(self._chance.uuid()), HostId(self._chance.uuid())
+    async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> TransferTarget:
+        transfer, host = TransferId(self._rng.uuid()), HostId(self._rng.uuid())
         folder, ticket = f"/data/staging/{transfer}", str(transfer).encode()
         self._disk.make_folder(folder)
         self._disk.create(f"{folder}/proof").close()
         place = (host, ShardNumber(0), self._session, transfer, kind, token_range, ticket, FLIGHT)
-        target = self._plane.targets[ticket] = Target(*place, "proof", folder)
+        target = self._plane.targets[ticket] = TransferTarget(*place, "proof", folder)
         return target
 
-    async def staged(self, target: Target, moved: Moved) -> Files:
+    async def staged(self, target: TransferTarget, moved: MoveResult) -> Files:
         folder = f"{target.folder}/{moved.attempt}"
         return {file.name: self._disk.watch(f"{folder}/{file.name}")() for file in moved.files}
 
-    async def staged_rows(self, target: Target, moved: Moved) -> Sequence[Item]:
+    async def staged_rows(self, target: TransferTarget, moved: MoveResult) -> Sequence[Item]:
         data = (await self.staged(target, moved)).get(ROWS_NAME, b"")
         return [item for batch in decode_records(data) for item in items_of(batch)]
 
     async def close_session(self) -> None:
         self._plane.closed.append(self._session)
-        self._session = SessionId(self._chance.uuid())
+        self._session = SessionId(self._rng.uuid())
 
     async def wait_until_held(self, held: bool) -> None:
-        plane = self._plane
-        plane.is_held = held
+        stream_service = self._plane
+        stream_service.is_held = held
         if held:
-            plane.changed.clear()
-            plane.somebody_waits.clear()
-            await plane.somebody_waits.wait()
+            stream_service.changed.clear()
+            stream_service.somebody_waits.clear()
+            await stream_service.somebody_waits.wait()
         else:
-            plane.changed.set()
+            stream_service.changed.set()
 
 
 PAST_FLIGHT = [
@@ -207,21 +207,21 @@ PAST_FLIGHT = [
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
 def test_the_contract(contract: Contract) -> None:
-    _run(contract, NO_MISCHIEF)
+    _run(contract, NO_ENGINE_FAULTS)
 
 
 @pytest.mark.parametrize("contract", PAST_FLIGHT, ids=lambda contract: contract.__name__)
 def test_the_contract_by_the_short_cut(contract: Contract) -> None:
-    _run(contract, Mischief(0.0, 0.0, 0.0, 0.0, Habits(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)))
+    _run(contract, EngineFaults(0.0, 0.0, 0.0, 0.0, AttemptFaults(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)))
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
 def test_the_contract_with_every_attempt_made_twice(contract: Contract) -> None:
-    _run(contract, Mischief(1.0, 0.0, 0.0, 0.0, NO_MISCHIEF.habits))
+    _run(contract, EngineFaults(1.0, 0.0, 0.0, 0.0, NO_ENGINE_FAULTS.attempts_faults))
 
 
-def _run(contract: Contract, mischief: Mischief) -> None:
+def _run(contract: Contract, faults: EngineFaults) -> None:
     async def scenario(world: World) -> None:
-        await contract(SimRig(world, mischief))
+        await contract(SimRig(world, faults))
 
     World(1, 60.0).run(scenario)

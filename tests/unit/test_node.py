@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from ebla.cli.local_cluster import LocalNode, Shape, find_or_make_nodes, give_identities
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
 from ebla.node import __main__ as entry
-from ebla.node import control_role
+from ebla.node import control
 from ebla.node.process import reporter
 from ebla.options import LogFormat
 from ebla.runtime import file_lock
@@ -22,12 +22,12 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalNode:
     def run(work: object) -> NoReturn:
         raise AssertionError("the node would run")
 
-    monkeypatch.setattr(control_role, "run_process", run)
-    monkeypatch.setattr(control_role, "_run_control", lambda *_: None)
+    monkeypatch.setattr(control, "run_process", run)
+    monkeypatch.setattr(control, "_run_control", lambda *_: None)
     monkeypatch.setattr(entry, "raise_open_files", lambda _: 1_024)
     base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-    nodes = find_or_make_nodes(tmp_path, Shape(1, 1, base, "ebla", ("limits.lock_wait_ms=0",)))
-    give_identities(nodes)
+    nodes = find_or_create_nodes(tmp_path, NewClusterSpec(1, 1, base, "ebla", ("limits.lock_wait_ms=0",)))
+    assign_identities(nodes)
     return nodes[0]
 
 
@@ -90,7 +90,7 @@ def test_a_first_start_that_was_overtaken_takes_the_identity_it_finds(
     """Two starts at once in a fresh folder: both saw no identity, and one made it while the other waited."""
     before = made.folder.read_identity()
     certificate = (made.folder.tls / "node.pem").read_bytes()
-    monkeypatch.setattr(control_role, "check_folder", lambda _options: None)
+    monkeypatch.setattr(control, "check_folder", lambda _options: None)
     with pytest.raises(AssertionError, match="the node would run"):
         start(made)
     assert made.folder.read_identity() == before

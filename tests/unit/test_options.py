@@ -8,7 +8,7 @@ import pytest
 
 from ebla import options
 from ebla.model.identity import Address
-from ebla.options import Limits, LogFormat, NodeOptions, OptionsError
+from ebla.options import LogFormat, NodeLimits, NodeOptions, OptionsError
 
 
 def written(folder: Path, text: str) -> Path:
@@ -28,7 +28,7 @@ def test_a_file_with_only_a_folder_gives_the_defaults_and_resolves_the_folder(tm
     assert loaded.folder == tmp_path / "mine"
     assert loaded.control_address == Address("127.0.0.1", 7000)
     assert loaded.shard_address(0) == Address("127.0.0.1", 7010)
-    assert loaded.limits == Limits()
+    assert loaded.limits == NodeLimits()
 
 
 def test_flags_win_over_the_file_and_take_texts_without_quotes(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_missing_required_key_and_unreadable_files_are_told(tmp_path: Path) ->
 def test_flags_go_on_top_of_ready_options_and_are_checked() -> None:
     given = NodeOptions(data="d", peers=("127.0.0.2",))
     changed = options.with_overrides(given, ["limits.stop_ms=900"], "x")
-    assert changed == msgspec.structs.replace(given, limits=Limits(stop_ms=900))
+    assert changed == msgspec.structs.replace(given, limits=NodeLimits(stop_ms=900))
     with pytest.raises(OptionsError, match=r"did you mean `limits\.stop_ms`"):
         options.with_overrides(given, ["limits.stopp_ms=900"], "x")
 
@@ -108,7 +108,7 @@ def test_malformed_flags_are_told(tmp_path: Path, flag: str) -> None:
 def test_a_rendered_file_reads_back_the_same(tmp_path: Path) -> None:
     given = NodeOptions(
         data=str(tmp_path / "n"), address="127.3.2.1", cluster_name="a-1", peers=("127.3.2.2",), shards=3,
-        limits=Limits(stop_ms=2500),
+        limits=NodeLimits(stop_ms=2500),
     )  # fmt: skip
     text = options.render(given)
     assert options.load(written(tmp_path, text)) == given
@@ -117,9 +117,9 @@ def test_a_rendered_file_reads_back_the_same(tmp_path: Path) -> None:
 
 
 def test_every_limit_has_a_unit_or_count_in_its_name_and_a_default_inside_its_range() -> None:
-    for field in msgspec.structs.fields(Limits):
+    for field in msgspec.structs.fields(NodeLimits):
         assert field.name.endswith(("_ms", "_max", "_min")), field.name
-    assert options.parse({"data": "d", "limits": msgspec.to_builtins(Limits())}, "x").limits == Limits()
+    assert options.parse({"data": "d", "limits": msgspec.to_builtins(NodeLimits())}, "x").limits == NodeLimits()
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "spark://a.b:7077", "spark://a:1,b:2"])
@@ -177,7 +177,7 @@ def test_what_does_not_fit_clients_is_told(table: dict[str, Any], key: str) -> N
 
 
 def test_every_option_has_a_name_and_a_spelling() -> None:
-    named = dict(options.flat(options.parse({"data": "x", "ports": {"cql": 9999}, "peers": ["127.0.0.2"]}, "file")))
+    named = dict(options.flatten(options.parse({"data": "x", "ports": {"cql": 9999}, "peers": ["127.0.0.2"]}, "file")))
     assert named["ports.cql"] == "9999"
     assert named["peers"] == '["127.0.0.2"]'
     assert named["limits.cql_requests_max"] == "1024"

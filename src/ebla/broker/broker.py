@@ -10,21 +10,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ebla.broker.adopting import Adoptions
-from ebla.broker.broker_parts import BrokerParts
-from ebla.broker.commit import Commits
-from ebla.broker.commit import Parts as CommitParts
-from ebla.broker.deadline import Deadline
-from ebla.broker.freshness import fresh_view
-from ebla.broker.opening import Sessions, StagingPlaces, WriteOpening
-from ebla.broker.reads import TableReads, schema_in
-from ebla.broker.table_facts import is_captured
-from ebla.broker.write_store import WriteStore
+from ebla.broker.adopt_calls import AdoptCalls
+from ebla.broker.broker_deps import BrokerDeps
+from ebla.broker.fresh_view import fresh_view
+from ebla.broker.read_broker import TableReadBroker, schema_of
+from ebla.broker.table_options import is_cdc_enabled
+from ebla.broker.write_commit import WriteCommitDeps as CommitParts
+from ebla.broker.write_commit import WriteCommits
+from ebla.broker.write_opening import StagingOpener, WriteOpener, WriteSessions
+from ebla.broker.write_record_store import WriteRecordStore
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound, Overloaded
 from ebla.model.identity import TableId
-from ebla.wire.failures import failure_of
+from ebla.transfers.deadline import Deadline
+from ebla.wire.errors import failure_frame
 from ebla.wire.frames import encode
-from ebla.wire.table_access import (
+from ebla.wire.table_calls import (
     ABORT_WRITE,
     CLOSE_READ,
     COMMIT_WRITE,
@@ -51,12 +51,12 @@ LATE_MS = 2_000
 class TableBroker:
     """`cql.plan_call.TableCalls`."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerDeps) -> None:
         self._parts = parts
-        self._reads = TableReads(parts)
-        store, sessions, places = WriteStore(parts), Sessions(parts), StagingPlaces(parts)
-        opening = WriteOpening(parts, store, sessions, places)
-        commits = Commits(CommitParts(parts, store, sessions, places, Adoptions(parts)))
+        self._reads = TableReadBroker(parts)
+        store, sessions, places = WriteRecordStore(parts), WriteSessions(parts), StagingOpener(parts)
+        opening = WriteOpener(parts, store, sessions, places)
+        commits = WriteCommits(CommitParts(parts, store, sessions, places, AdoptCalls(parts)))
         self._running = 0
         self._serve: Mapping[str, Serve] = dict(
             (
@@ -81,7 +81,7 @@ class TableBroker:
         try:
             return encode(CallAnswer(None, await self._bounded(name, payload)))
         except EblaError as error:
-            return encode(CallAnswer(failure_of(0, error)))
+            return encode(CallAnswer(failure_frame(0, error)))
 
     async def _bounded(self, name: str, payload: bytes) -> bytes:
         limits = self._parts.limits
@@ -119,8 +119,8 @@ class TableBroker:
             if request.keyspace not in view.snapshot.keyspaces:
                 raise NotFound(f"there is no keyspace {request.keyspace!r}")
             raise NotFound(f"there is no table {request.table!r} in keyspace {request.keyspace!r}")
-        schema = schema_in(view, table)
-        return DescribeTableAnswer(schema, self._parts.authority(), is_captured(schema))
+        schema = schema_of(view, table)
+        return DescribeTableAnswer(schema, self._parts.authority(), is_cdc_enabled(schema))
 
 
 def _served(call: TableCall[Q, A], serve: Callable[[Q, Deadline], Awaitable[A]]) -> tuple[str, Serve]:

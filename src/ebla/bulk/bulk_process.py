@@ -5,39 +5,39 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ebla.bulk.fold_desk import DeskLimits, FoldDesk, Folding
-from ebla.bulk.sessions_followed import SessionsFollowed
-from ebla.bulk.transfers import BulkTransfers, TransferSetup
+from ebla.bulk.bulk_transfers import BulkTransfers, TransferConfig
+from ebla.bulk.compaction_service import CompactionRunner, CompactionService, CompactionServiceLimits
+from ebla.bulk.session_follower import SessionFollower
+from ebla.feed.session_guards import SessionGuards
+from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
+from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address
+from ebla.observe.event_reporter import EventReporter
 from ebla.observe.metrics import Metrics
-from ebla.ports.surroundings import Surroundings
-from ebla.ports.transport import Listening
+from ebla.ports.environment import Environment
+from ebla.ports.transport import Listener
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
-from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, told_metrics
+from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, collect_metrics
 from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.report import Report
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.session_guards import Guards
-from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
-from ebla.wire.topology_view import TopologyView
-from ebla.wire.verbs import CHILD_BEAT, FOLD, IDENTITY, METRICS, ChildBeatRequest, IdentityAnswer, IdentityRequest
+from ebla.wire.verbs import CHILD_BEAT, COMPACT, IDENTITY, METRICS, ChildBeatRequest, IdentityAnswer, IdentityRequest
 
 
 @dataclass(frozen=True, slots=True)
-class BulkSetup:
+class BulkConfig:
     introduction: Introduction
     """Its process name is the one its control knows it by."""
     address: Address
     """For the shards of the node: a Unix socket."""
     control_address: Address
     heartbeat_ms: int
-    desk: DeskLimits
+    desk: CompactionServiceLimits
     wire: WireLimits
-    report: Report
+    report: EventReporter
     pid: int
-    transfers: TransferSetup | None = None
+    transfers: TransferConfig | None = None
     """None: it only folds."""
 
 
@@ -46,31 +46,29 @@ BARRIER_MS = 5_000
 
 
 class BulkProcess:
-    def __init__(self, surroundings: Surroundings, setup: BulkSetup, folding: Folding) -> None:
-        self._surroundings = surroundings
+    def __init__(self, environment: Environment, setup: BulkConfig, folding: CompactionRunner) -> None:
+        self._environment = environment
         self._setup = setup
         self._folding = folding
         self.view = TopologyView()
-        self.sessions = SessionsFollowed(setup.introduction.process, setup.pid, self.view)
+        self.sessions = SessionFollower(setup.introduction.process, setup.pid, self.view)
         self.transfers: BulkTransfers | None = None
         """Once it runs, where it has any."""
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where the address is taken."""
-        setup, surroundings = self._setup, self._surroundings
+        setup, environment = self._setup, self._environment
         async with asyncio.TaskGroup() as tasks:
-            context = PeersContext(
-                surroundings.transport, surroundings.chance, setup.introduction, setup.wire, setup.report
-            )
+            context = PeersContext(environment.transport, environment.rng, setup.introduction, setup.wire, setup.report)
             control = Peers(tasks, context)
             control.set_address(setup.introduction.host, setup.control_address)
             follower = self._following(control)
             barrier_ms = BARRIER_MS if setup.transfers is None else setup.transfers.limits.barrier_ms
-            guards = self.sessions.guards = Guards(self.view, follower, surroundings.clock, barrier_ms)
+            guards = self.sessions.guards = SessionGuards(self.view, follower, environment.clock, barrier_ms)
             tasks.create_task(self._keep_in_touch(control))
             tasks.create_task(follower.run())
             local = Server(tasks, setup.introduction, setup.wire, setup.report)
-            local.serve(FOLD, FoldDesk(self._folding, setup.desk, setup.report).serve)
+            local.serve(COMPACT, CompactionService(self._folding, setup.desk, setup.report).serve)
             doors = [(setup.address, local)]
             if setup.transfers is not None:
                 peers = Server(tasks, setup.introduction, setup.wire, setup.report)
@@ -79,9 +77,9 @@ class BulkProcess:
             await self._listen(doors)
 
     async def _begin_transfers(
-        self, tasks: asyncio.TaskGroup, context: PeersContext, wanted: TransferSetup, guards: Guards
+        self, tasks: asyncio.TaskGroup, context: PeersContext, wanted: TransferConfig, guards: SessionGuards
     ) -> None:
-        transfers = BulkTransfers(self._surroundings, wanted, self.view, guards, self._setup.report)
+        transfers = BulkTransfers(self._environment, wanted, self.view, guards, self._setup.report)
         await transfers.begin(tasks, context)
         self.sessions.on_installed = transfers.sessions_changed
         self.transfers = transfers
@@ -89,14 +87,14 @@ class BulkProcess:
 
     async def _listen(self, doors: Sequence[tuple[Address, Server]]) -> None:
         """Until cancelled."""
-        listening: list[Listening] = []
+        listening: list[Listener] = []
         try:
             for address, server in doors:
                 server.serve(IDENTITY, self._identity)
                 server.serve(METRICS, self._metrics)
                 if self.transfers is not None:
                     self.transfers.attach(server)
-                listening.append(await self._surroundings.transport.listen(address, server.accept))
+                listening.append(await self._environment.transport.listen(address, server.accept))
             await asyncio.Event().wait()
         finally:
             for one in listening:
@@ -107,8 +105,10 @@ class BulkProcess:
     def _following(self, control: Peers) -> TopologyFollower:
         setup = self._setup
         ours = setup.introduction
-        clock = self._surroundings.clock
-        following = FollowerSetup(ours.process, setup.pid, ours.host, clock, setup.report, poll_ms=setup.heartbeat_ms)
+        clock = self._environment.clock
+        following = TopologyFollowerConfig(
+            ours.process, setup.pid, ours.host, clock, setup.report, poll_ms=setup.heartbeat_ms
+        )
         return TopologyFollower(control, following, self.view, self.sessions, self.sessions.report_of)
 
     async def _keep_in_touch(self, control: Peers) -> None:
@@ -123,7 +123,7 @@ class BulkProcess:
 
     def _metrics(self, _request: MetricsRequest, _call: IncomingCall) -> MetricsAnswer:
         wanted = self._setup.transfers
-        return told_metrics(Metrics() if wanted is None else wanted.metrics)
+        return collect_metrics(Metrics() if wanted is None else wanted.metrics)
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
         ours = self._setup.introduction

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ebla.bulk.data_plane import DataPlane
-from ebla.bulk.flight_streams import FlightLimits, FlightStreams, Scans, decode_get, decode_put
-from ebla.bulk.loop_calls import LoopCalls
+from ebla.bulk.flight_streams import FlightLimits, FlightStreams, ScanPool, decode_get, decode_put
+from ebla.bulk.loop_bridge import LoopBridge
+from ebla.bulk.stream_service import StreamService
 from ebla.model.errors import (
     DeadlineExceeded,
     EblaError,
@@ -30,15 +30,15 @@ from ebla.model.errors import (
     Unavailable,
 )
 from ebla.model.identity import Address
-from ebla.storage.kept_memory import keep_freed_buffers
-from ebla.wire.flight_forms import encode_failure, flight_uri
-from ebla.wire.report import Report
+from ebla.observe.event_reporter import EventReporter
+from ebla.storage.layers.malloc_buffers import keep_freed_buffers
+from ebla.wire.flight_format import encode_failure, flight_uri
 
 REOPEN_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class FlightIdentity:
+class FlightCertificate:
     """What the door shows: the node's certificate and its key."""
 
     certificate_pem: bytes
@@ -82,10 +82,10 @@ class FlightServer:
 
     def __init__(
         self,
-        plane: DataPlane,
-        scans: Scans,
+        stream_service: StreamService,
+        scans: ScanPool,
         limits: FlightLimits,
-        report: Report,
+        report: EventReporter,
         begin_thread: Callable[[], None] = _as_it_is,
     ) -> None:
         self._begin_thread = begin_thread
@@ -93,7 +93,7 @@ class FlightServer:
         self._report = report
         self._room = _Room(limits.streams_max)
         self._streams: Callable[[], FlightStreams] = lambda: FlightStreams(
-            plane, scans, LoopCalls(asyncio.get_running_loop(), limits.loop_wait_s), limits
+            stream_service, scans, LoopBridge(asyncio.get_running_loop(), limits.loop_wait_s), limits
         )
         self._served: FlightStreams | None = None
         self._door: _Door | None = None
@@ -106,7 +106,7 @@ class FlightServer:
     def streams(self) -> int:
         return self._room.calls
 
-    def listen(self, address: Address, identity: FlightIdentity) -> Address:
+    def listen(self, address: Address, identity: FlightCertificate) -> Address:
         """Raises `InvalidRequest` where the address is taken. A port 0 is chosen here."""
         _check_free(address)
         keep_freed_buffers()
@@ -116,7 +116,7 @@ class FlightServer:
         self._address = Address(address.host, self._door.port)
         return self._address
 
-    def reload(self, identity: FlightIdentity) -> None:
+    def reload(self, identity: FlightCertificate) -> None:
         """The door closes and another one with the new certificate opens at its place, within a moment in which
         clients are turned away and come again. Streams that are under way go on behind the closed door."""
         if self._door is not None and self._address is not None:
@@ -141,7 +141,7 @@ class FlightServer:
         for thread in self._closing:
             await asyncio.to_thread(thread.join, max(0.0, ends_at - loop.time()))
 
-    def _replace(self, identity: FlightIdentity) -> None:
+    def _replace(self, identity: FlightCertificate) -> None:
         """As soon as the port is free. Without a door nobody could come any more, so it does not give up."""
         assert self._address is not None
         self._begin_thread()
@@ -156,7 +156,7 @@ class FlightServer:
                 return
             self._report("flight.not_open_yet", {"cause": last})
 
-    def _opened(self, address: Address, identity: FlightIdentity) -> "_Door":
+    def _opened(self, address: Address, identity: FlightCertificate) -> "_Door":
         assert self._served is not None
         try:
             return _Door(flight_uri(address), identity, self._served, self._room, self._report)
@@ -174,10 +174,10 @@ class _Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no ty
     def __init__(
         self,
         location: str,
-        identity: FlightIdentity,
+        identity: FlightCertificate,
         streams: FlightStreams,
         room: _Room,
-        report: Report,
+        report: EventReporter,
     ) -> None:
         super().__init__(location, tls_certificates=[(identity.certificate_pem, identity.key_pem)])
         self._streams = streams

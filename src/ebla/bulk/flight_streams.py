@@ -1,6 +1,6 @@
 """What goes through the Flight door: files and rows of checkpoints out, files and rows of transfers in.
 
-All of it runs on threads of gRPC. They know this process's loop by `LoopCalls` alone, and wait for it no longer than
+All of it runs on threads of gRPC. They know this process's loop by `LoopBridge` alone, and wait for it no longer than
 their bound. A thread holds one batch at a time and the one before it, whatever the speed of the other side: what a slow
 reader has not taken is not read from disk.
 """
@@ -14,10 +14,11 @@ from typing import Protocol, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ebla.bulk.data_plane import DataPlane, OpenedRows, OpenedSource, PutPlace
-from ebla.bulk.files_put import FilesPut, PutReader, PutWriter, each_put, next_chunk, told
-from ebla.bulk.loop_calls import LoopCalls
-from ebla.bulk.tickets import is_of_read
+from ebla.bulk.loop_bridge import LoopBridge
+from ebla.bulk.multi_file_put import MultiFilePut, PutReader, PutWriter, encode_answer, next_chunk, split_put
+from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource, StreamService
+from ebla.bulk.tickets import is_read_ticket
+from ebla.bulk.workers.scan_messages import ScanJob
 from ebla.model.errors import (
     ConnectionLost,
     Corruption,
@@ -26,43 +27,42 @@ from ebla.model.errors import (
 )
 from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, CheckpointFile
-from ebla.storage.checksums import crc32
-from ebla.storage.row_file import RECORD_HEADER_BYTES, read_head, records_of
-from ebla.storage.scan_stack import ScanStack
-from ebla.wire.flight_forms import (
+from ebla.storage.codec.checksums import crc32
+from ebla.storage.codec.row_file import RECORD_HEADER_BYTES, read_header, records_of
+from ebla.storage.scan.scan_stack import ScanStack
+from ebla.wire.flight_format import (
     BYTES_SCHEMA,
     CHECKSUM_BYTES,
     END_OF_ROWS,
     FILES_TOGETHER_MAX,
     MERGED_RUNS,
     NO_BYTES,
+    byte_values,
     bytes_batch,
-    bytes_in,
     values_batch,
 )
 from ebla.wire.frames import encode
-from ebla.wire.scan_messages import ScanJob
-from ebla.wire.table_access import Located
+from ebla.wire.table_calls import CheckpointFiles
 from ebla.wire.transfer_messages import (
-    FilesQuestion,
+    FilesQuery,
     FlightGet,
     FlightPut,
-    HashesQuestion,
-    LocateQuestion,
+    FlightQuery,
+    HashesQuery,
+    LocateQuery,
     PutAnswer,
-    Question,
-    StagedRowsQuestion,
-    StoredRowsQuestion,
-    TypedRowsQuestion,
+    StagedRowsQuery,
+    StoredRowsQuery,
+    TypedRowsQuery,
 )
 
 T = TypeVar("T")
-Piece = tuple[pa.RecordBatch, bytes]
+BatchAndMetadata = tuple[pa.RecordBatch, bytes]
 """A batch and its metadata."""
-Values = tuple[list[bytes], bytes]
+ValuesAndMetadata = tuple[list[bytes], bytes]
 """Pieces for one batch, and its metadata."""
 
-GATHERED_BYTES_MAX = 64 << 10
+COALESCED_BYTES_MAX = 64 << 10
 """What is copied to be sent in one batch."""
 
 _gets = msgspec.msgpack.Decoder(FlightGet)
@@ -92,61 +92,61 @@ class ScanStream(Protocol):
     def close(self) -> None: ...
 
 
-class Scans(Protocol):
+class ScanPool(Protocol):
     """Carries scans out, in other processes."""
 
     async def start(self, deadline_s: float) -> ScanStream: ...
 
 
 class FlightStreams:
-    def __init__(self, plane: DataPlane, scans: Scans, calls: LoopCalls, limits: FlightLimits) -> None:
-        self._plane = plane
+    def __init__(self, stream_service: StreamService, scans: ScanPool, calls: LoopBridge, limits: FlightLimits) -> None:
+        self._plane = stream_service
         self._scans = scans
         self._calls = calls
         self._limits = limits
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def answer(self, get: FlightGet) -> Generator[pa.Schema | Piece, None, None]:
+    def answer(self, get: FlightGet) -> Generator[pa.Schema | BatchAndMetadata, None, None]:
         """First the schema, then the batches. Dropped at any point it lets go of all it has."""
-        if isinstance(get.question, StagedRowsQuestion):
-            yield from self._staged(get.ticket, get.question)
+        if isinstance(get.query, StagedRowsQuery):
+            yield from self._staged(get.ticket, get.query)
             return
         # Noted on the loop and let go there. A thread that gives up waiting just as it is opened never sees the answer.
-        opened: list[OpenedSource] = []
+        opened: list[SourceStream] = []
         try:
             self._calls.call(self._open(get, opened))
-            yield from self._answered(opened[0], get.question)
+            yield from self._answered(opened[0], get.query)
         finally:
             self._calls.tell(self._close, opened)
 
-    async def _open(self, get: FlightGet, opened: list[OpenedSource]) -> None:
-        if not is_of_read(get.ticket):
+    async def _open(self, get: FlightGet, opened: list[SourceStream]) -> None:
+        if not is_read_ticket(get.ticket):
             opened.append(self._plane.open_source(get.ticket))
-        elif isinstance(get.question, FilesQuestion | StagedRowsQuestion):
+        elif isinstance(get.query, FilesQuery | StagedRowsQuery):
             raise InvalidRequest("this ticket is for the rows of a table, and opens nothing else")
         else:
-            opened.append(await self._plane.open_read(get.ticket, get.question.range, get.run))
+            opened.append(await self._plane.open_read(get.ticket, get.query.range, get.run))
 
-    def _close(self, opened: list[OpenedSource]) -> None:
+    def _close(self, opened: list[SourceStream]) -> None:
         for source in opened:
             self._plane.close_source(source)
 
-    def _answered(self, source: OpenedSource, question: Question) -> Iterator[pa.Schema | Piece]:
-        match question:
-            case FilesQuestion():
+    def _answered(self, source: SourceStream, query: FlightQuery) -> Iterator[pa.Schema | BatchAndMetadata]:
+        match query:
+            case FilesQuery():
                 yield BYTES_SCHEMA
-                yield from self._files(source, question)
-            case StoredRowsQuestion() | TypedRowsQuestion() | HashesQuestion():
-                yield from self._scan(source, ScanJob(source.schema, _stacks(source, question.range), question))
-            case LocateQuestion() if source.session is None:
+                yield from self._files(source, query)
+            case StoredRowsQuery() | TypedRowsQuery() | HashesQuery():
+                yield from self._scan(source, ScanJob(source.schema, _stacks(source, query.range), query))
+            case LocateQuery() if source.session is None:
                 yield BYTES_SCHEMA
-                yield self._located(source, question)
-            case LocateQuestion() | StagedRowsQuestion():
+                yield self._located(source, query)
+            case LocateQuery() | StagedRowsQuery():
                 raise InvalidRequest("this ticket is for a checkpoint, and opens nothing else")
 
-    def _staged(self, ticket: bytes, question: StagedRowsQuestion) -> Iterator[pa.Schema | Piece]:
-        opened = self._calls.call(self._opened_rows(ticket, question))
+    def _staged(self, ticket: bytes, query: StagedRowsQuery) -> Iterator[pa.Schema | BatchAndMetadata]:
+        opened = self._calls.call(self._opened_rows(ticket, query))
         source, rows = opened.source, opened.rows
         try:
             yield BYTES_SCHEMA
@@ -164,45 +164,45 @@ class FlightStreams:
         finally:
             self._calls.tell(self._plane.close_source, source)
 
-    async def _opened_rows(self, ticket: bytes, question: StagedRowsQuestion) -> OpenedRows:
-        return self._plane.open_staged(ticket, question.attempt)
+    async def _opened_rows(self, ticket: bytes, query: StagedRowsQuery) -> StagedRowsSource:
+        return self._plane.open_staged(ticket, query.attempt)
 
-    def _records_of_layer(self, source: OpenedSource, layer: ScanStack) -> Iterator[bytes]:
+    def _records_of_layer(self, source: SourceStream, layer: ScanStack) -> Iterator[bytes]:
         """By a process that scans: this one opens no layers."""
         stream = self._calls.call(self._scans.start(self._limits.scan_s))
         try:
-            schema = stream.ask(ScanJob(source.schema, (layer,), StoredRowsQuestion(layer.range)))
+            schema = stream.ask(ScanJob(source.schema, (layer,), StoredRowsQuery(layer.range)))
             yield from records_of(stream.batches(schema), self._limits.piece_bytes)
         finally:
             stream.close()
 
-    def _located(self, source: OpenedSource, question: LocateQuestion) -> Piece:
-        stacks = _stacks(source, question.range)
-        data = encode(Located(source.machine, source.folder, stacks, source.schema))
+    def _located(self, source: SourceStream, query: LocateQuery) -> BatchAndMetadata:
+        stacks = _stacks(source, query.range)
+        data = encode(CheckpointFiles(source.machine, source.folder, stacks, source.schema))
         self._calls.call(self._plane.admit_sending(source, len(data)))
         return bytes_batch(data), b""
 
-    def _files(self, source: OpenedSource, question: FilesQuestion) -> Iterator[Piece]:
+    def _files(self, source: SourceStream, query: FilesQuery) -> Iterator[BatchAndMetadata]:
         """Small ones that follow each other in one batch: a batch costs more than all of their bytes."""
         gathered = _Gathered()
-        for one in each_file(question):
+        for one in split_files(query):
             for data, checksum in self._file(source, one):
                 if not gathered.has_room(data):
                     yield self._admitted(source, gathered.take())
                 gathered.add(data, checksum)
         yield self._admitted(source, gathered.take())
 
-    def _admitted(self, source: OpenedSource, values: Values) -> Piece:
+    def _admitted(self, source: SourceStream, values: ValuesAndMetadata) -> BatchAndMetadata:
         pieces, checksums = values
         self._calls.call(self._plane.admit_sending(source, sum(len(data) for data in pieces)))
         return bytes_batch(pieces[0]) if len(pieces) == 1 else values_batch(pieces), checksums
 
-    def _file(self, source: OpenedSource, question: FilesQuestion) -> Iterator[tuple[bytes, bytes]]:
+    def _file(self, source: SourceStream, query: FilesQuery) -> Iterator[tuple[bytes, bytes]]:
         """Its pieces, with its checksum at the last one."""
-        path, known = file_of(source, question)
-        offset, size = question.offset, known.size_bytes
+        path, known = find_file(source, query)
+        offset, size = query.offset, known.size_bytes
         if not 0 <= offset <= size:
-            raise InvalidRequest(f"{question.file} has {size} bytes, and none from {offset} on")
+            raise InvalidRequest(f"{query.file} has {size} bytes, and none from {offset} on")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             checksum = self._passed(descriptor, path, offset)
@@ -226,7 +226,7 @@ class FlightStreams:
             at += len(data)
         return checksum
 
-    def _scan(self, source: OpenedSource, job: ScanJob) -> Iterator[pa.Schema | Piece]:
+    def _scan(self, source: SourceStream, job: ScanJob) -> Iterator[pa.Schema | BatchAndMetadata]:
         stream = self._calls.call(self._scans.start(self._limits.scan_s))
         try:
             schema = stream.ask(job)
@@ -241,26 +241,26 @@ class FlightStreams:
 
     def take(self, put: FlightPut, reader: PutReader, writer: PutWriter) -> None:
         """What arrives is appended, one batch behind the one that is being received."""
-        wanted = each_put(put)
+        wanted = split_put(put)
         place = self._calls.call(self._plane.open_put(wanted[0]))
         if len(wanted) > 1 and not place.received_bytes:
-            FilesPut(self._plane, self._calls, place, wanted[1:]).take(reader, writer)
+            MultiFilePut(self._plane, self._calls, place, wanted[1:]).take(reader, writer)
             return
         try:
-            writer.write(told(PutAnswer(place.received_bytes, place.checksum)))
+            writer.write(encode_answer(PutAnswer(place.received_bytes, place.checksum)))
             if place.name == ROWS_NAME:
                 self._take_rows(place, reader, writer)
             else:
                 self._take_file(place, reader)
-            writer.write(told(self._calls.call(self._plane.finish_put(place))))
+            writer.write(encode_answer(self._calls.call(self._plane.finish_put(place))))
         finally:
             self._calls.tell(self._plane.close_put, place)
 
-    def _take_file(self, place: PutPlace, reader: PutReader) -> None:
+    def _take_file(self, place: IncomingPut, reader: PutReader) -> None:
         running: Future[None] | None = None
         try:
             while (chunk := next_chunk(reader)) is not None:
-                for data in bytes_in(chunk.data):
+                for data in byte_values(chunk.data):
                     if running is not None:
                         self._calls.wait(running)
                     running = self._calls.begin(self._plane.append(place, data))
@@ -269,7 +269,7 @@ class FlightStreams:
             if running is not None:
                 self._calls.wait(running)
 
-    def _take_rows(self, place: PutPlace, reader: PutReader, writer: PutWriter) -> None:
+    def _take_rows(self, place: IncomingPut, reader: PutReader, writer: PutWriter) -> None:
         """Every record is acknowledged once it is written: the sender keeps it until then. A connection that broke
         looks like an end from here, so the end is said."""
         while (chunk := next_chunk(reader)) is not None:
@@ -277,10 +277,10 @@ class FlightStreams:
                 if chunk.app_metadata == END_OF_ROWS:
                     return
                 continue
-            for data in bytes_in(chunk.data):
+            for data in byte_values(chunk.data):
                 check_record(data)
                 self._calls.call(self._plane.append(place, data))
-                writer.write(told(PutAnswer(place.received_bytes)))
+                writer.write(encode_answer(PutAnswer(place.received_bytes)))
         raise ConnectionLost("the stream of rows broke off")
 
 
@@ -293,25 +293,25 @@ class _Gathered:
         self._bytes = 0
 
     def has_room(self, data: bytes) -> bool:
-        return not self._values or self._bytes + len(data) <= GATHERED_BYTES_MAX
+        return not self._values or self._bytes + len(data) <= COALESCED_BYTES_MAX
 
     def add(self, data: bytes, checksum: bytes) -> None:
         self._values.append(data)
         self._checksums.append(checksum)
         self._bytes += len(data)
 
-    def take(self) -> Values:
+    def take(self) -> ValuesAndMetadata:
         taken = self._values, b"".join(self._checksums)
         self._values, self._checksums, self._bytes = [], [], 0
         return taken
 
 
-def each_file(question: FilesQuestion) -> list[FilesQuestion]:
+def split_files(query: FilesQuery) -> list[FilesQuery]:
     """A question for each file of it. Raises `InvalidRequest`."""
-    if len(question.more) >= FILES_TOGETHER_MAX:
-        raise InvalidRequest(f"{len(question.more) + 1} files are more than come on one stream")
-    further = [FilesQuestion(question.part, layer, file) for layer, file in question.more]
-    return [msgspec.structs.replace(question, more=()), *further]
+    if len(query.more) >= FILES_TOGETHER_MAX:
+        raise InvalidRequest(f"{len(query.more) + 1} files are more than come on one stream")
+    further = [FilesQuery(query.part, layer, file) for layer, file in query.more]
+    return [msgspec.structs.replace(query, more=()), *further]
 
 
 def decode_get(data: bytes) -> FlightGet:
@@ -328,17 +328,17 @@ def decode_put(data: bytes) -> FlightPut:
         raise InvalidRequest(f"this names no place for a transfer: {error}") from None
 
 
-def file_of(source: OpenedSource, question: FilesQuestion) -> tuple[str, CheckpointFile]:
+def find_file(source: SourceStream, query: FilesQuery) -> tuple[str, CheckpointFile]:
     """Only files that the checkpoint lists: a name is looked up, never made into a path."""
-    if 0 <= question.part < len(source.parts):
-        part = source.parts[question.part]
-        if 0 <= question.layer < len(part.layers):
-            layer = part.layers[question.layer]
-            known = next((file for file in layer.files if file.name == question.file), None)
+    if 0 <= query.part < len(source.parts):
+        part = source.parts[query.part]
+        if 0 <= query.layer < len(part.layers):
+            layer = part.layers[query.layer]
+            known = next((file for file in layer.files if file.name == query.file), None)
             if known is not None:
                 return f"{source.folder}/{layer.folder}/{known.name}", known
-    where = f"in layer {question.layer} of part {question.part}"
-    raise NotFound(f"checkpoint {source.checkpoint} has no file {question.file!r} {where}")
+    where = f"in layer {query.layer} of part {query.part}"
+    raise NotFound(f"checkpoint {source.checkpoint} has no file {query.file!r} {where}")
 
 
 def _records_in(path: str) -> Iterator[bytes]:
@@ -347,7 +347,7 @@ def _records_in(path: str) -> Iterator[bytes]:
     try:
         offset, size = 0, os.fstat(descriptor).st_size
         while offset < size:
-            head = read_head(os.pread(descriptor, RECORD_HEADER_BYTES, offset), path)
+            head = read_header(os.pread(descriptor, RECORD_HEADER_BYTES, offset), path)
             yield _read(descriptor, path, offset, head.record_bytes)
             offset += head.record_bytes
     finally:
@@ -356,12 +356,12 @@ def _records_in(path: str) -> Iterator[bytes]:
 
 def check_record(data: memoryview) -> None:
     """What is appended to a file of rows is one whole record."""
-    head = read_head(bytes(data[:RECORD_HEADER_BYTES]))
+    head = read_header(bytes(data[:RECORD_HEADER_BYTES]))
     if head.record_bytes != len(data):
         raise InvalidRequest(f"a record of {head.record_bytes} bytes came with {len(data)}")
 
 
-def _stacks(source: OpenedSource, asked: TokenRange) -> tuple[ScanStack, ...]:
+def _stacks(source: SourceStream, asked: TokenRange) -> tuple[ScanStack, ...]:
     """Those with a part of the range: each layer that is named is opened."""
     return tuple(
         ScanStack(

@@ -17,25 +17,25 @@ when the read was opened. Merged, the two are one replica's word, and a write th
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ebla.feed.topology_view import View
 from ebla.model.errors import Stale
 from ebla.model.identity import HostId, ShardNumber, TableId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import CheckpointPart
-from ebla.storage.sidecar import COLUMNS_NAME
-from ebla.wire.table_access import StackSize
-from ebla.wire.topology_view import View
+from ebla.storage.columns.sidecar import COLUMNS_NAME
+from ebla.wire.table_calls import StackSizeEstimate
 
-LIFE_BYTES = 4
+INCARNATION_BYTES = 4
 Ranges = tuple[TokenRange, ...]
 """Ascending, without overlap or touch, none over the top of the ring."""
 
 
-class NotOwned(Stale):
+class RangeNotOwned(Stale):
     """This node has no whole copy of the range that was asked for. Others may."""
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class OwnedRanges:
     """What a host has whole copies of, at one version."""
 
     by_shard: Mapping[ShardNumber, Ranges] | None
@@ -45,22 +45,22 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class SnapshotCoverage:
     """Of one checkpoint."""
 
     ranges: Ranges
     parts: tuple[CheckpointPart, ...]
     """Those that count."""
-    sizes: tuple[StackSize, ...]
+    sizes: tuple[StackSizeEstimate, ...]
     is_by_part: bool = True
     """Each part answers for its own range; else all of them together for all."""
 
     def has(self, asked: TokenRange, lives: bytes) -> bool:
         """Wholly, by replicas that live since the ticket with these was given."""
-        known = {lives[at : at + LIFE_BYTES] for at in range(0, len(lives), LIFE_BYTES)}
+        known = {lives[at : at + INCARNATION_BYTES] for at in range(0, len(lives), INCARNATION_BYTES)}
         lasting = [part for part in self.parts if _life(part) in known]
         if self.is_by_part:
-            return _covers(joined(part.range for part in lasting), asked)
+            return _covers(merge_ranges(part.range for part in lasting), asked)
         return len(lasting) == len(self.parts) and _covers(self.ranges, asked)
 
     @property
@@ -68,25 +68,27 @@ class Coverage:
         return b"".join(_life(part) for part in self.parts)
 
 
-def owned_by(view: View, table: TableId, host: HostId) -> Owned:
+def owned_ranges(view: View, table: TableId, host: HostId) -> OwnedRanges:
     """Of a table that the view has."""
     node, on_tablets = view.snapshot.nodes.get(host), view.snapshot.on_tablets(table)
     shard_count = 0 if node is None else node.shard_count
     if on_tablets and table not in view.snapshot.tablets:
-        return Owned({}, (), shard_count)  # they are not all known yet
+        return OwnedRanges({}, (), shard_count)  # they are not all known yet
     replicas = view.sets.of(table)
     ranges = dict.fromkeys((*replicas.ranges_of(host), *replicas.read_ranges_of(host)))
     if not on_tablets:
-        return Owned(None, joined(ranges), shard_count)
+        return OwnedRanges(None, merge_ranges(ranges), shard_count)
     by_shard: dict[ShardNumber, list[TokenRange]] = {}
     for tablet in ranges:
         for replica in (*replicas.writing(tablet.end).natural, *replicas.reading(tablet.end)):
             if replica.host == host:
                 by_shard.setdefault(replica.shard, []).append(tablet)
-    return Owned({shard: joined(found) for shard, found in by_shard.items()}, joined(ranges), shard_count)
+    return OwnedRanges(
+        {shard: merge_ranges(found) for shard, found in by_shard.items()}, merge_ranges(ranges), shard_count
+    )
 
 
-def coverage_of(parts: Sequence[CheckpointPart], before: Owned, after: Owned) -> Coverage:
+def coverage_of(parts: Sequence[CheckpointPart], before: OwnedRanges, after: OwnedRanges) -> SnapshotCoverage:
     if before.by_shard is None or after.by_shard is None:
         return _of_vnodes(parts, before, after)
     counting = tuple(
@@ -95,20 +97,20 @@ def coverage_of(parts: Sequence[CheckpointPart], before: Owned, after: Owned) ->
         if _covers(before.by_shard.get(part.shard, ()), part.range)
         and _covers(after.by_shard.get(part.shard, ()), part.range)
     )
-    sizes = tuple(StackSize(part.range, _scanned_bytes(part), part.rows) for part in counting)
-    return Coverage(joined(part.range for part in counting), counting, sizes)
+    sizes = tuple(StackSizeEstimate(part.range, _scanned_bytes(part), part.rows) for part in counting)
+    return SnapshotCoverage(merge_ranges(part.range for part in counting), counting, sizes)
 
 
-def _of_vnodes(parts: Sequence[CheckpointPart], before: Owned, after: Owned) -> Coverage:
+def _of_vnodes(parts: Sequence[CheckpointPart], before: OwnedRanges, after: OwnedRanges) -> SnapshotCoverage:
     """Any range may have rows at any shard: with one of them missing, none is whole."""
     there = {part.shard for part in parts}
     if any(ShardNumber(number) not in there for number in range(after.shard_count)):
-        return Coverage((), (), (), is_by_part=False)
+        return SnapshotCoverage((), (), (), is_by_part=False)
     ranges = _common(before.of_node, after.of_node)
     width = sum(one.width for one in ranges)
     size_bytes, rows = sum(map(_scanned_bytes, parts)), sum(part.rows for part in parts)
-    sizes = [StackSize(one, size_bytes * one.width // width, rows * one.width // width) for one in ranges]
-    return Coverage(ranges, tuple(parts), tuple(sizes), is_by_part=False)
+    sizes = [StackSizeEstimate(one, size_bytes * one.width // width, rows * one.width // width) for one in ranges]
+    return SnapshotCoverage(ranges, tuple(parts), tuple(sizes), is_by_part=False)
 
 
 def _scanned_bytes(part: CheckpointPart) -> int:
@@ -119,10 +121,10 @@ def _scanned_bytes(part: CheckpointPart) -> int:
 
 def _life(part: CheckpointPart) -> bytes:
     """Lives are drawn at random, so a part of the number will do."""
-    return (part.incarnation % (1 << 8 * LIFE_BYTES)).to_bytes(LIFE_BYTES)
+    return (part.incarnation % (1 << 8 * INCARNATION_BYTES)).to_bytes(INCARNATION_BYTES)
 
 
-def joined(ranges: Iterable[TokenRange]) -> Ranges:
+def merge_ranges(ranges: Iterable[TokenRange]) -> Ranges:
     found: list[TokenRange] = []
     for one in sorted(piece for each in ranges for piece in each.unwrapped()):
         if found and one.start <= found[-1].end:

@@ -17,9 +17,10 @@ from functools import partial
 
 import msgspec
 
-from ebla.bulk.puts import READ_BYTES, Puts, check_name, checksum_of, layer_of
-from ebla.bulk.staging import RUN_SUFFIX, SEALED_PREFIX, StagedTransfer, StagingParts, uuid_of
-from ebla.bulk.staging_state import in_order
+from ebla.aio.bounded_gather import gather_bounded
+from ebla.bulk.open_puts import READ_BYTES, OpenPuts, check_staged_name, file_checksum, layer_index
+from ebla.bulk.staging import RUN_SUFFIX, SEALED_PREFIX, StagedTransfer, StagingDeps, parse_uuid
+from ebla.bulk.staging_state import sorted_attempts
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, InvalidRequest, Refused
 from ebla.model.identity import AttemptId
@@ -27,24 +28,23 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind
 from ebla.ports.disk import File
-from ebla.storage.build_rows import ROUNDS_SUFFIX, BuildJob, merge_few
-from ebla.storage.merge_runs import RunRules
-from ebla.storage.staging_format import (
+from ebla.storage.codec.staging_format import (
     SEALED_LAYERS_MAX,
     SealedFile,
     SealedLayer,
     sealed_path,
     write_sealed,
 )
-from ebla.wire.together import together
+from ebla.storage.compaction.layer_build import ROUNDS_SUFFIX, BuildJob, merge_small_runs
+from ebla.storage.merge.run_merge import RunRules
 
 _COPY_SUFFIX = ".copy"
-SYNCS_AT_ONCE = 8
-PORTION_BYTES = 16 << 20
+CONCURRENT_SYNCS_MAX = 8
+SEAL_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class SealOrder:
+class SealSpec:
     attempt: AttemptId
     files: tuple[StagedFile, ...]
     layers: tuple[TokenRange, ...]
@@ -64,12 +64,12 @@ class SealOrder:
 
 
 class Sealer:
-    def __init__(self, parts: StagingParts, puts: Puts) -> None:
+    def __init__(self, parts: StagingDeps, puts: OpenPuts) -> None:
         self._parts = parts
         self._disk = parts.disk
         self._puts = puts
 
-    async def seal(self, staged: StagedTransfer, order: SealOrder) -> SealedFile:
+    async def seal(self, staged: StagedTransfer, order: SealSpec) -> SealedFile:
         """Held by a guard all the time. The same again changes nothing; other attempts are refused by the names of
         those that count."""
         async with staged.changing:
@@ -83,7 +83,7 @@ class Sealer:
                 staged.sealed_is_durable = True
             return staged.sealed
 
-    async def _seal(self, staged: StagedTransfer, order: SealOrder) -> None:
+    async def _seal(self, staged: StagedTransfer, order: SealSpec) -> None:
         self._puts.close_transfer(staged.transfer)
         sealed: SealedFile | None = None
         try:
@@ -105,14 +105,14 @@ class Sealer:
         """Attempts, and what is left of seals that failed. What a crash keeps of them goes with the session."""
         disk, kept = self._disk, _seal_folder(sealed)
         for name in disk.list_folder(staged.folder):
-            if name != kept and (name.startswith(SEALED_PREFIX) or uuid_of(name) is not None):
+            if name != kept and (name.startswith(SEALED_PREFIX) or parse_uuid(name) is not None):
                 disk.remove_folder(f"{staged.folder}/{name}")
         if kept and staged.target.kind is StagingKind.ROWS:
             for name in disk.list_folder(f"{staged.folder}/{kept}"):
                 if name.endswith(RUN_SUFFIX):
                     disk.unlink(f"{staged.folder}/{kept}/{name}")
 
-    async def _gathered(self, staged: StagedTransfer, order: SealOrder) -> SealedFile:
+    async def _gathered(self, staged: StagedTransfer, order: SealSpec) -> SealedFile:
         if not order.files:
             return SealedFile(order.attempt)
         folder = f"{staged.folder}/{self._folder_name(staged, order)}"
@@ -124,21 +124,23 @@ class Sealer:
                 await make_durable_folder(self._disk, folder)
                 sealed = await self._rows(staged, order, folder)
         # The names of what the marker is about to name: in the folder, and its own.
-        await together([partial(self._disk.sync_folder, one) for one in (folder, staged.folder)], SYNCS_AT_ONCE)
+        await gather_bounded(
+            [partial(self._disk.sync_folder, one) for one in (folder, staged.folder)], CONCURRENT_SYNCS_MAX
+        )
         return sealed
 
-    def _folder_name(self, staged: StagedTransfer, order: SealOrder) -> str:
+    def _folder_name(self, staged: StagedTransfer, order: SealSpec) -> str:
         """The one of a seal of this attempt that was interrupted, or a new one that nobody can guess. Runs have names
         of their own in it: a seal of other runs that failed has perhaps taken some of these too."""
         prefix = f"{SEALED_PREFIX}{order.attempt.hex}-" if staged.target.kind is StagingKind.FILES else SEALED_PREFIX
         for name in self._disk.list_folder(staged.folder):
             if name.startswith(prefix):
                 return name
-        return prefix + self._parts.chance.bytes(16).hex()
+        return prefix + self._parts.rng.bytes(16).hex()
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    async def _files(self, staged: StagedTransfer, order: SealOrder, folder: str) -> SealedFile:
+    async def _files(self, staged: StagedTransfer, order: SealSpec, folder: str) -> SealedFile:
         """Small files are taken over by one call and synced side by side: they share what a sync costs."""
         below = [f"{folder}/{place}" for place in range(len(order.layers))]
         for one in below:
@@ -147,8 +149,8 @@ class Sealer:
             staged.copied_files += await self._disk.run(
                 partial(self._take_all, staged.attempt_folder(order.attempt), folder, files)
             )
-            await together([partial(self._sync, f"{folder}/{one.name}") for one in files], SYNCS_AT_ONCE)
-        await together([partial(self._disk.sync_folder, one) for one in below], SYNCS_AT_ONCE)
+            await gather_bounded([partial(self._sync, f"{folder}/{one.name}") for one in files], CONCURRENT_SYNCS_MAX)
+        await gather_bounded([partial(self._disk.sync_folder, one) for one in below], CONCURRENT_SYNCS_MAX)
         layers = tuple(
             SealedLayer(_below(staged, one), token_range) for one, token_range in zip(below, order.layers, strict=True)
         )
@@ -206,7 +208,7 @@ class Sealer:
     def _has_checksum(self, path: str, expected: StagedFile, *, linked: bool) -> bool:
         if linked and not expected.checksum:
             return self._parts.isolation.size_bytes(path) == expected.size_bytes
-        return checksum_of(self._disk, path) == expected.checksum
+        return file_checksum(self._disk, path) == expected.checksum
 
     def _copy_in_place(self, path: str) -> None:
         """The bytes under the same name, in a file that nobody else has open."""
@@ -235,10 +237,10 @@ class Sealer:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    async def _rows(self, staged: StagedTransfer, order: SealOrder, folder: str) -> SealedFile:
+    async def _rows(self, staged: StagedTransfer, order: SealSpec, folder: str) -> SealedFile:
         limits, token_range = self._parts.limits, staged.target.range
         runs = await self._taken_runs(staged, order, folder)
-        sealed = SealedFile(order.attempt, more=in_order(attempt for attempt, _ in order.more))
+        sealed = SealedFile(order.attempt, more=sorted_attempts(attempt for attempt, _ in order.more))
         if not runs:
             return sealed
         size_bytes = sum(file.size_bytes for _, file in order.runs)
@@ -257,7 +259,7 @@ class Sealer:
         await self._parts.building.build(job, limits.build_ms / 1000)
         return msgspec.structs.replace(sealed, layers=(SealedLayer(_below(staged, layer), token_range),))
 
-    async def _taken_runs(self, staged: StagedTransfer, order: SealOrder, folder: str) -> dict[str, int]:
+    async def _taken_runs(self, staged: StagedTransfer, order: SealSpec, folder: str) -> dict[str, int]:
         """Those that have rows, with the checksum that each must have. Not synced: they are only read from here on,
         and gone when the seal is done."""
         runs = {}
@@ -273,10 +275,10 @@ class Sealer:
         """Blocks. Written anew even of a single run: its file may have other names, which others know."""
         if self._disk.exists(path):
             self._disk.unlink(path)
-        return merge_few(self._disk, runs, path, rules)
+        return merge_small_runs(self._disk, runs, path, rules)
 
 
-def _check_attempts(staged: StagedTransfer, order: SealOrder, runs_max: int) -> None:
+def _check_attempts(staged: StagedTransfer, order: SealSpec, runs_max: int) -> None:
     """Raises `InvalidRequest`."""
     if order.more and (staged.target.kind is not StagingKind.ROWS or not order.files):
         raise InvalidRequest("several attempts count together only of rows, and each with what it brought")
@@ -286,19 +288,19 @@ def _check_attempts(staged: StagedTransfer, order: SealOrder, runs_max: int) -> 
         raise InvalidRequest("a seal names an attempt twice")
 
 
-def _check_order(staged: StagedTransfer, order: SealOrder) -> None:
+def _check_order(staged: StagedTransfer, order: SealSpec) -> None:
     """Raises `InvalidRequest`, or `Refused` for layers that are not for this place."""
     target = staged.target
     names = [one.name for one in order.files]
     for name in (*names, *(one.name for _, one in order.more)):
-        check_name(target.kind, name)
+        check_staged_name(target.kind, name)
     if len(set(names)) != len(names):
         raise InvalidRequest("a seal names a file twice")
     if target.kind is StagingKind.ROWS:
         return
     if len(order.layers) > SEALED_LAYERS_MAX:
         raise InvalidRequest(f"{len(order.layers)} layers are more than a stack can have")
-    places = {layer_of(name) for name in names}
+    places = {layer_index(name) for name in names}
     if places != set(range(len(order.layers))):
         raise InvalidRequest(f"a seal of {len(order.layers)} layers names files of layers {sorted(places)}")
     for token_range in order.layers:
@@ -313,7 +315,7 @@ def _portions(files: Sequence[StagedFile]) -> Iterator[list[StagedFile]]:
     """What is taken over by one call, in their order. Large files one at a time: whoever cancels waits for a call."""
     portion: list[StagedFile] = []
     for one in files:
-        if portion and sum(taken.size_bytes for taken in portion) + one.size_bytes > PORTION_BYTES:
+        if portion and sum(taken.size_bytes for taken in portion) + one.size_bytes > SEAL_CHUNK_BYTES:
             yield portion
             portion = []
         portion.append(one)

@@ -7,12 +7,12 @@ stands for all of them, and whoever asks is told so. While they are being merged
 from dataclasses import dataclass
 
 from ebla.bulk.staging import RUN_SUFFIX, SEALED_PREFIX, StagedTransfer
-from ebla.bulk.staging_state import Phase
+from ebla.bulk.staging_state import TransferPhase
 from ebla.model.errors import InvalidRequest, Overloaded, Refused
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import ROWS_NAME, StagingKind
 from ebla.ports.disk import Disk
-from ebla.storage.scan_stack import ScanStack
+from ebla.storage.scan.scan_stack import ScanStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,20 @@ class StagedRows:
     """They are those of all attempts that count, not of one."""
 
 
-def staged_rows(disk: Disk, staged: StagedTransfer, attempt: AttemptId) -> StagedRows:
+def find_staged_rows(disk: Disk, staged: StagedTransfer, attempt: AttemptId) -> StagedRows:
     """Raises `Overloaded` while it is being sealed, `Refused` where there is nothing of this attempt."""
     if staged.target.kind is not StagingKind.ROWS:
         raise InvalidRequest(f"transfer {staged.transfer} is of files; their source has them")
     match staged.state.phase:
-        case Phase.OPEN:
+        case TransferPhase.OPEN:
             return StagedRows(_run_of(disk, staged, attempt))
-        case Phase.SEALING:
+        case TransferPhase.SEALING:
             raise Overloaded(
                 f"what was staged of transfer {staged.transfer} is being merged", advice="ask again when it is sealed"
             )
-        case Phase.SEALED:
+        case TransferPhase.SEALED:
             return _sealed_rows(staged, attempt)
-        case Phase.RELEASED:
+        case TransferPhase.RELEASED:
             raise Refused(f"transfer {staged.transfer} was released, and nothing is left of it")
 
 

@@ -1,6 +1,6 @@
 """The staging of a node: places for transfers, by session; what is left of them on disk, and what is found at a start.
 
-Folders and files are laid out as `storage/staging_format.py` says. What decides is in `staging_state.py`; what is
+Folders and files are laid out as `storage/codec/staging_format.py` says. What decides is in `staging_state.py`; what is
 written into a place is in `puts.py`; the seal is in `seal.py`.
 """
 
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from ebla.bulk.staging_state import Phase, StagingState, in_order
+from ebla.bulk.staging_state import StagingState, TransferPhase, sorted_attempts
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, DiskFull, Overloaded, Refused, Stale
 from ebla.model.identity import AttemptId, SessionId, TransferId
-from ebla.ports.chance import Chance
+from ebla.observe.event_reporter import EventReporter
 from ebla.ports.disk import Disk
-from ebla.storage.build_rows import BuildJob, BuildResult
-from ebla.storage.staging_format import (
+from ebla.ports.rng import Rng
+from ebla.storage.codec.staging_format import (
     SealedFile,
     TargetFile,
     read_sealed,
@@ -28,13 +28,13 @@ from ebla.storage.staging_format import (
     transfer_folder,
     write_target,
 )
-from ebla.wire.report import Report
+from ebla.storage.compaction.layer_build import BuildJob, BuildResult
 from ebla.wire.transfer_messages import StagingStatus
 
 SEALED_PREFIX = "sealed-"
 RUN_SUFFIX = ".run"
 """Of a run of rows that a seal has taken over, behind the id of its attempt."""
-GOING_PREFIX = "going-"
+REMOVING_PREFIX = "going-"
 """Of what is being removed. It has its old name no more, so nobody who knows that one finds a part of it."""
 
 
@@ -53,23 +53,23 @@ class Isolation(Protocol):
         ...
 
 
-class LayerBuilding(Protocol):
+class RowLayerBuilder(Protocol):
     """Makes a layer of staged rows. Cancelled, late or failed, it leaves no output folder and nothing that runs."""
 
     async def build(self, job: BuildJob, deadline_s: float) -> BuildResult: ...
 
 
 @dataclass(frozen=True, slots=True)
-class StagingParts:
+class StagingDeps:
     disk: Disk
-    chance: Chance
+    rng: Rng
     folder: str
     machine: str
     """A file of this name stands in each place."""
     isolation: Isolation
-    building: LayerBuilding
+    building: RowLayerBuilder
     limits: TransferLimits
-    report: Report
+    report: EventReporter
 
     def check_space(self, size_bytes: int) -> None:
         """Raises `DiskFull` where so much more would take what is left to the shards."""
@@ -116,7 +116,7 @@ class _Opening:
 
 
 class Staging:
-    def __init__(self, parts: StagingParts) -> None:
+    def __init__(self, parts: StagingDeps) -> None:
         self._parts = parts
         self._disk = parts.disk
         self._transfers: dict[TransferId, StagedTransfer] = {}
@@ -137,12 +137,12 @@ class Staging:
         await make_durable_folder(disk, root)
         await self.remove_leftovers()
         for name in disk.list_folder(root):
-            session = uuid_of(name)
+            session = parse_uuid(name)
             if session is None:
                 continue
             self._sessions[SessionId(session)] = None
             for below in disk.list_folder(f"{root}/{name}"):
-                transfer = uuid_of(below)
+                transfer = parse_uuid(below)
                 if transfer is not None:
                     await self._recover_one(SessionId(session), TransferId(transfer))
 
@@ -159,10 +159,12 @@ class Staging:
             await self._disk.run(partial(self._disk.remove_folder, folder))
             return
         staged = StagedTransfer(session, transfer, folder, target, sealed=sealed, sealed_is_durable=sealed is not None)
-        attempts = [found for name in self._disk.list_folder(folder) if (found := uuid_of(name)) is not None]
+        attempts = [found for name in self._disk.list_folder(folder) if (found := parse_uuid(name)) is not None]
         staged.state = StagingState(attempts=frozenset(AttemptId(one) for one in attempts))
         if sealed is not None:
-            staged.state = StagingState(Phase.SEALED, frozenset(sealed.attempts), in_order(sealed.attempts))
+            staged.state = StagingState(
+                TransferPhase.SEALED, frozenset(sealed.attempts), sorted_attempts(sealed.attempts)
+            )
         self._transfers[transfer] = staged
 
     # -- places ------------------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ class Staging:
 
     def _check_room(self, size_bytes: int) -> None:
         limits = self._parts.limits
-        staged = sum(1 for one in self._transfers.values() if one.state.phase is not Phase.RELEASED)
+        staged = sum(1 for one in self._transfers.values() if one.state.phase is not TransferPhase.RELEASED)
         if staged + len(self._opening) > limits.transfers_max:
             raise Overloaded(f"{limits.transfers_max} transfers are staged on this node already")
         self.check_space(size_bytes)
@@ -258,10 +260,10 @@ class Staging:
         """With something on disk."""
         return tuple(self._sessions)
 
-    def notice_strangers(self) -> None:
+    def notice_orphans(self) -> None:
         """A task that was given up may have made the folder of a session again after it was dropped."""
         for name in self._disk.list_folder(self._parts.folder):
-            session = uuid_of(name)
+            session = parse_uuid(name)
             if session is not None:
                 self._sessions.setdefault(SessionId(session), None)
 
@@ -276,7 +278,7 @@ class Staging:
     async def remove_leftovers(self) -> None:
         """Of removals that did not come to their end, and what was released."""
         for name in self._disk.list_folder(self._parts.folder):
-            if name.startswith(GOING_PREFIX) and name not in self._going:
+            if name.startswith(REMOVING_PREFIX) and name not in self._going:
                 await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{name}"))
 
     async def _remove(self, folder: str) -> None:
@@ -292,7 +294,7 @@ class Staging:
                 del self._going[name]
 
     def _new_names(self, folders: Sequence[str]) -> dict[str, str]:
-        return {f"{GOING_PREFIX}{self._parts.chance.bytes(8).hex()}": folder for folder in folders}
+        return {f"{REMOVING_PREFIX}{self._parts.rng.bytes(8).hex()}": folder for folder in folders}
 
     def _put_aside(self, names: Mapping[str, str]) -> None:
         """Blocks."""
@@ -307,7 +309,7 @@ class Staging:
             self._disk.remove_folder(f"{self._parts.folder}/{name}")
 
     def statuses(self, session: SessionId | None) -> tuple[StagingStatus, ...]:
-        shown = (one for one in self._transfers.values() if one.state.phase is not Phase.RELEASED)
+        shown = (one for one in self._transfers.values() if one.state.phase is not TransferPhase.RELEASED)
         return tuple(one.status for one in shown if session is None or one.session == session)
 
 
@@ -324,7 +326,7 @@ def _check_same(found: StagedTransfer, session: SessionId, target: TargetFile) -
     raise Refused(f"transfer {found.transfer} was opened for something else: {found.target}")
 
 
-def uuid_of(name: str) -> uuid.UUID | None:
+def parse_uuid(name: str) -> uuid.UUID | None:
     """Of a folder that is named by one."""
     try:
         found = uuid.UUID(name)

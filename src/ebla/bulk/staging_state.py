@@ -18,14 +18,14 @@ from ebla.model.errors import Refused
 from ebla.model.identity import AttemptId
 
 
-class Phase(enum.StrEnum):
+class TransferPhase(enum.StrEnum):
     OPEN = "open"
     SEALING = "sealing"
     SEALED = "sealed"
     RELEASED = "released"
 
 
-class Event(enum.StrEnum):
+class StagingEvent(enum.StrEnum):
     OPENED = "opened"
     """Again: whoever opened it has not heard the answer."""
     PUT = "put"
@@ -38,7 +38,7 @@ class Event(enum.StrEnum):
     RELEASE = "release"
 
 
-class Refusal(enum.StrEnum):
+class StagingRefusal(enum.StrEnum):
     BEING_SEALED = "it is being sealed with other attempts"
     SEALED_ALREADY = "it is sealed with other attempts"
     CLOSED_TO_PUTS = "an attempt at it was named, so nothing more is taken"
@@ -46,36 +46,36 @@ class Refusal(enum.StrEnum):
     NOT_SEALING = "no seal of it is under way"
 
 
-TRANSITIONS: Mapping[tuple[Phase, Event], Phase | Refusal] = MappingProxyType(
+TRANSITIONS: Mapping[tuple[TransferPhase, StagingEvent], TransferPhase | StagingRefusal] = MappingProxyType(
     {
-        (Phase.OPEN, Event.OPENED): Phase.OPEN,
-        (Phase.OPEN, Event.PUT): Phase.OPEN,
-        (Phase.OPEN, Event.SEAL): Phase.SEALING,
-        (Phase.OPEN, Event.SEAL_OTHER): Phase.SEALING,
-        (Phase.OPEN, Event.SEAL_DONE): Refusal.NOT_SEALING,
-        (Phase.OPEN, Event.SEAL_FAILED): Refusal.NOT_SEALING,
-        (Phase.OPEN, Event.RELEASE): Phase.RELEASED,
-        (Phase.SEALING, Event.OPENED): Phase.SEALING,
-        (Phase.SEALING, Event.PUT): Refusal.CLOSED_TO_PUTS,
-        (Phase.SEALING, Event.SEAL): Phase.SEALING,
-        (Phase.SEALING, Event.SEAL_OTHER): Refusal.BEING_SEALED,
-        (Phase.SEALING, Event.SEAL_DONE): Phase.SEALED,
-        (Phase.SEALING, Event.SEAL_FAILED): Phase.OPEN,
-        (Phase.SEALING, Event.RELEASE): Refusal.BEING_SEALED,
-        (Phase.SEALED, Event.OPENED): Phase.SEALED,
-        (Phase.SEALED, Event.PUT): Refusal.CLOSED_TO_PUTS,
-        (Phase.SEALED, Event.SEAL): Phase.SEALED,
-        (Phase.SEALED, Event.SEAL_OTHER): Refusal.SEALED_ALREADY,
-        (Phase.SEALED, Event.SEAL_DONE): Refusal.NOT_SEALING,
-        (Phase.SEALED, Event.SEAL_FAILED): Refusal.NOT_SEALING,
-        (Phase.SEALED, Event.RELEASE): Phase.RELEASED,
-        (Phase.RELEASED, Event.OPENED): Refusal.RELEASED,
-        (Phase.RELEASED, Event.PUT): Refusal.RELEASED,
-        (Phase.RELEASED, Event.SEAL): Refusal.RELEASED,
-        (Phase.RELEASED, Event.SEAL_OTHER): Refusal.RELEASED,
-        (Phase.RELEASED, Event.SEAL_DONE): Refusal.NOT_SEALING,
-        (Phase.RELEASED, Event.SEAL_FAILED): Refusal.NOT_SEALING,
-        (Phase.RELEASED, Event.RELEASE): Phase.RELEASED,
+        (TransferPhase.OPEN, StagingEvent.OPENED): TransferPhase.OPEN,
+        (TransferPhase.OPEN, StagingEvent.PUT): TransferPhase.OPEN,
+        (TransferPhase.OPEN, StagingEvent.SEAL): TransferPhase.SEALING,
+        (TransferPhase.OPEN, StagingEvent.SEAL_OTHER): TransferPhase.SEALING,
+        (TransferPhase.OPEN, StagingEvent.SEAL_DONE): StagingRefusal.NOT_SEALING,
+        (TransferPhase.OPEN, StagingEvent.SEAL_FAILED): StagingRefusal.NOT_SEALING,
+        (TransferPhase.OPEN, StagingEvent.RELEASE): TransferPhase.RELEASED,
+        (TransferPhase.SEALING, StagingEvent.OPENED): TransferPhase.SEALING,
+        (TransferPhase.SEALING, StagingEvent.PUT): StagingRefusal.CLOSED_TO_PUTS,
+        (TransferPhase.SEALING, StagingEvent.SEAL): TransferPhase.SEALING,
+        (TransferPhase.SEALING, StagingEvent.SEAL_OTHER): StagingRefusal.BEING_SEALED,
+        (TransferPhase.SEALING, StagingEvent.SEAL_DONE): TransferPhase.SEALED,
+        (TransferPhase.SEALING, StagingEvent.SEAL_FAILED): TransferPhase.OPEN,
+        (TransferPhase.SEALING, StagingEvent.RELEASE): StagingRefusal.BEING_SEALED,
+        (TransferPhase.SEALED, StagingEvent.OPENED): TransferPhase.SEALED,
+        (TransferPhase.SEALED, StagingEvent.PUT): StagingRefusal.CLOSED_TO_PUTS,
+        (TransferPhase.SEALED, StagingEvent.SEAL): TransferPhase.SEALED,
+        (TransferPhase.SEALED, StagingEvent.SEAL_OTHER): StagingRefusal.SEALED_ALREADY,
+        (TransferPhase.SEALED, StagingEvent.SEAL_DONE): StagingRefusal.NOT_SEALING,
+        (TransferPhase.SEALED, StagingEvent.SEAL_FAILED): StagingRefusal.NOT_SEALING,
+        (TransferPhase.SEALED, StagingEvent.RELEASE): TransferPhase.RELEASED,
+        (TransferPhase.RELEASED, StagingEvent.OPENED): StagingRefusal.RELEASED,
+        (TransferPhase.RELEASED, StagingEvent.PUT): StagingRefusal.RELEASED,
+        (TransferPhase.RELEASED, StagingEvent.SEAL): StagingRefusal.RELEASED,
+        (TransferPhase.RELEASED, StagingEvent.SEAL_OTHER): StagingRefusal.RELEASED,
+        (TransferPhase.RELEASED, StagingEvent.SEAL_DONE): StagingRefusal.NOT_SEALING,
+        (TransferPhase.RELEASED, StagingEvent.SEAL_FAILED): StagingRefusal.NOT_SEALING,
+        (TransferPhase.RELEASED, StagingEvent.RELEASE): TransferPhase.RELEASED,
     }
 )
 
@@ -88,23 +88,23 @@ class SealRefused(Refused):
         self.winners = winners
 
 
-NAMED_TOLD = 3
+WINNERS_SHOWN_MAX = 3
 """So many of the attempts that count are told by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingState:
-    phase: Phase = Phase.OPEN
+    phase: TransferPhase = TransferPhase.OPEN
     attempts: frozenset[AttemptId] = frozenset()
     """That have put something. Those by the short cut show only at the seal."""
     winners: tuple[AttemptId, ...] = ()
     """Named by a seal that is under way or done, in the order of their ids."""
 
     def opened(self) -> "StagingState":
-        return self._after(Event.OPENED)
+        return self._after(StagingEvent.OPENED)
 
     def put(self, attempt: AttemptId, attempts_max: int) -> "StagingState":
-        after = self._after(Event.PUT)
+        after = self._after(StagingEvent.PUT)
         if attempt in self.attempts:
             return after
         if len(self.attempts) >= attempts_max:
@@ -113,17 +113,17 @@ class StagingState:
 
     def sealing(self, attempts: Iterable[AttemptId]) -> "StagingState":
         """From now on, or still, these attempts are the ones that are sealed: all of them and no other."""
-        winners = in_order(attempts)
+        winners = sorted_attempts(attempts)
         assert winners
         is_named = not self.winners or self.winners == winners
-        return replace(self._after(Event.SEAL if is_named else Event.SEAL_OTHER), winners=winners)
+        return replace(self._after(StagingEvent.SEAL if is_named else StagingEvent.SEAL_OTHER), winners=winners)
 
     def sealed(self) -> "StagingState":
         assert self.winners
-        return replace(self._after(Event.SEAL_DONE), attempts=frozenset(self.winners))
+        return replace(self._after(StagingEvent.SEAL_DONE), attempts=frozenset(self.winners))
 
     def failed(self) -> "StagingState":
-        return replace(self._after(Event.SEAL_FAILED), winners=())
+        return replace(self._after(StagingEvent.SEAL_FAILED), winners=())
 
     def without(self, attempt: AttemptId) -> "StagingState":
         """What it brought is gone."""
@@ -131,20 +131,24 @@ class StagingState:
         return replace(self, attempts=self.attempts - {attempt})
 
     def released(self) -> "StagingState":
-        return replace(self._after(Event.RELEASE), attempts=frozenset())
+        return replace(self._after(StagingEvent.RELEASE), attempts=frozenset())
 
-    def _after(self, event: Event) -> "StagingState":
+    def _after(self, event: StagingEvent) -> "StagingState":
         outcome = TRANSITIONS[self.phase, event]
         match outcome:
-            case Phase():
+            case TransferPhase():
                 return replace(self, phase=outcome)
-            case Refusal():
-                told = ", ".join(str(one) for one in self.winners[:NAMED_TOLD])
-                more = f" and {len(self.winners) - NAMED_TOLD} more" if len(self.winners) > NAMED_TOLD else ""
+            case StagingRefusal():
+                told = ", ".join(str(one) for one in self.winners[:WINNERS_SHOWN_MAX])
+                more = (
+                    f" and {len(self.winners) - WINNERS_SHOWN_MAX} more"
+                    if len(self.winners) > WINNERS_SHOWN_MAX
+                    else ""
+                )
                 named = f" ({told}{more})" if told else ""
                 raise SealRefused(f"the staging takes no {event} any more: {outcome}{named}", winners=self.winners)
 
 
-def in_order(attempts: Iterable[AttemptId]) -> tuple[AttemptId, ...]:
+def sorted_attempts(attempts: Iterable[AttemptId]) -> tuple[AttemptId, ...]:
     """A set of attempts, the same however it was named."""
     return tuple(sorted(attempts, key=lambda one: one.int))

@@ -51,13 +51,13 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
         return self.session
 
 
-def of_run(grant: Grant, run: str) -> Grant:
+def for_run(grant: Grant, run: str) -> Grant:
     """The same right, of a run of the job: it has a read, and so a point, of its own. Whoever plans once and runs again
     (Spark keeps one plan for a DataFrame) would else see the table as it was when that was planned."""
     return msgspec.structs.replace(grant, subject=uuid.uuid5(grant.subject, run)) if run else grant
 
 
-def is_of_read(ticket: bytes) -> bool:
+def is_read_ticket(ticket: bytes) -> bool:
     """What the ticket says of itself, whoever signed it: only for choosing where it is looked at."""
     try:
         return msgspec.msgpack.decode(ticket[_HEAD_BYTES:], type=Grant).kind is GrantKind.READ
@@ -65,7 +65,7 @@ def is_of_read(ticket: bytes) -> bool:
         return False
 
 
-class Tickets:
+class TicketSigner:
     def __init__(self, key: bytes) -> None:
         assert len(key) == KEY_BYTES
         self._key = key

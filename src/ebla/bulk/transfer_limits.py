@@ -85,7 +85,7 @@ class TokenBucket:
         self._level = min(float(self._bytes_per_s), self._level + passed_ms * self._bytes_per_s / 1000)
 
 
-class Rate:
+class RateLimiter:
     """Bytes of all streams together. Those that wait go in the order in which they came."""
 
     def __init__(self, limits: TransferLimits, clock: Clock) -> None:
@@ -118,7 +118,7 @@ class Rate:
             self._waiting_bytes -= size_bytes
 
 
-class StreamCount:
+class StreamLimit:
     """Streams of one direction under way."""
 
     def __init__(self, name: str, most: int) -> None:

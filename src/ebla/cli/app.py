@@ -12,37 +12,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli import (
-    compare,
-    copy_tablet,
-    cqlsh,
-    export,
-    group0,
-    import_table,
-    local_cluster,
-    metrics,
-    pipeline,
-    ring,
-    row,
-    spark,
-    spark_env,
-    store,
-    table,
-    up,
-)
-from ebla.cli.asking import ask_contact, ask_view
-from ebla.cli.local_cluster import LocalNode, Shape, find_nodes
-from ebla.cli.renewal import renew_certificates
-from ebla.cli.status_table import as_lines, as_table
-from ebla.cli.telling import errors_told
-from ebla.client.cluster_view import ClusterView, NodeState, view_of
-from ebla.cql.login import hash_password
+from ebla.cli.cluster import cqlsh, group0, local_cluster, metrics, ring, up
+from ebla.cli.cluster.certificates import renew_certificates
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes
+from ebla.cli.cluster.node_calls import fetch_cluster_view, probe_contact
+from ebla.cli.cluster.status_table import as_lines, as_table
+from ebla.cli.error_reporting import reporting_errors
+from ebla.cli.jobs import compare, copy_tablet, pipeline
+from ebla.cli.spark_jobs import export, import_table, spark, spark_env
+from ebla.cli.tables import row, store, table
+from ebla.client.cluster_view import ClusterView, NodeStatus, build_cluster_view
+from ebla.cql.authentication import hash_password
 from ebla.model.errors import InvalidRequest
 from ebla.options import Authenticator, ClientTls
+from ebla.runtime.authority_handover import new_join_token
 from ebla.runtime.event_loop import new_event_loop
-from ebla.runtime.hand_over import new_join_token
-from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tls import TlsFolder
 from ebla.version import release
 
@@ -156,12 +142,12 @@ def up_command(
     Later starts keep all of them; flags that shape a new cluster are for the first start only.
     """
     console = Console()
-    with errors_told():
-        shape = Shape(nodes, shards, base_address, cluster_name, overrides or ())
-        found = local_cluster.find_or_make_nodes(data, shape)
-        with local_cluster.alone_in(data):
-            local_cluster.check_all(found)
-            local_cluster.give_identities(found)
+    with reporting_errors():
+        shape = NewClusterSpec(nodes, shards, base_address, cluster_name, overrides or ())
+        found = local_cluster.find_or_create_nodes(data, shape)
+        with local_cluster.lock_data_folder(data):
+            local_cluster.check_nodes(found)
+            local_cluster.assign_identities(found)
             console.print(f"starting {len(found)} nodes in {escape(str(data))} …", highlight=False)
             started = up.bring_up(found, _saying(console))
         _print_addresses(console, found, data)
@@ -169,7 +155,7 @@ def up_command(
             _follow_and_stop(started, console)
 
 
-def _follow_and_stop(started: up.Started, console: Console) -> None:
+def _follow_and_stop(started: up.StartedCluster, console: Console) -> None:
     try:
         up.follow(started, console)
         console.print("stopping …")
@@ -178,7 +164,7 @@ def _follow_and_stop(started: up.Started, console: Console) -> None:
     console.print("all nodes are stopped; their data stay")
 
 
-def _saying(console: Console) -> up.Say:
+def _saying(console: Console) -> up.PrintLine:
     """The terminal may be gone, which must not keep a stop from its end."""
 
     def say(text: str) -> None:
@@ -194,8 +180,8 @@ def _saying(console: Console) -> up.Say:
 def down(data: Data = DATA_DEFAULT) -> None:
     """Stop the nodes of a folder. Their data stay."""
     console = Console()
-    with errors_told():
-        ran = up.take_down(up.Started(_nodes_of(data)), "ebla down", _saying(console))
+    with reporting_errors():
+        ran = up.take_down(up.StartedCluster(_nodes_of(data)), "ebla down", _saying(console))
         names = ", ".join(node.name for node in ran)
         console.print(f"stopped {names}" if ran else f"nothing runs in {escape(str(data))}", highlight=False)
 
@@ -213,14 +199,14 @@ def cqlsh_command(
 
     Whatever else is given goes to cqlsh: ebla cqlsh -e "SELECT * FROM system.local"
     """
-    with errors_told():
+    with reporting_errors():
         nodes = _nodes_of(data)
         running = next((each for each in nodes if each.running_pid() is not None), None)
         if running is None:
             raise InvalidRequest(f"no node runs in {data}", advice="start them with `ebla up`")
         say = Console(stderr=True, highlight=False, markup=False).print
         python = cqlsh.ensure_installed(environment or cqlsh.default_environment(), cqlsh.run_step, say)
-        cqlsh.become(python, running, context.args)
+        cqlsh.exec_cqlsh(python, running, context.args)
 
 
 @app.command()
@@ -241,14 +227,14 @@ def status(
     The exit status is 0 if every node is up, else 1.
     """
     console = Console()
-    with errors_told():
+    with reporting_errors():
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             if contact is not None:
-                view = view_of([runner.run(ask_contact(contact, data))])
+                view = build_cluster_view([runner.run(probe_contact(contact, data))])
             else:
-                view = runner.run(ask_view(_nodes_of(data)))
+                view = runner.run(fetch_cluster_view(_nodes_of(data)))
         _show(view, console, as_json=as_json)
-    raise typer.Exit(0 if all(node.state is NodeState.UP for node in view.nodes) else 1)
+    raise typer.Exit(0 if all(node.state is NodeStatus.UP for node in view.nodes) else 1)
 
 
 @app.command()
@@ -282,21 +268,21 @@ def token(
 
     Whoever has it can become a node until it ends. On the new machine: ebla node --options FILE --join TOKEN
     """
-    with errors_told():
+    with reporting_errors():
         member = next((each for each in _nodes_of(data) if each.folder.read_identity() is not None), None)
         if member is None:
             raise InvalidRequest(f"no node in {data} was ever started", advice="start them first (`ebla up`)")
         authority = TlsFolder(member.folder.tls).authority()
-        made = new_join_token(authority, minutes * 60, SystemClock(), SystemChance())
+        made = new_join_token(authority, minutes * 60, SystemClock(), SystemRng())
         sys.stdout.write(f"{made}\n")
 
 
 @app.command()
 def renew(data: Data = DATA_DEFAULT) -> None:
     """Make new certificates for the nodes of this machine. Running nodes take them for new connections at once."""
-    with errors_told():
+    with reporting_errors():
         for each in renew_certificates(_nodes_of(data), SystemClock()):
-            taken = "not running" if each.told_pid is None else f"told process {each.told_pid}"
+            taken = "not running" if each.signalled_pid is None else f"told process {each.signalled_pid}"
             sys.stdout.write(f"{each.name}  renewed  {taken}\n")
 
 
@@ -307,7 +293,7 @@ def hash_password_command(
     ],
 ) -> None:
     """Print the hash of a password, for `superuser_password_hash` in the options of the nodes."""
-    sys.stdout.write(f"{hash_password(password, SystemChance())}\n")
+    sys.stdout.write(f"{hash_password(password, SystemRng())}\n")
 
 
 @app.command()

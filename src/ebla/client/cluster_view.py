@@ -5,23 +5,23 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ebla.group0.members import Role
+from ebla.group0.members import MemberRole
 from ebla.model.identity import HostId
+from ebla.model.records.jobs import PipelineState
 from ebla.topology.states import NodeState as TopologyState
 from ebla.wire.group0_messages import MemberReport
-from ebla.wire.jobs import PipelineState
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
 
 SHARD_PREFIX = "shard-"
 PIPELINE = "pipeline"
 
 
-class NodeState(enum.StrEnum):
+class NodeStatus(enum.StrEnum):
     UP = "up"
     DOWN = "down"
 
 
-class Asked(msgspec.Struct, frozen=True):
+class NodeProbe(msgspec.Struct, frozen=True):
     """A node that was asked, and what came of it. `trouble` says why there is no answer."""
 
     name: str
@@ -84,7 +84,7 @@ class NodeView(msgspec.Struct, frozen=True):
     name: str
     host: HostId | None
     address: str
-    state: NodeState
+    state: NodeStatus
     uptime_ms: int | None
     round_trip_us: int | None
     """As measured by the first other node that knows one."""
@@ -103,7 +103,7 @@ class NodeView(msgspec.Struct, frozen=True):
     @property
     def why_not_serving(self) -> str:
         """What keeps a node that answers from serving rows, in words; empty: it serves."""
-        if self.state is NodeState.DOWN:
+        if self.state is NodeStatus.DOWN:
             return ""
         if self.ring is None:
             return "it has not been told the topology"
@@ -152,7 +152,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     @property
     def all_up(self) -> bool:
         return all(
-            node.state is NodeState.UP
+            node.state is NodeStatus.UP
             and node.held_up_by == node.asked_others == len(self.nodes) - 1
             and all(process.state == ProcessState.RUNNING for process in node.processes if not process.is_pipeline)
             and node.group0 is not None
@@ -164,13 +164,13 @@ class ClusterView(msgspec.Struct, frozen=True):
         ) and any(node.group0 is not None and node.group0.leads for node in self.nodes)
 
 
-def view_of(asked: Sequence[Asked], pipeline: PipelineState | None = None) -> ClusterView:
+def build_cluster_view(asked: Sequence[NodeProbe], pipeline: PipelineState | None = None) -> ClusterView:
     """Nodes that were asked, in their order, then those that only the answers mention. `pipeline`: what stands in group
     0 of it, which may be the word of a former leader's."""
     answers = [node.answer for node in asked if node.answer is not None]
     addresses = [node.address for node in asked]
     mentioned = sorted({peer.address for answer in answers for peer in answer.peers} - set(addresses))
-    everybody = [*asked, *(Asked("", address) for address in mentioned)]
+    everybody = [*asked, *(NodeProbe("", address) for address in mentioned)]
     leader = next((answer.group0.leader for answer in answers if answer.group0 is not None), None)
     return ClusterView(
         str(answers[0].cluster) if answers else None,
@@ -192,7 +192,7 @@ def pipeline_view(state: PipelineState | None, leader: HostId | None, told: Stat
     )
 
 
-def _node_view(node: Asked, answers: Sequence[StatusAnswer]) -> NodeView:
+def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer]) -> NodeView:
     others = [answer for answer in answers if answer.address != node.address]
     opinions = [peer for answer in others for peer in answer.peers if peer.address == node.address]
     held_up_by = sum(peer.up for peer in opinions)
@@ -202,7 +202,7 @@ def _node_view(node: Asked, answers: Sequence[StatusAnswer]) -> NodeView:
         node.name,
         _host_of(node, opinions),
         node.address,
-        NodeState.UP if up else NodeState.DOWN,
+        NodeStatus.UP if up else NodeStatus.DOWN,
         None if node.answer is None else node.answer.uptime_ms,
         next((peer.round_trip_us for peer in opinions if peer.up and peer.round_trip_us is not None), None),
         held_up_by,
@@ -230,7 +230,7 @@ def _ring_view(answer: StatusAnswer) -> RingView | None:
     )
 
 
-def _host_of(node: Asked, opinions: Sequence[PeerStatus]) -> HostId | None:
+def _host_of(node: NodeProbe, opinions: Sequence[PeerStatus]) -> HostId | None:
     if node.answer is not None:
         return node.answer.host
     return node.host or next((peer.host for peer in opinions if peer.host is not None), None)
@@ -257,7 +257,7 @@ def _group0_view(answer: StatusAnswer, answers: Sequence[StatusAnswer]) -> Group
     lags = [each.lag for other in answers for each in _members_of(other) if each.member.host == answer.host]
     return Group0View(
         own.role,
-        member is not None and member.role is Role.VOTER,
+        member is not None and member.role is MemberRole.VOTER,
         own.leader == answer.host,
         own.term,
         own.commit,

@@ -8,31 +8,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ebla.control.barrier_calls import BarrierCalls
-from ebla.control.bulk_sessions import BulkSessions, SessionParts
-from ebla.control.child_feed import ChildFeed, FeedSetup
-from ebla.control.down_hosts import down_hosts
-from ebla.control.failure_detector import Opinion, Standing
-from ebla.control.first_nodes import FirstNodes, FirstNodesParts
-from ebla.control.group0_doors import Group0Doors, report_of
-from ebla.control.group0_server import Group0Server, Group0Setup
-from ebla.control.liveness import Liveness, LivenessLimits, LivenessSetup
-from ebla.control.node_barrier import takes_part
+from ebla.control.group0.node import Group0Config, Group0Node
+from ebla.control.group0.service import Group0Service, report_of
+from ebla.control.liveness.down_hosts import down_hosts
+from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
+from ebla.control.liveness.heartbeats import HeartbeatConfig, HeartbeatMonitor, LivenessLimits
 from ebla.control.node_status import topology_status, with_versions
-from ebla.control.pipeline_place import PLACE_MS, pipeline_wanted
-from ebla.control.schema_changes import SchemaChanges, SchemaParts
-from ebla.control.topology_state import TopologyState
-from ebla.model.error_groups import leaves
+from ebla.control.pipeline_placement import PLACE_MS, should_run_pipeline
+from ebla.control.topology.barrier_client import BarrierClient
+from ebla.control.topology.bulk_sessions import BulkSessionService, SessionDeps
+from ebla.control.topology.committed_topology import CommittedTopology
+from ebla.control.topology.feed_service import FeedConfig, TopologyFeedService
+from ebla.control.topology.join_driver import JoinDeps, JoinDriver
+from ebla.control.topology.node_barrier import takes_part
+from ebla.control.topology.schema_service import SchemaDeps, SchemaService
+from ebla.model.error_groups import leaf_errors
 from ebla.model.errors import EblaError, Refused
 from ebla.model.identity import Address, HostId
 from ebla.model.transaction import Revision
-from ebla.ports.surroundings import Surroundings
+from ebla.observe.event_reporter import EventReporter
+from ebla.ports.environment import Environment
 from ebla.topology.snapshot import Node
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.report import Report
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import (
     CHILD_BEAT,
@@ -41,7 +41,7 @@ from ebla.wire.verbs import (
     STOP,
     ChildBeatAnswer,
     ChildBeatRequest,
-    Done,
+    EmptyAnswer,
     IdentityAnswer,
     IdentityRequest,
     PeerStatus,
@@ -54,7 +54,7 @@ from ebla.wire.verbs import (
 )
 
 
-class Children(Protocol):
+class ChildProcesses(Protocol):
     """The node's other processes, as control speaks of them."""
 
     def heard(self, name: str, pid: int) -> None: ...
@@ -63,20 +63,20 @@ class Children(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ControlSetup:
+class ControlConfig:
     introduction: Introduction
     address: Address
     """For peers."""
     local_address: Address
     """For the node's own children and its operator: a Unix socket that only their user can open."""
-    group0: Group0Setup
+    group0: Group0Config
     liveness: LivenessLimits
     wire: WireLimits
-    report: Report
+    report: EventReporter
     pid: int
     release: str
     child_names: tuple[str, ...] = ()
-    """Children that barriers wait for besides those that `Children` names: where somebody else starts them."""
+    """Children that barriers wait for besides those that `ChildProcesses` names: where somebody else starts them."""
     shard_count: int = 1
     num_tokens: int = 16
     bulk_job_life_ms: int = 6 * 3_600_000
@@ -88,19 +88,19 @@ class ControlProcess:
     """`stop` is set here when somebody asks the node to stop, and from outside on a signal; `ready` once it listens."""
 
     def __init__(
-        self, surroundings: Surroundings, setup: ControlSetup, children: Children, stop: asyncio.Event
+        self, environment: Environment, setup: ControlConfig, children: ChildProcesses, stop: asyncio.Event
     ) -> None:
-        self._surroundings = surroundings
+        self._environment = environment
         self._setup = setup
         self._children = children
-        self._started_boot_ms = surroundings.clock.boot_ms()
-        self._started_wall_us = surroundings.clock.wall_us()
-        self._liveness: Liveness | None = None
-        self._group0: Group0Server | None = None
+        self._started_boot_ms = environment.clock.boot_ms()
+        self._started_wall_us = environment.clock.wall_us()
+        self._liveness: HeartbeatMonitor | None = None
+        self._group0: Group0Node | None = None
         self._stop = stop
-        self.topology = TopologyState(setup.report)
-        self._feed: ChildFeed | None = None
-        self._first_nodes: FirstNodes | None = None
+        self.topology = CommittedTopology(setup.report)
+        self._feed: TopologyFeedService | None = None
+        self._first_nodes: JoinDriver | None = None
         self._beats: dict[str, ChildBeatRequest] = {}
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
@@ -108,31 +108,27 @@ class ControlProcess:
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where an address is taken."""
-        setup, surroundings = self._setup, self._surroundings
+        setup, environment = self._setup, self._environment
         async with asyncio.TaskGroup() as tasks:
-            context = PeersContext(
-                surroundings.transport, surroundings.chance, setup.introduction, setup.wire, setup.report
-            )
+            context = PeersContext(environment.transport, environment.rng, setup.introduction, setup.wire, setup.report)
             peers = Peers(tasks, context)
-            self._group0 = Group0Server(surroundings, setup.group0, context, peers)
+            self._group0 = Group0Node(environment, setup.group0, context, peers)
             # The wall clock may step back between two starts; then a restart shows only as a different number, which
             # is all that is asked of it.
-            liveness = LivenessSetup(surroundings.clock, self._group0, setup.liveness, self._started_wall_us)
-            self._liveness = Liveness(peers, context, liveness)
+            liveness = HeartbeatConfig(environment.clock, self._group0, setup.liveness, self._started_wall_us)
+            self._liveness = HeartbeatMonitor(peers, context, liveness)
             for_peers = Server(tasks, setup.introduction, setup.wire, setup.report)
             for_own = Server(tasks, setup.introduction, setup.wire, setup.report)
             self._liveness.serve_on(for_peers)
-            group0_doors = Group0Doors(self._group0, peers, surroundings.chance)
+            group0_doors = Group0Service(self._group0, peers, environment.rng)
             group0_doors.serve_peers(for_peers)
             group0_doors.serve_operator(for_own)
             self._feed = self._new_feed(self._group0, for_own, for_peers)
-            self._liveness.on_change = self._feed.look_again
-            barriers = BarrierCalls(setup.introduction.host, self._own_barrier, peers, self._down)
-            schema = SchemaChanges(SchemaParts(self._group0, self.topology, barriers, self._down, surroundings.chance))
-            sessions = BulkSessions(
-                SessionParts(
-                    self._group0, self.topology, barriers, surroundings.chance, surroundings.clock, setup.report
-                ),
+            self._liveness.on_change = self._feed.down_hosts_changed
+            barriers = BarrierClient(setup.introduction.host, self._own_barrier, peers, self._down)
+            schema = SchemaService(SchemaDeps(self._group0, self.topology, barriers, self._down, environment.rng))
+            sessions = BulkSessionService(
+                SessionDeps(self._group0, self.topology, barriers, environment.rng, environment.clock, setup.report),
                 setup.bulk_job_life_ms,
             )
             self._first_nodes = self._new_first_nodes(self._group0, barriers)
@@ -144,8 +140,8 @@ class ControlProcess:
             for_own.serve(STOP, self._stop_asked)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
-                await surroundings.transport.listen(setup.address, for_peers.accept),
-                await surroundings.transport.listen(setup.local_address, for_own.accept),
+                await environment.transport.listen(setup.address, for_peers.accept),
+                await environment.transport.listen(setup.local_address, for_own.accept),
             ]
             self.ready.set()
             tasks.create_task(self._liveness.run())
@@ -162,32 +158,32 @@ class ControlProcess:
                 for server in (for_peers, for_own):
                     server.close("the node stops")
 
-    async def _run_group0(self, group0: Group0Server) -> None:
+    async def _run_group0(self, group0: Group0Node) -> None:
         """A node that was removed, may not come back as it is, or has a disk that is full or broken stops in order and
         says why."""
         try:
             await group0.run(self._holds_up)
         except* (EblaError, OSError) as refusals:
-            self.gave_up = str(next(leaves(refusals)))
+            self.gave_up = str(next(leaf_errors(refusals)))
             self._stop.set()
         await asyncio.Event().wait()
 
-    async def _follow_topology(self, group0: Group0Server, first_nodes: FirstNodes) -> None:
+    async def _follow_topology(self, group0: Group0Node, first_nodes: JoinDriver) -> None:
         await group0.started.wait()
         if group0.is_running:  # it may have ended in the same turn, and says why itself
             self.topology.attach(group0.running.machine)
             try:
                 await first_nodes.run()
             except* Refused as refusals:
-                self.gave_up = str(next(leaves(refusals)))
+                self.gave_up = str(next(leaf_errors(refusals)))
                 self._stop.set()
 
-    async def _place_pipeline(self, group0: Group0Server, want: Callable[[bool], None]) -> None:
+    async def _place_pipeline(self, group0: Group0Node, want: Callable[[bool], None]) -> None:
         wanted = False
         while True:
             leads = group0.is_running and group0.running.raft.is_leader
             own = self.topology.snapshot.nodes.get(self._setup.introduction.host) if leads else None
-            before, wanted = wanted, pipeline_wanted(own, self._processes(), leads=leads, runs=wanted)
+            before, wanted = wanted, should_run_pipeline(own, self._processes(), leads=leads, runs=wanted)
             if wanted is not before:
                 self._setup.report("pipeline.wanted" if wanted else "pipeline.not_wanted", {"leader": leads})
                 want(wanted)
@@ -196,8 +192,8 @@ class ControlProcess:
     async def _own_barrier(self, request: NodeBarrierRequest, deadline_ms: int) -> None:
         await self.feed.node_barrier(request.version, deadline_ms, drain=request.drain)
 
-    def _new_first_nodes(self, group0: Group0Server, barriers: BarrierCalls) -> FirstNodes:
-        setup, around = self._setup, self._surroundings
+    def _new_first_nodes(self, group0: Group0Node, barriers: BarrierClient) -> JoinDriver:
+        setup, around = self._setup, self._environment
         member = setup.group0.member
         own = Node(
             setup.introduction.host,
@@ -210,22 +206,22 @@ class ControlProcess:
             setup.num_tokens,
             supported_features=member.features,
         )
-        parts = FirstNodesParts(group0, self.topology, barriers, self._down, around.chance, around.clock, setup.report)
-        return FirstNodes(own, parts)
+        parts = JoinDeps(group0, self.topology, barriers, self._down, around.rng, around.clock, setup.report)
+        return JoinDriver(own, parts)
 
-    def _new_feed(self, group0: Group0Server, for_own: Server, for_peers: Server) -> ChildFeed:
+    def _new_feed(self, group0: Group0Node, for_own: Server, for_peers: Server) -> TopologyFeedService:
         async def read_barrier(deadline_ms: int) -> Revision:
             return await group0.running.calls.read_barrier(deadline_ms)
 
-        feed = ChildFeed(
-            self.topology, FeedSetup(read_barrier, self._down, self._expected, lambda: not self._stop.is_set())
+        feed = TopologyFeedService(
+            self.topology, FeedConfig(read_barrier, self._down, self._expected, lambda: not self._stop.is_set())
         )
         feed.serve_children(for_own)
         feed.serve_peers(for_peers)
         return feed
 
     @property
-    def feed(self) -> ChildFeed:
+    def feed(self) -> TopologyFeedService:
         assert self._feed is not None, "the process does not run yet"
         return self._feed
 
@@ -234,7 +230,7 @@ class ControlProcess:
         if store is None:
             return ()
         setup = self._setup
-        watched_since_ms = self._surroundings.clock.boot_ms() - setup.liveness.silence_ms
+        watched_since_ms = self._environment.clock.boot_ms() - setup.liveness.silence_ms
         return down_hosts(store.members.values(), self.opinions(), setup.introduction.host, watched_since_ms)
 
     def _expected(self) -> tuple[str, ...]:
@@ -242,19 +238,19 @@ class ControlProcess:
         return tuple(sorted(name for name in named if takes_part(name)))
 
     def _holds_up(self, host: HostId) -> bool:
-        return all(opinion.standing is Standing.UP for opinion in self.opinions() if opinion.host == host)
+        return all(opinion.state is PeerState.UP for opinion in self.opinions() if opinion.host == host)
 
-    def opinions(self) -> tuple[Opinion, ...]:
+    def opinions(self) -> tuple[PeerLiveness, ...]:
         return () if self._liveness is None else self._liveness.opinions()
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
         ours = self._setup.introduction
         return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self._setup.pid)
 
-    def _stop_asked(self, request: StopRequest, call: IncomingCall) -> Done:
+    def _stop_asked(self, request: StopRequest, call: IncomingCall) -> EmptyAnswer:
         self._setup.report("node.stop_asked", {"by": call.peer.process, "reason": request.reason})
         self._stop.set()
-        return Done()
+        return EmptyAnswer()
 
     def _child_beat(self, request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
         self._children.heard(request.name, request.pid)
@@ -262,7 +258,7 @@ class ControlProcess:
         return ChildBeatAnswer(serving=not self._stop.is_set())
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:
-        setup, now_ms = self._setup, self._surroundings.clock.boot_ms()
+        setup, now_ms = self._setup, self._environment.clock.boot_ms()
         own = ProcessStatus("control", setup.pid, self._started_wall_us, state=ProcessState.RUNNING)
         return StatusAnswer(
             setup.introduction.host,
@@ -294,11 +290,11 @@ class ControlProcess:
         return topology_status(self.topology.snapshot, waits_for)
 
 
-def _as_status(opinion: Opinion, now_ms: int) -> PeerStatus:
+def _as_status(opinion: PeerLiveness, now_ms: int) -> PeerStatus:
     return PeerStatus(
         opinion.host,
         str(opinion.peer),
-        opinion.standing is Standing.UP,
+        opinion.state is PeerState.UP,
         None if opinion.heard_ms is None else now_ms - opinion.heard_ms,
         opinion.round_trip_us,
         now_ms - opinion.since_ms,

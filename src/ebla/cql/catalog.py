@@ -5,12 +5,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ebla.cql.statements import TableName
+from ebla.cql.parse.statements import TableName
+from ebla.feed.topology_view import View
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
 from ebla.topology.snapshot import Keyspace
-from ebla.wire.topology_view import View
 
 
 class VirtualTable(Protocol):

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from ebla.cql.catalog import Catalog
-from ebla.cql.create_text import keyspace_text, quoted, table_text
-from ebla.cql.results import ColumnSpec, Rows, Session
-from ebla.cql.statements import Describe, DescribeTarget
-from ebla.cql.system_tables.facts import PARTITIONER
+from ebla.cql.create_statements import create_keyspace_statement, create_table_statement, quote_name
+from ebla.cql.parse.statements import DescribeStatement, DescribeTarget
+from ebla.cql.system_tables.node_info import PARTITIONER
 from ebla.model.cql_types import SCALARS
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.schema import TableSchema
+from ebla.wire.cql.messages import ClientState, ColumnSpec, Rows
 
 _TEXT = SCALARS["text"]
 Entry = tuple[str | None, ...]
@@ -24,11 +24,11 @@ _NOUNS = {
 }
 
 
-class Describer:
+class SchemaDescriber:
     def __init__(self, cluster_name: str) -> None:
         self._cluster_name = cluster_name
 
-    def __call__(self, statement: Describe, catalog: Catalog, session: Session) -> Rows:
+    def __call__(self, statement: DescribeStatement, catalog: Catalog, session: ClientState) -> Rows:
         work = _WORK.get(statement.target)
         if statement.target is DescribeTarget.CLUSTER:
             names = ("cluster", "partitioner", "snitch")
@@ -49,7 +49,7 @@ def _rows(table: str, names: tuple[str, ...], entries: Iterable[Entry]) -> Rows:
 
 
 class _Asked:
-    def __init__(self, statement: Describe, catalog: Catalog, session: Session) -> None:
+    def __init__(self, statement: DescribeStatement, catalog: Catalog, session: ClientState) -> None:
         self.statement = statement
         self.catalog = catalog
         self.session = session
@@ -66,15 +66,15 @@ class _Asked:
 
     def table_entry(self, schema: TableSchema) -> Entry:
         is_virtual = (schema.keyspace, schema.name) in self.catalog.virtual
-        text = table_text(schema, is_virtual=is_virtual, with_id=self.statement.with_internals)
-        return quoted(schema.keyspace), "table", quoted(schema.name), text
+        text = create_table_statement(schema, is_virtual=is_virtual, with_id=self.statement.with_internals)
+        return quote_name(schema.keyspace), "table", quote_name(schema.name), text
 
     def keyspace_entry(self, name: str) -> Entry:
         keyspace = self.catalog.view.snapshot.keyspaces.get(name)
         if keyspace is None:
             text = f"/*\nWarning: Keyspace {name} is a virtual keyspace and cannot be recreated with CQL.\n*/"
-            return quoted(name), "keyspace", quoted(name), text
-        return quoted(name), "keyspace", quoted(name), keyspace_text(keyspace)
+            return quote_name(name), "keyspace", quote_name(name), text
+        return quote_name(name), "keyspace", quote_name(name), create_keyspace_statement(keyspace)
 
     def keyspace_named(self) -> str:
         name = self.statement.keyspace or self.session.keyspace
@@ -86,12 +86,12 @@ class _Asked:
 
 
 def _keyspaces(asked: _Asked) -> Iterator[Entry]:
-    return ((quoted(name), "keyspace", quoted(name)) for name in asked.keyspaces)
+    return ((quote_name(name), "keyspace", quote_name(name)) for name in asked.keyspaces)
 
 
 def _tables(asked: _Asked) -> Iterator[Entry]:
     names = [asked.session.keyspace] if asked.session.keyspace is not None else asked.keyspaces
-    return ((quoted(name), "table", quoted(one.name)) for name in names for one in asked.tables(name))
+    return ((quote_name(name), "table", quote_name(one.name)) for name in names for one in asked.tables(name))
 
 
 def _none(_asked: _Asked) -> Iterator[Entry]:

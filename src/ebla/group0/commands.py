@@ -34,12 +34,12 @@ class ChangeMembers(msgspec.Struct, frozen=True, tag="change_members", array_lik
     lock: bytes | None = None
 
 
-Body = Transaction | AcquireLock | ChangeMembers
+CommandBody = Transaction | AcquireLock | ChangeMembers
 
 
-class Command(msgspec.Struct, frozen=True, array_like=True):
+class Group0Command(msgspec.Struct, frozen=True, array_like=True):
     call: CallId
-    body: Body
+    body: CommandBody
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
@@ -73,15 +73,15 @@ class Forgotten(msgspec.Struct, frozen=True, tag="forgotten", array_like=True):
     reason: str
 
 
-Answer = Done | ConditionFailed | LockRevoked | Rejected | Forgotten
+CommandAnswer = Done | ConditionFailed | LockRevoked | Rejected | Forgotten
 
 _encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(Command)
+_commands = msgspec.msgpack.Decoder(Group0Command)
 
 
-def encode_command(command: Command) -> bytes:
+def encode_command(command: Group0Command) -> bytes:
     return _encoder.encode(command)
 
 
-def decode_command(data: bytes) -> Command:
+def decode_command(data: bytes) -> Group0Command:
     return _commands.decode(data)

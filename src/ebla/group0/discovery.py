@@ -18,14 +18,14 @@ import msgspec
 from ebla.model.identity import Address, ClusterId, HostId
 
 
-class Fresh(msgspec.Struct, frozen=True, tag="fresh", array_like=True):
+class FreshNode(msgspec.Struct, frozen=True, tag="fresh", array_like=True):
     """The answer of a node that is in no cluster: who it is, and every address it knows of."""
 
     host: HostId
     known: tuple[Address, ...]
 
 
-class InCluster(msgspec.Struct, frozen=True, tag="in_cluster", array_like=True):
+class ClusterMember(msgspec.Struct, frozen=True, tag="in_cluster", array_like=True):
     """The answer of a member."""
 
     host: HostId
@@ -33,16 +33,16 @@ class InCluster(msgspec.Struct, frozen=True, tag="in_cluster", array_like=True):
     cluster_name: str
 
 
-Reply = Fresh | InCluster
+DiscoveryReply = FreshNode | ClusterMember
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class FoundCluster:
     """Form the cluster: nobody that can be heard of is in one, and ours is the least id."""
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinCluster:
     """Ask this node to take us in."""
 
     contact: Address
@@ -50,14 +50,14 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForNodes:
     """Ask these again; `reason` is for people."""
 
     ask: tuple[Address, ...]
     reason: str
 
 
-Decision = Create | Join | Wait
+DiscoveryDecision = FoundCluster | JoinCluster | WaitForNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,48 +69,48 @@ class Discovery:
     cluster_name: str
     known: tuple[Address, ...]
     """Everyone but ourselves. Only grows, and is durable before anything is answered."""
-    replies: Mapping[Address, Reply] = field(default_factory=dict)
+    replies: Mapping[Address, DiscoveryReply] = field(default_factory=dict)
 
 
-def begin(host: HostId, address: Address, cluster_name: str, contacts: Iterable[Address]) -> Discovery:
+def start_discovery(host: HostId, address: Address, cluster_name: str, contacts: Iterable[Address]) -> Discovery:
     known = tuple(sorted({contact for contact in contacts if contact != address}))
     return Discovery(host, address, cluster_name, known)
 
 
-def asked_by(state: Discovery, asker: Address, their_known: Iterable[Address]) -> Discovery:
+def record_request(state: Discovery, asker: Address, their_known: Iterable[Address]) -> Discovery:
     """Somebody asked us: from now on we know of them, and of whom they know."""
     return _learn(state, (asker, *their_known))
 
 
-def heard(state: Discovery, peer: Address, reply: Reply) -> Discovery:
+def record_reply(state: Discovery, peer: Address, reply: DiscoveryReply) -> Discovery:
     state = replace(state, replies={**state.replies, peer: reply})
-    return _learn(state, reply.known) if isinstance(reply, Fresh) else state
+    return _learn(state, reply.known) if isinstance(reply, FreshNode) else state
 
 
-def unheard(state: Discovery, peer: Address) -> Discovery:
+def forget_reply(state: Discovery, peer: Address) -> Discovery:
     """The peer stopped answering. What it said before no longer counts as an answer: it may have joined since."""
     return replace(state, replies={address: reply for address, reply in state.replies.items() if address != peer})
 
 
-def reply_of(state: Discovery) -> Fresh:
-    return Fresh(state.host, state.known)
+def reply_of(state: Discovery) -> FreshNode:
+    return FreshNode(state.host, state.known)
 
 
-def decide(state: Discovery) -> Decision:
+def decide(state: Discovery) -> DiscoveryDecision:
     for address in state.known:
         reply = state.replies.get(address)
-        if isinstance(reply, InCluster) and reply.cluster_name == state.cluster_name:
-            return Join(address, reply.cluster)
+        if isinstance(reply, ClusterMember) and reply.cluster_name == state.cluster_name:
+            return JoinCluster(address, reply.cluster)
     silent = tuple(address for address in state.known if address not in state.replies)
     if silent:
         names = ", ".join(str(address) for address in silent)
-        return Wait(state.known, f"no answer yet from {names}")
-    strangers = [reply for reply in state.replies.values() if isinstance(reply, InCluster)]
+        return WaitForNodes(state.known, f"no answer yet from {names}")
+    strangers = [reply for reply in state.replies.values() if isinstance(reply, ClusterMember)]
     if strangers:
-        return Wait(state.known, f"a contact belongs to the cluster {strangers[0].cluster_name!r}, not ours")
+        return WaitForNodes(state.known, f"a contact belongs to the cluster {strangers[0].cluster_name!r}, not ours")
     if any(reply.host < state.host for reply in state.replies.values()):
-        return Wait(state.known, "a node with a lesser id creates the cluster")
-    return Create()
+        return WaitForNodes(state.known, "a node with a lesser id creates the cluster")
+    return FoundCluster()
 
 
 def _learn(state: Discovery, addresses: Iterable[Address]) -> Discovery:

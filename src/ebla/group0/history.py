@@ -15,14 +15,14 @@ class HistoryStart(msgspec.Struct, frozen=True, array_like=True):
     parent_end: int
 
 
-class Order(enum.Enum):
+class RevisionOrder(enum.Enum):
     OLDER = "older"
     EQUAL = "equal"
     NEWER = "newer"
     UNKNOWN = "unknown"
 
 
-def compare_revisions(chain: tuple[HistoryStart, ...], left: Revision, right: Revision) -> Order:
+def compare_revisions(chain: tuple[HistoryStart, ...], left: Revision, right: Revision) -> RevisionOrder:
     """How `left` stands to `right` along the chain, oldest history first.
 
     Unknown where a history is not in the chain, or where an index lies after the point at which its history was
@@ -30,10 +30,10 @@ def compare_revisions(chain: tuple[HistoryStart, ...], left: Revision, right: Re
     """
     places = [_place(chain, revision) for revision in (left, right)]
     if places[0] is None or places[1] is None:
-        return Order.UNKNOWN
+        return RevisionOrder.UNKNOWN
     if places[0] == places[1]:
-        return Order.EQUAL
-    return Order.OLDER if places[0] < places[1] else Order.NEWER
+        return RevisionOrder.EQUAL
+    return RevisionOrder.OLDER if places[0] < places[1] else RevisionOrder.NEWER
 
 
 def history_at(chain: tuple[HistoryStart, ...], index: int) -> HistoryId:

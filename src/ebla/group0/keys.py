@@ -1,7 +1,7 @@
 """The map of group 0's keys: each prefix, what stands below it, and who may write it.
 
-Values are array-like structs read and written through `ebla.model.stored`, so that a node of an older release hands on
-fields it does not know.
+Values are array-like structs read and written through `ebla.model.stored_value`, so that a node of an older release
+hands on fields it does not know.
 """
 
 import enum
@@ -50,7 +50,7 @@ class PurgeState(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class KeyPrefix:
     prefix: str
     structs: tuple[str, ...]
     """The names of what stands below it; none where the values are free or further rows tell."""
@@ -58,40 +58,48 @@ class Prefix:
     owner: str
 
 
-PREFIXES: tuple[Prefix, ...] = (
-    Prefix(MEMBERS_PREFIX, ("Member",), "one per host id, removed ones too", "membership entries alone"),
-    Prefix("cluster/identity", ("ClusterIdentity",), "the cluster's id, name and founder", "formation"),
-    Prefix("topology/", (), "one snapshot of the topology; one feed carries a whole version", "coordinator"),
-    Prefix("topology/state", ("TopologyState",), "version, fence, transition state, features, upgrade", "coordinator"),
-    Prefix("topology/node/", ("Node",), "one per host id, for ever", "coordinator"),
-    Prefix("topology/request/", ("NodeRequest", "GlobalRequest"), "what was asked for and how it went", "coordinator"),
-    Prefix("topology/session/", ("Session",), "open sessions: stage, request, bulk job", "coordinator, bulk jobs"),
-    Prefix("topology/cdc/", ("CdcGeneration", "CdcGenerationPart"), "generations, their data in parts", "coordinator"),
-    Prefix("topology/keyspace/", ("Keyspace",), "one per keyspace", "schema changes"),
-    Prefix("topology/table/", ("Table",), "one per table id", "schema changes"),
-    Prefix(
+PREFIXES: tuple[KeyPrefix, ...] = (
+    KeyPrefix(MEMBERS_PREFIX, ("Member",), "one per host id, removed ones too", "membership entries alone"),
+    KeyPrefix("cluster/identity", ("ClusterIdentity",), "the cluster's id, name and founder", "formation"),
+    KeyPrefix("topology/", (), "one snapshot of the topology; one feed carries a whole version", "coordinator"),
+    KeyPrefix(
+        "topology/state", ("TopologyState",), "version, fence, transition state, features, upgrade", "coordinator"
+    ),
+    KeyPrefix("topology/node/", ("Node",), "one per host id, for ever", "coordinator"),
+    KeyPrefix(
+        "topology/request/", ("NodeRequest", "GlobalRequest"), "what was asked for and how it went", "coordinator"
+    ),
+    KeyPrefix("topology/session/", ("Session",), "open sessions: stage, request, bulk job", "coordinator, bulk jobs"),
+    KeyPrefix(
+        "topology/cdc/", ("CdcGeneration", "CdcGenerationPart"), "generations, their data in parts", "coordinator"
+    ),
+    KeyPrefix("topology/keyspace/", ("Keyspace",), "one per keyspace", "schema changes"),
+    KeyPrefix("topology/table/", ("Table",), "one per table id", "schema changes"),
+    KeyPrefix(
         "topology/tablets/",
         ("TabletMapRow", "TabletChunkRow", "TabletTransition"),
         "tablet maps in chunks, transitions, resize decisions",
         "coordinator",
     ),
-    Prefix(PURGE_KEY, ("PurgeState",), "up to when deleted settings are purged, and who is about to", "purge activity"),
-    Prefix(
+    KeyPrefix(
+        PURGE_KEY, ("PurgeState",), "up to when deleted settings are purged, and who is about to", "purge activity"
+    ),
+    KeyPrefix(
         UNFINISHED_OPERATION_KEY,
         ("UnfinishedOperation",),
         "the topology operation under way: its members and its lock",
         "atomic changes",
     ),
-    Prefix("jobs/", ("Job",), "work for the pipeline, waiting, running, and lately ended", "clients, the pipeline"),
-    Prefix("pipeline/state", ("PipelineState",), "where the pipeline runs and whether it can", "the pipeline"),
-    Prefix(
+    KeyPrefix("jobs/", ("Job",), "work for the pipeline, waiting, running, and lately ended", "clients, the pipeline"),
+    KeyPrefix("pipeline/state", ("PipelineState",), "where the pipeline runs and whether it can", "the pipeline"),
+    KeyPrefix(
         "writes/", ("WriteRecord",), "write jobs of Spark users by table and job id, lately ended ones too", "shards"
     ),
-    Prefix("user/", (), "free for operators and tests: `ebla group0 put` writes here", "operators"),
+    KeyPrefix("user/", (), "free for operators and tests: `ebla group0 put` writes here", "operators"),
 )
 
 
-def owner_of(key: str) -> Prefix | None:
+def prefix_of(key: str) -> KeyPrefix | None:
     """The row of the map a key belongs to, the longest that fits; None for a key that no release of this version
     writes."""
     rows = [row for row in PREFIXES if key.startswith(row.prefix)]

@@ -8,7 +8,7 @@ import msgspec
 from ebla.model.identity import Address, HostId
 
 
-class Role(enum.StrEnum):
+class MemberRole(enum.StrEnum):
     """A member's say in group 0. A removed host keeps its entry for ever, so that it can never come back."""
 
     VOTER = "voter"
@@ -20,7 +20,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """One host of group 0, as stored under `members/<host id>`."""
 
     host: HostId
-    role: Role
+    role: MemberRole
     address: Address
     datacenter: str = "dc1"
     rack: str = "rack1"
@@ -31,7 +31,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def present(self) -> bool:
-        return self.role is not Role.REMOVED
+        return self.role is not MemberRole.REMOVED
 
 
 def peer_number(host: HostId) -> int:

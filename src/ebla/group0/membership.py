@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ebla.group0.members import Member, Role, peer_number
+from ebla.group0.members import Member, MemberRole, peer_number
 from ebla.model.identity import HostId
 
 MEMBERS_PREFIX = "members/"
@@ -12,7 +12,7 @@ def member_key(host: HostId) -> str:
     return f"{MEMBERS_PREFIX}{host}"
 
 
-def refuse_members(known: Mapping[str, Member], wanted: tuple[Member, ...]) -> str | None:
+def why_illegal(known: Mapping[str, Member], wanted: tuple[Member, ...]) -> str | None:
     """Why the change is refused, in words; None where it is legal."""
     if not wanted:
         return "a membership change names no host"
@@ -23,7 +23,7 @@ def refuse_members(known: Mapping[str, Member], wanted: tuple[Member, ...]) -> s
         if reason := _refuse_one(known, member):
             return reason
         after[member_key(member.host)] = member
-    if not any(member.role is Role.VOTER for member in after.values()):
+    if not any(member.role is MemberRole.VOTER for member in after.values()):
         return "the change would leave group 0 without a voter"
     return None
 
@@ -31,10 +31,10 @@ def refuse_members(known: Mapping[str, Member], wanted: tuple[Member, ...]) -> s
 def _refuse_one(known: Mapping[str, Member], member: Member) -> str | None:
     before = known.get(member_key(member.host))
     if before is None:
-        if member.role is Role.REMOVED:
+        if member.role is MemberRole.REMOVED:
             return f"{member.host} is not a member"
         return _refuse_newcomer(known, member)
-    if before.role is Role.REMOVED and member.role is not Role.REMOVED:
+    if before.role is MemberRole.REMOVED and member.role is not MemberRole.REMOVED:
         return f"{member.host} was removed and can never come back; start the node with a new, empty folder"
     return None
 

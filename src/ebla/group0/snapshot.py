@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ebla.group0.answers import AnswerMemory, ClientMemory
-from ebla.group0.feed import RecentSteps
+from ebla.group0.answer_cache import AnswerCache, ClientAnswers
+from ebla.group0.change_feed import RecentChanges
 from ebla.group0.history import HistoryStart, history_at
 from ebla.group0.sorted_keys import SortedKeys
-from ebla.group0.store import Entry, Store
+from ebla.group0.store import Group0Store, KeyEntry
 from ebla.model.errors import Corruption
 from ebla.model.transaction import Revision
 
@@ -23,61 +23,61 @@ CHUNK_BYTES = 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
 
-class Head(msgspec.Struct, frozen=True, tag="head", array_like=True):
+class SnapshotHeader(msgspec.Struct, frozen=True, tag="head", array_like=True):
     format: int
     chain: tuple[HistoryStart, ...]
     index: int
     lock: bytes | None
 
 
-class Entries(msgspec.Struct, frozen=True, tag="entries", array_like=True):
+class SnapshotEntries(msgspec.Struct, frozen=True, tag="entries", array_like=True):
     """Keys, their values and the indexes of their last changes; the histories follow from the chain."""
 
     entries: tuple[tuple[str, bytes, int], ...]
 
 
-class Clients(msgspec.Struct, frozen=True, tag="clients", array_like=True):
-    clients: tuple[tuple[uuid.UUID, ClientMemory], ...]
+class SnapshotClients(msgspec.Struct, frozen=True, tag="clients", array_like=True):
+    clients: tuple[tuple[uuid.UUID, ClientAnswers], ...]
 
 
-class End(msgspec.Struct, frozen=True, tag="end", array_like=True):
+class SnapshotEnd(msgspec.Struct, frozen=True, tag="end", array_like=True):
     """Says that nothing is missing."""
 
     entries: int
     clients: int
 
 
-Chunk = Head | Entries | Clients | End
+SnapshotPart = SnapshotHeader | SnapshotEntries | SnapshotClients | SnapshotEnd
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Chunk)
+_decoder = msgspec.msgpack.Decoder(SnapshotPart)
 
 
-def freeze(store: Store) -> Store:
+def freeze(store: Group0Store) -> Group0Store:
     """A copy that later changes of `store` do not reach."""
-    copy = Store(store.chain)
+    copy = Group0Store(store.chain)
     copy.index = store.index
     copy.lock = store.lock
     copy.entries = store.entries.copy()
     copy.rebuild_indexes(store.order().copy())
-    copy.answers = AnswerMemory(
+    copy.answers = AnswerCache(
         {
-            client: ClientMemory(kept.incarnation, kept.forgotten_through, kept.last_index, kept.answers.copy())
+            client: ClientAnswers(kept.incarnation, kept.forgotten_through, kept.last_index, kept.answers.copy())
             for client, kept in store.answers.clients.items()
         }
     )
     return copy
 
 
-def encode(frozen: Store) -> Iterator[bytes]:
+def encode(frozen: Group0Store) -> Iterator[bytes]:
     """Pieces of any size: each chunk carries its length, so that whoever stores or sends them may cut them anew."""
     for chunk in _chunks(frozen):
         data = _encoder.encode(chunk)
         yield _LENGTH.pack(len(data)) + data
 
 
-def _chunks(frozen: Store) -> Iterator[Chunk]:
-    yield Head(FORMAT, frozen.chain, frozen.index, frozen.lock)
+def _chunks(frozen: Group0Store) -> Iterator[SnapshotPart]:
+    yield SnapshotHeader(FORMAT, frozen.chain, frozen.index, frozen.lock)
     batch: list[tuple[str, bytes, int]] = []
     size = 0
     for key in frozen.order().below(""):
@@ -85,21 +85,21 @@ def _chunks(frozen: Store) -> Iterator[Chunk]:
         batch.append((key, entry.value, entry.revision.index))
         size += len(key) + len(entry.value) + 48
         if size >= CHUNK_BYTES:
-            yield Entries(tuple(batch))
+            yield SnapshotEntries(tuple(batch))
             batch, size = [], 0
     if batch:
-        yield Entries(tuple(batch))
+        yield SnapshotEntries(tuple(batch))
     clients = list(frozen.answers.clients.items())
     for start in range(0, len(clients), 16):
-        yield Clients(tuple(clients[start : start + 16]))
-    yield End(len(frozen.entries), len(clients))
+        yield SnapshotClients(tuple(clients[start : start + 16]))
+    yield SnapshotEnd(len(frozen.entries), len(clients))
 
 
-class Builder:
+class StoreBuilder:
     """Rebuilds a store from its pieces, in order, one at a time, however they are cut."""
 
     def __init__(self) -> None:
-        self._store: Store | None = None
+        self._store: Group0Store | None = None
         self._ended = False
         self._rest: list[bytes] = []
         """The beginning of a chunk, as it came; put together once, when all of it is here."""
@@ -133,46 +133,46 @@ class Builder:
         if self._ended:
             raise _damaged("a chunk stands after the end")
         match chunk, self._store:
-            case Head(), None:
+            case SnapshotHeader(), None:
                 self._begin(chunk)
-            case Entries(entries=rows), Store() as store:
+            case SnapshotEntries(entries=rows), Group0Store() as store:
                 _fill(store, rows)
                 if self._order is not None and not self._order.extend([key for key, _, _ in rows]):
                     self._order = None
-            case Clients(clients=clients), Store() as store:
+            case SnapshotClients(clients=clients), Group0Store() as store:
                 store.answers.clients.update(clients)
-            case End(), Store() as store:
+            case SnapshotEnd(), Group0Store() as store:
                 self._end(chunk, store)
             case _:
                 raise _damaged("its chunks are out of order")
 
-    def finish(self) -> Store:
+    def finish(self) -> Group0Store:
         if self._store is None or not self._ended or self._rest:
             raise _damaged("its end is missing")
         self._store.rebuild_indexes(self._order)
         return self._store
 
-    def _begin(self, head: Head) -> None:
+    def _begin(self, head: SnapshotHeader) -> None:
         if head.format > FORMAT:
             raise Corruption(
                 f"the group 0 snapshot has format {head.format}, this release reads up to {FORMAT}",
                 advice="start the node with the release that wrote it, or a newer one",
             )
-        self._store = Store(head.chain)
+        self._store = Group0Store(head.chain)
         self._store.index = head.index
         self._store.lock = head.lock
-        self._store.recent = RecentSteps(floor=head.index)
+        self._store.recent = RecentChanges(floor=head.index)
 
-    def _end(self, end: End, store: Store) -> None:
+    def _end(self, end: SnapshotEnd, store: Group0Store) -> None:
         if (len(store.entries), len(store.answers.clients)) != (end.entries, end.clients):
             raise _damaged("it holds fewer entries than it says")
         self._ended = True
 
 
-def _fill(store: Store, rows: tuple[tuple[str, bytes, int], ...]) -> None:
+def _fill(store: Group0Store, rows: tuple[tuple[str, bytes, int], ...]) -> None:
     entries, chain = store.entries, store.chain
     for key, value, index in rows:
-        entries[key] = Entry(value, Revision(history_at(chain, index), index))
+        entries[key] = KeyEntry(value, Revision(history_at(chain, index), index))
 
 
 def _damaged(what: str) -> Corruption:

@@ -9,27 +9,27 @@ from typing import assert_never
 
 import msgspec
 
-from ebla.group0.answers import AnswerMemory
+from ebla.group0.answer_cache import AnswerCache
+from ebla.group0.change_feed import ChangeSet, KeyChange, RecentChanges
 from ebla.group0.commands import (
     AcquireLock,
-    Answer,
     ChangeMembers,
-    Command,
+    CommandAnswer,
     ConditionFailed,
     Done,
+    Group0Command,
     LockRevoked,
     Rejected,
 )
-from ebla.group0.feed import KeyChange, RecentSteps, Step
 from ebla.group0.history import HistoryStart
 from ebla.group0.members import Member
-from ebla.group0.membership import MEMBERS_PREFIX, member_key, refuse_members
+from ebla.group0.membership import MEMBERS_PREFIX, member_key, why_illegal
 from ebla.group0.sorted_keys import SortedKeys
-from ebla.model.stored import Stored, decode_stored, encode_stored
-from ebla.model.transaction import Change, Condition, Delete, Missing, Put, Revision, Transaction, Unchanged
+from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
+from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A value and the index of its last change. Its history is the one that was current at that index.
 
     There may be a million of them, and a walk of the garbage collector over all would hold up the loop. They refer to
@@ -39,43 +39,43 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     revision: Revision
 
 
-class Applied(msgspec.Struct, frozen=True, gc=False):
+class ApplyResult(msgspec.Struct, frozen=True, gc=False):
     """What applying one entry did. `members_changed` tells the shell whether the Raft membership shall follow: a
     refused membership entry must reach the core as an empty change, on every node alike."""
 
-    answer: Answer
-    step: Step
+    answer: CommandAnswer
+    step: ChangeSet
     members_changed: bool = False
 
 
-class Store:
+class Group0Store:
     def __init__(self, chain: tuple[HistoryStart, ...]) -> None:
         assert chain, "a store belongs to a history"
         self.chain = chain
         self.index = 0
         self.lock: bytes | None = None
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, KeyEntry] = {}
         self.members: dict[str, Member] = {}
-        self.answers = AnswerMemory()
-        self.recent = RecentSteps(floor=0)
+        self.answers = AnswerCache()
+        self.recent = RecentChanges(floor=0)
         self._ordered = SortedKeys()
 
     @property
     def revision(self) -> Revision:
         return Revision(self.chain[-1].history, self.index)
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> KeyEntry | None:
         return self.entries.get(key)
 
     def keys(self, prefix: str) -> list[str]:
         """The keys below a prefix, in order."""
         return self._ordered.below(prefix)
 
-    def apply(self, index: int, command: Command) -> Applied:
+    def apply(self, index: int, command: Group0Command) -> ApplyResult:
         assert index > self.index, f"entry {index} was applied already: the store is at {self.index}"
         self.index = index
-        if (known := self.answers.recall(command.call)) is not None:
-            return Applied(known, Step(index, ()))
+        if (known := self.answers.lookup(command.call)) is not None:
+            return ApplyResult(known, ChangeSet(index, ()))
         applied = self._apply_new(command)
         self.answers.remember(command.call, applied.answer, index)
         self.recent.append(applied.step)
@@ -86,11 +86,11 @@ class Store:
         assert index > self.index
         self.index = index
 
-    def follow(self, before: "Store") -> Step:
+    def follow(self, before: "Group0Store") -> ChangeSet:
         """Takes the place of `before`, of which this is a later state (an installed snapshot), and names every key
         that differs, so that a feed crosses the snapshot without a gap."""
         assert self.index >= before.index, "a snapshot never takes the store back"
-        step = Step(self.index, tuple(self._difference(before)))
+        step = ChangeSet(self.index, tuple(self._difference(before)))
         if before.index == 0:
             # A node that just started has seen nothing: what was deleted before this state it cannot name, so whoever
             # resumes from an earlier index must start over.
@@ -117,44 +117,44 @@ class Store:
         assert len(self._ordered) == len(self.entries)
         self.members = {key: decode_stored(Member, self.entries[key].value).value for key in self.keys(MEMBERS_PREFIX)}
 
-    def _apply_new(self, command: Command) -> Applied:
+    def _apply_new(self, command: Group0Command) -> ApplyResult:
         match command.body:
             case Transaction() as transaction:
                 return self._apply_transaction(transaction)
             case AcquireLock(lock=lock):
                 self.lock = lock
-                return Applied(Done(self.revision), Step(self.index, ()))
+                return ApplyResult(Done(self.revision), ChangeSet(self.index, ()))
             case ChangeMembers() as change:
                 return self._apply_members(change)
             case _ as never:
                 assert_never(never)
 
-    def _apply_transaction(self, transaction: Transaction) -> Applied:
-        refusal: Answer | None = None
+    def _apply_transaction(self, transaction: Transaction) -> ApplyResult:
+        refusal: CommandAnswer | None = None
         if transaction.lock is not None:
             refusal = self._revoked(transaction.lock)
         if refusal is None and transaction.conditions:
             refusal = self._first_failed(transaction.conditions)
         refusal = refusal or _reserved(transaction.changes)
         if refusal is not None:
-            return Applied(refusal, Step(self.index, ()))
+            return ApplyResult(refusal, ChangeSet(self.index, ()))
         changed = [self._change(wanted) for wanted in transaction.changes]
         changes = tuple([change for change in changed if change is not None])
-        return Applied(Done(self.revision), Step(self.index, changes))
+        return ApplyResult(Done(self.revision), ChangeSet(self.index, changes))
 
-    def _apply_members(self, change: ChangeMembers) -> Applied:
-        refusal: Answer | None = self._revoked(change.lock)
-        if refusal is None and (reason := refuse_members(self.members, change.members)):
+    def _apply_members(self, change: ChangeMembers) -> ApplyResult:
+        refusal: CommandAnswer | None = self._revoked(change.lock)
+        if refusal is None and (reason := why_illegal(self.members, change.members)):
             refusal = Rejected(reason)
         if refusal is not None:
-            return Applied(refusal, Step(self.index, ()))
+            return ApplyResult(refusal, ChangeSet(self.index, ()))
         changes = []
         for member in change.members:
             key = member_key(member.host)
-            known = decode_stored(Member, self.entries[key].value) if key in self.entries else Stored(member)
+            known = decode_stored(Member, self.entries[key].value) if key in self.entries else StoredValue(member)
             changes.append(self._put(key, encode_stored(known.with_value(member))))
             self.members[key] = member
-        return Applied(Done(self.revision), Step(self.index, tuple(changes)), members_changed=True)
+        return ApplyResult(Done(self.revision), ChangeSet(self.index, tuple(changes)), members_changed=True)
 
     def _revoked(self, lock: bytes | None) -> LockRevoked | None:
         return LockRevoked(self.lock) if lock is not None and lock != self.lock else None
@@ -164,9 +164,9 @@ class Store:
             entry = self.entries.get(condition.key)
             actual = entry.revision if entry is not None else None
             match condition:
-                case Unchanged(revision=wanted):
+                case KeyUnchanged(revision=wanted):
                     holds = actual == wanted
-                case Missing():
+                case KeyMissing():
                     holds = actual is None
                 case _ as never:
                     assert_never(never)
@@ -176,9 +176,9 @@ class Store:
 
     def _change(self, change: Change) -> KeyChange | None:
         match change:
-            case Put(key=key, value=value):
+            case PutKey(key=key, value=value):
                 return self._put(key, value)
-            case Delete(key=key):
+            case DeleteKey(key=key):
                 return self._delete(key)
             case _ as never:
                 assert_never(never)
@@ -186,7 +186,7 @@ class Store:
     def _put(self, key: str, value: bytes) -> KeyChange:
         if key not in self.entries:
             self._ordered.add(key)
-        self.entries[key] = Entry(value, self.revision)
+        self.entries[key] = KeyEntry(value, self.revision)
         return KeyChange(key, value)
 
     def _delete(self, key: str) -> KeyChange | None:
@@ -195,7 +195,7 @@ class Store:
         self._ordered.remove(key)
         return KeyChange(key, None)
 
-    def _difference(self, before: "Store") -> list[KeyChange]:
+    def _difference(self, before: "Group0Store") -> list[KeyChange]:
         """In the order in which the entries lie in memory, and sorted afterwards: most of the time goes into waiting
         for memory."""
         entries, former = self.entries, before.entries

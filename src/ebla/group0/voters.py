@@ -4,19 +4,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ebla.group0.members import Member, Role
+from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import HostId
 
 VOTERS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class VoterCandidate:
     member: Member
     alive: bool
 
 
-def choose_voters(candidates: Iterable[Candidate], voters_max: int = VOTERS_MAX) -> tuple[HostId, ...]:
+def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS_MAX) -> tuple[HostId, ...]:
     """The hosts that should vote, sorted.
 
     Greedy, one seat after another: a living host before a dead one, then the datacenter with the fewest seats, then
@@ -26,7 +26,7 @@ def choose_voters(candidates: Iterable[Candidate], voters_max: int = VOTERS_MAX)
     assert voters_max % 2 == 1, "an even number of voters adds a way to fail and no way to survive"
     pool = sorted((one for one in candidates if one.member.present), key=lambda one: one.member.host)
     seats = _seats(len(pool), voters_max)
-    chosen: list[Candidate] = []
+    chosen: list[VoterCandidate] = []
     while len(chosen) < seats:
         datacenters = Counter(one.member.datacenter for one in chosen)
         racks = Counter((one.member.datacenter, one.member.rack) for one in chosen)
@@ -43,13 +43,13 @@ def _seats(members: int, voters_max: int) -> int:
 
 
 def _cost(
-    one: Candidate, datacenters: Mapping[str, int], racks: Mapping[tuple[str, str], int]
+    one: VoterCandidate, datacenters: Mapping[str, int], racks: Mapping[tuple[str, str], int]
 ) -> tuple[bool, int, int, bool, int]:
     member = one.member
     return (
         not one.alive,
         datacenters[member.datacenter],
         racks[(member.datacenter, member.rack)],
-        member.role is not Role.VOTER,
+        member.role is not MemberRole.VOTER,
         member.host.int,
     )

@@ -5,16 +5,16 @@ Without it a segment that is missing at either end could not be told from one th
 
 import msgspec
 
-from ebla.journal.records import LOG_FORMAT
-from ebla.journal.replace import read_checked_file, replace_file
+from ebla.journal.checked_file import read_checked_file, replace_file
+from ebla.journal.frames import LOG_FORMAT
 from ebla.model.errors import Corruption, Refused
 from ebla.ports.disk import Disk
 
-MANIFEST_NAME = "manifest"
+JOURNAL_MANIFEST_NAME = "manifest"
 SEGMENT_SUFFIX = ".log"
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True):
+class JournalManifest(msgspec.Struct, frozen=True, array_like=True):
     format: int
     log_id: int
     segments: tuple[int, ...]
@@ -24,7 +24,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
 
 def manifest_path(folder: str) -> str:
-    return f"{folder}/{MANIFEST_NAME}"
+    return f"{folder}/{JOURNAL_MANIFEST_NAME}"
 
 
 def segment_path(folder: str, first_sequence: int) -> str:
@@ -43,11 +43,11 @@ def segments_needed(segments: tuple[int, ...], sequence: int) -> tuple[int, ...]
     return segments[superfluous:]
 
 
-async def save_manifest(disk: Disk, folder: str, manifest: Manifest) -> None:
+async def save_manifest(disk: Disk, folder: str, manifest: JournalManifest) -> None:
     await replace_file(disk, manifest_path(folder), msgspec.msgpack.encode(manifest))
 
 
-async def load_manifest(disk: Disk, folder: str) -> Manifest | None:
+async def load_manifest(disk: Disk, folder: str) -> JournalManifest | None:
     """None where there is none. Raises `Corruption`, or `Refused` for a newer format."""
     path = manifest_path(folder)
     try:
@@ -55,7 +55,7 @@ async def load_manifest(disk: Disk, folder: str) -> Manifest | None:
     except FileNotFoundError:
         return None
     try:
-        manifest = msgspec.msgpack.decode(data, type=Manifest)
+        manifest = msgspec.msgpack.decode(data, type=JournalManifest)
     except msgspec.DecodeError as failure:
         raise Corruption(
             f"{path} has a good checksum and no manifest in it ({failure})",

@@ -3,27 +3,27 @@
 from dataclasses import dataclass
 from functools import partial
 
+from ebla.journal.checked_file import discard_temporary, parent_folder
+from ebla.journal.frames import LOG_FORMAT, SEGMENT_HEADER_BYTES, SegmentHeader, encode_segment_header
 from ebla.journal.manifest import (
-    MANIFEST_NAME,
-    Manifest,
+    JOURNAL_MANIFEST_NAME,
+    JournalManifest,
     load_manifest,
     manifest_path,
     save_manifest,
     segment_path,
     segment_sequence,
 )
-from ebla.journal.records import LOG_FORMAT, SEGMENT_HEADER_BYTES, SegmentHeader, encode_segment_header
-from ebla.journal.replace import discard_temporary, parent_folder
-from ebla.journal.scan import ADVICE, Spot, Tail, check_segment_header, find_tail, holds_frames
+from ebla.journal.segment_scan import ADVICE, LogPosition, SegmentTail, check_segment_header, find_tail, holds_frames
 from ebla.model.errors import Corruption
-from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk, File
+from ebla.ports.rng import Rng
 
 FIRST_SEQUENCE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class LogLimits:
+class JournalLimits:
     segment_bytes: int = 16 << 20
     """A segment is left when the next batch would make it larger; one batch may be larger on its own."""
     batch_bytes_max: int = 64 << 20
@@ -32,20 +32,20 @@ class LogLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlace:
+class JournalFolder:
     disk: Disk
     folder: str
-    limits: LogLimits
+    limits: JournalLimits
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveredLog:
-    manifest: Manifest
+class RecoveredJournal:
+    manifest: JournalManifest
     newest: File
-    tail: Spot
+    tail: LogPosition
 
 
-async def recover_log(place: LogPlace, chance: Chance) -> RecoveredLog:
+async def recover_log(place: JournalFolder, rng: Rng) -> RecoveredJournal:
     """Everything it returns is durable: what the page cache kept over a killed process is synced here, because the
     owner acts on what it reads, and a power cut later must not take that back."""
     disk, folder = place.disk, place.folder
@@ -53,7 +53,7 @@ async def recover_log(place: LogPlace, chance: Chance) -> RecoveredLog:
     discard_temporary(disk, manifest_path(folder))
     manifest = await load_manifest(disk, folder)
     if manifest is None:
-        return await _begin_log(place, chance)
+        return await _begin_log(place, rng)
     await _match_segments(place, manifest)
     return await _open_newest(place, manifest)
 
@@ -71,7 +71,7 @@ async def make_durable_folder(disk: Disk, folder: str) -> None:
     await disk.sync_folder(folder)
 
 
-async def make_segment(place: LogPlace, header: SegmentHeader) -> File:
+async def make_segment(place: JournalFolder, header: SegmentHeader) -> File:
     """An empty segment, durable under its name. Made again over one that an interrupted rotation left: the manifest
     may already name it, so it is never removed, and its header is the same bytes."""
     path = segment_path(place.folder, header.first_sequence)
@@ -95,32 +95,33 @@ def reserve(file: File, size: int) -> None:
         file.truncate(size)
 
 
-async def _begin_log(place: LogPlace, chance: Chance) -> RecoveredLog:
+async def _begin_log(place: JournalFolder, rng: Rng) -> RecoveredJournal:
     await _discard_unfinished_beginning(place)
-    log_id = int.from_bytes(chance.bytes(8), "little")
+    log_id = int.from_bytes(rng.bytes(8), "little")
     newest = await make_segment(place, SegmentHeader(log_id, FIRST_SEQUENCE))
-    manifest = Manifest(LOG_FORMAT, log_id, (FIRST_SEQUENCE,), FIRST_SEQUENCE - 1)
+    manifest = JournalManifest(LOG_FORMAT, log_id, (FIRST_SEQUENCE,), FIRST_SEQUENCE - 1)
     try:
         await save_manifest(place.disk, place.folder, manifest)
     except BaseException:
         newest.close()
         raise
-    return RecoveredLog(manifest, newest, Spot(SEGMENT_HEADER_BYTES, FIRST_SEQUENCE))
+    return RecoveredJournal(manifest, newest, LogPosition(SEGMENT_HEADER_BYTES, FIRST_SEQUENCE))
 
 
-async def _discard_unfinished_beginning(place: LogPlace) -> None:
+async def _discard_unfinished_beginning(place: JournalFolder) -> None:
     """The first segment is made before the first manifest, and nothing is written into it between the two."""
     for first_sequence in _segments_on_disk(place):
         path = segment_path(place.folder, first_sequence)
         if first_sequence != FIRST_SEQUENCE or await _has_frames(place, path):
             raise Corruption(
                 f"{manifest_path(place.folder)} is missing, but {path} holds records",
-                advice=f"restore the file {MANIFEST_NAME} or the whole folder from a backup, or replace this node",
+                advice=f"restore the file {JOURNAL_MANIFEST_NAME} or the whole folder from a backup, "
+                f"or replace this node",
             )
         place.disk.unlink(path)
 
 
-async def _match_segments(place: LogPlace, manifest: Manifest) -> None:
+async def _match_segments(place: JournalFolder, manifest: JournalManifest) -> None:
     found = _segments_on_disk(place)
     for first_sequence in manifest.segments:
         path = segment_path(place.folder, first_sequence)
@@ -138,7 +139,7 @@ async def _match_segments(place: LogPlace, manifest: Manifest) -> None:
             await _discard_unnamed(place, manifest, first_sequence)
 
 
-async def _discard_unnamed(place: LogPlace, manifest: Manifest, first_sequence: int) -> None:
+async def _discard_unnamed(place: JournalFolder, manifest: JournalManifest, first_sequence: int) -> None:
     """Older than the log: dropped, and the name outlived the manifest that named it. Newer: made by a rotation that did
     not come to its manifest, so nothing was written into it."""
     path = segment_path(place.folder, first_sequence)
@@ -147,7 +148,7 @@ async def _discard_unnamed(place: LogPlace, manifest: Manifest, first_sequence: 
     place.disk.unlink(path)
 
 
-async def _open_newest(place: LogPlace, manifest: Manifest) -> RecoveredLog:
+async def _open_newest(place: JournalFolder, manifest: JournalManifest) -> RecoveredJournal:
     first_sequence = manifest.segments[-1]
     file = place.disk.open(segment_path(place.folder, first_sequence))
     try:
@@ -166,10 +167,10 @@ async def _open_newest(place: LogPlace, manifest: Manifest) -> RecoveredLog:
     except BaseException:
         file.close()
         raise
-    return RecoveredLog(manifest, file, tail.spot)
+    return RecoveredJournal(manifest, file, tail.spot)
 
 
-def _write_again(file: File, tail: Tail) -> None:
+def _write_again(file: File, tail: SegmentTail) -> None:
     """The last frame may be in the page cache alone: a sync failed, the kernel called its pages clean, the process
     ended and is started again. Syncing now would do nothing for it, and a power cut later would take it away under the
     frames that came after. Only the last one: all before it were synced. Its bytes do not change."""
@@ -177,7 +178,7 @@ def _write_again(file: File, tail: Tail) -> None:
         file.write(tail.last_frame, file.read(tail.last_frame, tail.spot.offset - tail.last_frame))
 
 
-async def _has_frames(place: LogPlace, path: str) -> bool:
+async def _has_frames(place: JournalFolder, path: str) -> bool:
     file = place.disk.open(path)
     try:
         return await place.disk.run(partial(holds_frames, file))
@@ -185,6 +186,6 @@ async def _has_frames(place: LogPlace, path: str) -> bool:
         file.close()
 
 
-def _segments_on_disk(place: LogPlace) -> list[int]:
+def _segments_on_disk(place: JournalFolder) -> list[int]:
     numbers = (segment_sequence(name) for name in place.disk.list_folder(place.folder))
     return sorted(number for number in numbers if number is not None)

@@ -24,7 +24,7 @@ class ConsistencyLevel(enum.IntEnum):
     LOCAL_ONE = 10
 
 
-class Scope(enum.StrEnum):
+class ReplicaScope(enum.StrEnum):
     """Whose replicas count."""
 
     CLUSTER = "cluster"
@@ -32,7 +32,7 @@ class Scope(enum.StrEnum):
     EACH_DATACENTER = "each_datacenter"
 
 
-class Share(enum.StrEnum):
+class ReplicaPortion(enum.StrEnum):
     """How many of them."""
 
     FIXED = "fixed"
@@ -42,28 +42,28 @@ class Share(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LevelRule:
-    scope: Scope
-    share: Share
+    scope: ReplicaScope
+    share: ReplicaPortion
     count: int = 0
     """Of a fixed share."""
 
 
 LEVELS: Mapping[ConsistencyLevel, LevelRule] = MappingProxyType(
     {
-        ConsistencyLevel.ONE: LevelRule(Scope.CLUSTER, Share.FIXED, 1),
-        ConsistencyLevel.TWO: LevelRule(Scope.CLUSTER, Share.FIXED, 2),
-        ConsistencyLevel.THREE: LevelRule(Scope.CLUSTER, Share.FIXED, 3),
-        ConsistencyLevel.QUORUM: LevelRule(Scope.CLUSTER, Share.QUORUM),
-        ConsistencyLevel.ALL: LevelRule(Scope.CLUSTER, Share.ALL),
-        ConsistencyLevel.LOCAL_ONE: LevelRule(Scope.LOCAL_DATACENTER, Share.FIXED, 1),
-        ConsistencyLevel.LOCAL_QUORUM: LevelRule(Scope.LOCAL_DATACENTER, Share.QUORUM),
-        ConsistencyLevel.EACH_QUORUM: LevelRule(Scope.EACH_DATACENTER, Share.QUORUM),
+        ConsistencyLevel.ONE: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.FIXED, 1),
+        ConsistencyLevel.TWO: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.FIXED, 2),
+        ConsistencyLevel.THREE: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.FIXED, 3),
+        ConsistencyLevel.QUORUM: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.QUORUM),
+        ConsistencyLevel.ALL: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.ALL),
+        ConsistencyLevel.LOCAL_ONE: LevelRule(ReplicaScope.LOCAL_DATACENTER, ReplicaPortion.FIXED, 1),
+        ConsistencyLevel.LOCAL_QUORUM: LevelRule(ReplicaScope.LOCAL_DATACENTER, ReplicaPortion.QUORUM),
+        ConsistencyLevel.EACH_QUORUM: LevelRule(ReplicaScope.EACH_DATACENTER, ReplicaPortion.QUORUM),
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class RequiredReplies:
     """This many answers from replicas of this datacenter; None: from anywhere."""
 
     datacenter: str | None
@@ -86,21 +86,21 @@ def quorum_of(replicas: int) -> int:
     return replicas // 2 + 1
 
 
-def answers_needed(
+def required_replies(
     level: ConsistencyLevel, counts: ReplicaCounts, local_datacenter: str, pending: Mapping[str, int] | None = None
-) -> tuple[Needed, ...]:
+) -> tuple[RequiredReplies, ...]:
     """All of these must be met. Reads have no pending replicas; for a write, `pending` counts them by datacenter."""
     rule = LEVELS[level]
     added = pending or {}
     match rule.scope:
-        case Scope.CLUSTER:
-            return (Needed(None, _share(rule, counts.total) + sum(added.values())),)
-        case Scope.LOCAL_DATACENTER:
+        case ReplicaScope.CLUSTER:
+            return (RequiredReplies(None, _share(rule, counts.total) + sum(added.values())),)
+        case ReplicaScope.LOCAL_DATACENTER:
             here = _share(rule, counts.by_datacenter.get(local_datacenter, 0))
-            return (Needed(local_datacenter, here + added.get(local_datacenter, 0)),)
-        case Scope.EACH_DATACENTER:
+            return (RequiredReplies(local_datacenter, here + added.get(local_datacenter, 0)),)
+        case ReplicaScope.EACH_DATACENTER:
             names = sorted(counts.by_datacenter.keys() | added.keys())
-            return tuple(Needed(name, _each(rule, counts, name) + added.get(name, 0)) for name in names)
+            return tuple(RequiredReplies(name, _each(rule, counts, name) + added.get(name, 0)) for name in names)
 
 
 def _each(rule: LevelRule, counts: ReplicaCounts, datacenter: str) -> int:
@@ -111,15 +111,15 @@ def _each(rule: LevelRule, counts: ReplicaCounts, datacenter: str) -> int:
 
 def _share(rule: LevelRule, replicas: int) -> int:
     match rule.share:
-        case Share.FIXED:
+        case ReplicaPortion.FIXED:
             return rule.count
-        case Share.QUORUM:
+        case ReplicaPortion.QUORUM:
             return quorum_of(replicas)
-        case Share.ALL:
+        case ReplicaPortion.ALL:
             return replicas
 
 
-def is_met(needed: Sequence[Needed], answered_datacenters: Iterable[str]) -> bool:
+def is_met(needed: Sequence[RequiredReplies], answered_datacenters: Iterable[str]) -> bool:
     """Whether answers from replicas in these datacenters (one entry each) are enough."""
     answered = list(answered_datacenters)
     return all(

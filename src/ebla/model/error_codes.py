@@ -34,7 +34,7 @@ class CqlCode(enum.IntEnum):
     UNPREPARED = 0x2500
 
 
-class Codes(msgspec.Struct, frozen=True):
+class ErrorCodes(msgspec.Struct, frozen=True):
     """One error to each kind of client. CQL has a code of its own for reads and for writes that went wrong."""
 
     cql_read: CqlCode
@@ -57,28 +57,28 @@ NOT_EXECUTED: Final = (
 )
 """What drivers take to mean that nothing happened."""
 
-_INVALID: Final = Codes(CqlCode.INVALID, CqlCode.INVALID, 400)
-_UNAVAILABLE: Final = Codes(CqlCode.UNAVAILABLE, CqlCode.UNAVAILABLE, 503)
-_OVERLOADED: Final = Codes(CqlCode.OVERLOADED, CqlCode.OVERLOADED, 503)
-_TIMEOUT: Final = Codes(CqlCode.READ_TIMEOUT, CqlCode.WRITE_TIMEOUT, 504)
-_SERVER_ERROR: Final = Codes(CqlCode.SERVER_ERROR, CqlCode.SERVER_ERROR, 500)
+_INVALID: Final = ErrorCodes(CqlCode.INVALID, CqlCode.INVALID, 400)
+_UNAVAILABLE: Final = ErrorCodes(CqlCode.UNAVAILABLE, CqlCode.UNAVAILABLE, 503)
+_OVERLOADED: Final = ErrorCodes(CqlCode.OVERLOADED, CqlCode.OVERLOADED, 503)
+_TIMEOUT: Final = ErrorCodes(CqlCode.READ_TIMEOUT, CqlCode.WRITE_TIMEOUT, 504)
+_SERVER_ERROR: Final = ErrorCodes(CqlCode.SERVER_ERROR, CqlCode.SERVER_ERROR, 500)
 _WITHDRAWN_STATUS: Final = 499
 """Not of a standard, but what proxies log for a client that went away; nobody is left to read it anyhow."""
 
-CODES: Final[dict[type[EblaError], Codes]] = {
+CODES: Final[dict[type[EblaError], ErrorCodes]] = {
     EblaError: _SERVER_ERROR,
     errors.InvalidRequest: _INVALID,
-    errors.BadSyntax: Codes(CqlCode.SYNTAX_ERROR, CqlCode.SYNTAX_ERROR, 400),
-    errors.BadConfiguration: Codes(CqlCode.CONFIG_ERROR, CqlCode.CONFIG_ERROR, 400),
-    errors.Unprepared: Codes(CqlCode.UNPREPARED, CqlCode.UNPREPARED, 404),
-    errors.BadProtocol: Codes(CqlCode.PROTOCOL_ERROR, CqlCode.PROTOCOL_ERROR, 400),
-    errors.BadCredentials: Codes(CqlCode.BAD_CREDENTIALS, CqlCode.BAD_CREDENTIALS, 401),
-    errors.NotFound: Codes(CqlCode.INVALID, CqlCode.INVALID, 404),
-    errors.TooLarge: Codes(CqlCode.INVALID, CqlCode.INVALID, 413),
-    errors.Refused: Codes(CqlCode.INVALID, CqlCode.INVALID, 409),
-    errors.AlreadyExists: Codes(CqlCode.ALREADY_EXISTS, CqlCode.ALREADY_EXISTS, 409),
+    errors.BadSyntax: ErrorCodes(CqlCode.SYNTAX_ERROR, CqlCode.SYNTAX_ERROR, 400),
+    errors.BadConfiguration: ErrorCodes(CqlCode.CONFIG_ERROR, CqlCode.CONFIG_ERROR, 400),
+    errors.Unprepared: ErrorCodes(CqlCode.UNPREPARED, CqlCode.UNPREPARED, 404),
+    errors.BadProtocol: ErrorCodes(CqlCode.PROTOCOL_ERROR, CqlCode.PROTOCOL_ERROR, 400),
+    errors.BadCredentials: ErrorCodes(CqlCode.BAD_CREDENTIALS, CqlCode.BAD_CREDENTIALS, 401),
+    errors.NotFound: ErrorCodes(CqlCode.INVALID, CqlCode.INVALID, 404),
+    errors.TooLarge: ErrorCodes(CqlCode.INVALID, CqlCode.INVALID, 413),
+    errors.Refused: ErrorCodes(CqlCode.INVALID, CqlCode.INVALID, 409),
+    errors.AlreadyExists: ErrorCodes(CqlCode.ALREADY_EXISTS, CqlCode.ALREADY_EXISTS, 409),
     # Drivers answer this one by trying another node, whose view may be newer.
-    errors.Stale: Codes(CqlCode.IS_BOOTSTRAPPING, CqlCode.IS_BOOTSTRAPPING, 409),
+    errors.Stale: ErrorCodes(CqlCode.IS_BOOTSTRAPPING, CqlCode.IS_BOOTSTRAPPING, 409),
     errors.Overloaded: _OVERLOADED,
     errors.Unavailable: _UNAVAILABLE,
     errors.TooFewReplicas: _UNAVAILABLE,
@@ -87,15 +87,15 @@ CODES: Final[dict[type[EblaError], Codes]] = {
     errors.DeadlineExceeded: _TIMEOUT,
     errors.WriteTimeout: _TIMEOUT,
     errors.ReadTimeout: _TIMEOUT,
-    errors.Cancelled: Codes(CqlCode.READ_TIMEOUT, CqlCode.WRITE_TIMEOUT, _WITHDRAWN_STATUS),
-    errors.WriteFailed: Codes(CqlCode.WRITE_FAILURE, CqlCode.WRITE_FAILURE, 500),
-    errors.ReadFailed: Codes(CqlCode.READ_FAILURE, CqlCode.READ_FAILURE, 500),
-    errors.Corruption: Codes(CqlCode.READ_FAILURE, CqlCode.WRITE_FAILURE, 500),
-    errors.DiskFull: Codes(CqlCode.READ_FAILURE, CqlCode.WRITE_FAILURE, 507),
+    errors.Cancelled: ErrorCodes(CqlCode.READ_TIMEOUT, CqlCode.WRITE_TIMEOUT, _WITHDRAWN_STATUS),
+    errors.WriteFailed: ErrorCodes(CqlCode.WRITE_FAILURE, CqlCode.WRITE_FAILURE, 500),
+    errors.ReadFailed: ErrorCodes(CqlCode.READ_FAILURE, CqlCode.READ_FAILURE, 500),
+    errors.Corruption: ErrorCodes(CqlCode.READ_FAILURE, CqlCode.WRITE_FAILURE, 500),
+    errors.DiskFull: ErrorCodes(CqlCode.READ_FAILURE, CqlCode.WRITE_FAILURE, 507),
     errors.InternalError: _SERVER_ERROR,
 }
 
-CODES_BY_OUTCOME: Final[dict[tuple[Outcome, Fault], Codes]] = {
+CODES_BY_OUTCOME: Final[dict[tuple[Outcome, Fault], ErrorCodes]] = {
     (Outcome.NOT_APPLIED, Fault.CALLER): _INVALID,
     (Outcome.NOT_APPLIED, Fault.PEER): _UNAVAILABLE,
     (Outcome.NOT_APPLIED, Fault.US): _SERVER_ERROR,
@@ -105,7 +105,7 @@ CODES_BY_OUTCOME: Final[dict[tuple[Outcome, Fault], Codes]] = {
 }
 
 
-def codes_of(kind: type[EblaError]) -> Codes:
+def codes_of(kind: type[EblaError]) -> ErrorCodes:
     """The codes of an error class: its own, else those of the nearest ancestor that has the same outcome and fault.
 
     A class that changes its ancestor's outcome or fault must not inherit its code, which may promise the opposite.

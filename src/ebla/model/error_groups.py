@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def leaf_errors(error: BaseException) -> Iterator[BaseException]:
     """The single errors in a group, however deep; an error that is none, itself."""
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return
     for each in error.exceptions:
-        yield from leaves(each)
+        yield from leaf_errors(each)

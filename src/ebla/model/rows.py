@@ -42,7 +42,7 @@ class Deletion(msgspec.Struct, frozen=True, array_like=True, order=True):
         return timestamp_us <= self.timestamp_us
 
 
-class Marker(msgspec.Struct, frozen=True, array_like=True, order=True):
+class RowMarker(msgspec.Struct, frozen=True, array_like=True, order=True):
     """An INSERT leaves this: the row exists even when all its cells are null."""
 
     timestamp_us: int
@@ -53,7 +53,7 @@ class Marker(msgspec.Struct, frozen=True, array_like=True, order=True):
         return self.ttl_s == 0 or now_s < self.at_s
 
 
-class Elements(msgspec.Struct, frozen=True, array_like=True):
+class CollectionCells(msgspec.Struct, frozen=True, array_like=True):
     """A collection of many cells, by their path: a map's key, a set's element, a list's time-ordered id."""
 
     deletion: Deletion | None = None
@@ -64,10 +64,10 @@ class Elements(msgspec.Struct, frozen=True, array_like=True):
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One row, or the static part of a partition. Cells and collections by column number."""
 
-    marker: Marker | None = None
+    marker: RowMarker | None = None
     deletion: Deletion | None = None
     cells: dict[int, Cell] = {}
-    collections: dict[int, Elements] = {}
+    collections: dict[int, CollectionCells] = {}
 
 
 EMPTY_ROW = Row()
@@ -91,7 +91,7 @@ class RangeDeletion(msgspec.Struct, frozen=True, array_like=True):
         return self.start <= clustering and (self.end is None or clustering < self.end)
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class PartitionHead(msgspec.Struct, frozen=True, array_like=True):
     """What is said of a whole partition: its deletion, deleted slices, and its static cells."""
 
     deletion: Deletion | None = None
@@ -107,10 +107,10 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         return newest
 
 
-EMPTY_HEAD = Head()
+EMPTY_HEAD = PartitionHead()
 
 
-def winner(one: Cell, other: Cell) -> Cell:
+def newer_cell(one: Cell, other: Cell) -> Cell:
     """The tie rule: the later timestamp; a tombstone before a value; the larger bytes; then the later end."""
     return one if _weight(one) >= _weight(other) else other
 
@@ -129,17 +129,17 @@ def merge_rows(one: Row, other: Row) -> Row:
         collections = {**one.collections}
         for number, elements in other.collections.items():
             mine = collections.get(number)
-            collections[number] = elements if mine is None else merge_elements(mine, elements)
+            collections[number] = elements if mine is None else merge_collections(mine, elements)
     merged = Row(marker, deletion, cells, collections)
-    return merged if deletion is None else without_covered(merged, deletion)
+    return merged if deletion is None else without_deleted(merged, deletion)
 
 
-def merge_elements(one: Elements, other: Elements) -> Elements:
+def merge_collections(one: CollectionCells, other: CollectionCells) -> CollectionCells:
     deletion = _newest(one.deletion, other.deletion)
-    return _uncovered_elements(Elements(deletion, _merge_cells(one.cells, other.cells)), deletion)
+    return _uncovered_elements(CollectionCells(deletion, _merge_cells(one.cells, other.cells)), deletion)
 
 
-def merge_heads(one: Head, other: Head) -> Head:
+def merge_heads(one: PartitionHead, other: PartitionHead) -> PartitionHead:
     deletion = _newest(one.deletion, other.deletion)
     ranges = one.ranges
     if other.ranges:
@@ -147,11 +147,11 @@ def merge_heads(one: Head, other: Head) -> Head:
     static = merge_rows(one.static, other.static)
     if deletion is not None:
         ranges = tuple(kept for kept in ranges if not deletion.covers(kept.deletion.timestamp_us))
-        static = without_covered(static, deletion)
-    return Head(deletion, ranges, static)
+        static = without_deleted(static, deletion)
+    return PartitionHead(deletion, ranges, static)
 
 
-def without_covered(row: Row, deletion: Deletion) -> Row:
+def without_deleted(row: Row, deletion: Deletion) -> Row:
     """The row without what a deletion covers. The row's own deletion goes too where the other is newer."""
     kept = row.deletion if row.deletion is not None and row.deletion > deletion else None
     if row.deletion is not None and row.deletion == deletion:
@@ -162,28 +162,28 @@ def without_covered(row: Row, deletion: Deletion) -> Row:
     for number, elements in row.collections.items():
         left = _uncovered_elements(elements, deletion)
         if left.deletion is not None and deletion.covers(left.deletion.timestamp_us):
-            left = Elements(None, left.cells)
+            left = CollectionCells(None, left.cells)
         if left.deletion is not None or left.cells:
             collections[number] = left
     return Row(marker, kept, cells, collections)
 
 
-def _uncovered_elements(elements: Elements, deletion: Deletion | None) -> Elements:
+def _uncovered_elements(elements: CollectionCells, deletion: Deletion | None) -> CollectionCells:
     if deletion is None:
         return elements
     kept = {path: cell for path, cell in elements.cells.items() if not deletion.covers(cell.timestamp_us)}
-    return Elements(elements.deletion, kept)
+    return CollectionCells(elements.deletion, kept)
 
 
 def _merge_cells(one: Mapping[K, Cell], other: Mapping[K, Cell]) -> dict[K, Cell]:
     merged = dict(one)
     for place, cell in other.items():
         mine = merged.get(place)
-        merged[place] = cell if mine is None else winner(mine, cell)
+        merged[place] = cell if mine is None else newer_cell(mine, cell)
     return merged
 
 
-Timed = TypeVar("Timed", Deletion, Marker)
+Timed = TypeVar("Timed", Deletion, RowMarker)
 
 
 def _newest(one: Timed | None, other: Timed | None) -> Timed | None:

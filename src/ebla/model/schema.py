@@ -118,7 +118,7 @@ def decode_schema(data: bytes) -> TableSchema:
 _PLACE = {kind: place for place, kind in enumerate(ColumnKind)}
 
 
-def in_order(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+def sort_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
     return tuple(sorted(columns, key=lambda one: (_PLACE[one.kind], one.position, one.name)))
 
 
@@ -127,7 +127,7 @@ def new_schema(
 ) -> TableSchema:
     """A new table `(id, keyspace, name)`, its columns numbered. Raises `InvalidRequest` where it cannot be one."""
     table_id, keyspace, name = identity
-    ordered = in_order(columns)
+    ordered = sort_columns(columns)
     numbered = tuple(msgspec.structs.replace(column, number=number) for number, column in enumerate(ordered))
     schema = TableSchema(table_id, keyspace, name, numbered, options or TableOptions(), 1, len(numbered))
     schema = msgspec.structs.replace(schema, layouts=(_layout(numbered),))
@@ -140,7 +140,7 @@ def with_column(schema: TableSchema, column: Column) -> TableSchema:
     if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
         raise InvalidRequest(f"{column.name!r} cannot become part of the key of a table that exists")
     added = msgspec.structs.replace(column, number=schema.next_number)
-    changed = _next_version(schema, in_order((*schema.columns, added)))
+    changed = _next_version(schema, sort_columns((*schema.columns, added)))
     check_schema(changed)
     return msgspec.structs.replace(changed, next_number=schema.next_number + 1)
 
@@ -159,7 +159,7 @@ def with_options(schema: TableSchema, options: TableOptions) -> TableSchema:
     return changed
 
 
-def with_renamed(schema: TableSchema, old: str, new: str) -> TableSchema:
+def with_renamed_column(schema: TableSchema, old: str, new: str) -> TableSchema:
     """A key column under another name. Cells name their column by its number, keys not at all: nothing stored changes.
     Others keep their names, since a name that was free again could be mistaken for the column that had it before."""
     column = schema.column(old)

@@ -12,34 +12,34 @@ class Revision(msgspec.Struct, frozen=True, order=True, array_like=True, gc=Fals
     index: int
 
 
-class Unchanged(msgspec.Struct, frozen=True, tag="unchanged", array_like=True):
+class KeyUnchanged(msgspec.Struct, frozen=True, tag="unchanged", array_like=True):
     """The key exists and its last change is exactly this revision."""
 
     key: str
     revision: Revision
 
 
-class Missing(msgspec.Struct, frozen=True, tag="missing", array_like=True):
+class KeyMissing(msgspec.Struct, frozen=True, tag="missing", array_like=True):
     """The key does not exist."""
 
     key: str
 
 
-Condition = Unchanged | Missing
+Condition = KeyUnchanged | KeyMissing
 
 
-class Put(msgspec.Struct, frozen=True, tag="put", array_like=True):
+class PutKey(msgspec.Struct, frozen=True, tag="put", array_like=True):
     key: str
     value: bytes
 
 
-class Delete(msgspec.Struct, frozen=True, tag="delete", array_like=True):
+class DeleteKey(msgspec.Struct, frozen=True, tag="delete", array_like=True):
     """Removes the key; a key that is not there stays so, without an error."""
 
     key: str
 
 
-Change = Put | Delete
+Change = PutKey | DeleteKey
 
 
 class Transaction(msgspec.Struct, frozen=True, tag="transaction", array_like=True):

@@ -14,8 +14,8 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 
 ROWS_NAME = "rows"
-"""The one thing that is put where rows are staged. Its bytes are records of `storage/row_file.py`, one for each batch
-that came; every other name is `<layer>/<file>`."""
+"""The one thing that is put where rows are staged. Its bytes are records of `storage/codec/row_file.py`, one for
+each batch that came; every other name is `<layer>/<file>`."""
 
 
 class StagingKind(enum.StrEnum):
@@ -60,7 +60,7 @@ class CheckpointPart(msgspec.Struct, frozen=True, array_like=True):
         return sum(layer.size_bytes for layer in self.layers)
 
 
-class Source(msgspec.Struct, frozen=True, array_like=True):
+class TransferSource(msgspec.Struct, frozen=True, array_like=True):
     """A checkpoint on a node, and the right to read it."""
 
     host: HostId
@@ -81,7 +81,7 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
         return sum(part.size_bytes for part in self.parts)
 
 
-class Target(msgspec.Struct, frozen=True, array_like=True):
+class TransferTarget(msgspec.Struct, frozen=True, array_like=True):
     """A place in the staging of a node for one transfer, and the right to write there."""
 
     host: HostId
@@ -112,13 +112,13 @@ class StagedFile(msgspec.Struct, frozen=True, array_like=True):
 class FileMove(msgspec.Struct, frozen=True, array_like=True, tag="file_move"):
     """The layers of one part of a checkpoint, as files."""
 
-    source: Source
+    source: TransferSource
     part: int
-    target: Target
+    target: TransferTarget
 
 
 class RowTarget(msgspec.Struct, frozen=True, array_like=True):
-    target: Target
+    target: TransferTarget
     own: int | None = None
     """Which of the sources is this node's own: what it has already is not written again. None: everything is."""
 
@@ -127,27 +127,27 @@ class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move"):
     """Rows of a range, merged cell by cell from one or several replicas, to those that lack them."""
 
     range: TokenRange
-    sources: tuple[Source, ...]
+    sources: tuple[TransferSource, ...]
     targets: tuple[RowTarget, ...]
     schema: TableSchema | None = None
     """Of the table, by which cells are merged; a single source needs none. Rows written by a newer one are refused, and
     the move is made again with that."""
 
 
-class RangeToCompare(msgspec.Struct, frozen=True, array_like=True, tag="range_to_compare"):
+class ComparisonTask(msgspec.Struct, frozen=True, array_like=True, tag="range_to_compare"):
     """A range on all its replicas, by hashes of `buckets` equal parts of it."""
 
     range: TokenRange
-    sources: tuple[Source, ...]
+    sources: tuple[TransferSource, ...]
     buckets: int
     gc_before_s: int
     """Tombstones and expired cells from before that count for nothing: one replica may have collected them."""
 
 
-Work = FileMove | RowMove | RangeToCompare
+TransferTask = FileMove | RowMove | ComparisonTask
 
 
-class Moved(msgspec.Struct, frozen=True, array_like=True, tag="moved"):
+class MoveResult(msgspec.Struct, frozen=True, array_like=True, tag="moved"):
     """What one attempt at a transfer has staged. Several of one transfer may be told of; one of them is sealed."""
 
     transfer: TransferId
@@ -159,19 +159,19 @@ class Moved(msgspec.Struct, frozen=True, array_like=True, tag="moved"):
     """By links on one machine rather than over Flight."""
 
 
-class Different(msgspec.Struct, frozen=True, array_like=True, tag="different"):
+class BucketDifference(msgspec.Struct, frozen=True, array_like=True, tag="different"):
     """A bucket that is not the same on all replicas: for each of them its hash and how many rows it holds."""
 
     range: TokenRange
     replicas: tuple[tuple[HostId, bytes, int], ...]
 
 
-class Compared(msgspec.Struct, frozen=True, array_like=True, tag="compared"):
-    """A range that was compared; the `Different` ones of it are told of apart."""
+class ComparisonResult(msgspec.Struct, frozen=True, array_like=True, tag="compared"):
+    """A range that was compared; the `BucketDifference` ones of it are told of apart."""
 
     range: TokenRange
     buckets: int
     rows: int
 
 
-Result = Moved | Different | Compared
+TransferResult = MoveResult | BucketDifference | ComparisonResult

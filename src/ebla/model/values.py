@@ -143,7 +143,7 @@ def encode(kind: CqlType, value: Any) -> bytes:
 
 
 def decode(kind: CqlType, data: bytes) -> Any:
-    """The Python value of bytes that `refuse` accepts."""
+    """The Python value of bytes that `validation_error` accepts."""
     match kind:
         case ScalarType(scalar=scalar):
             return _CODECS[scalar][1](data)
@@ -167,7 +167,7 @@ def decode_or_none(kind: CqlType, data: bytes | None) -> Any:
     return None if data is None else decode(kind, data)
 
 
-def refuse(kind: CqlType, data: bytes) -> str | None:
+def validation_error(kind: CqlType, data: bytes) -> str | None:
     """Why these bytes are no value of the type, in words; None where they are one."""
     if isinstance(kind, ScalarType):
         return _refuse_scalar(kind.scalar, data)
@@ -272,7 +272,7 @@ def _refuse_parts(kind: CqlType, data: bytes) -> str | None:
     for one, part in inner:
         if part is None and not nulls_allowed:
             return f"a {kind} holds no nulls"
-        if part is not None and (reason := refuse(one, part)) is not None:
+        if part is not None and (reason := validation_error(one, part)) is not None:
             return reason
     return None
 

@@ -1,7 +1,7 @@
 """`python -m ebla.node control --options FILE` is a node: its control process, which starts the others.
 
-Those have doors of their own, `python -m ebla.node.shard_role …`, `python -m ebla.node.bulk_role …` and `python
--m ebla.node.pipeline_role …`: a process loads what it runs and nothing else, which is most of the time that its start
+Those have doors of their own, `python -m ebla.node.shard …`, `python -m ebla.node.bulk …` and `python
+-m ebla.node.pipeline …`: a process loads what it runs and nothing else, which is most of the time that its start
 takes.
 """
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from ebla.model.errors import EblaError
-from ebla.node.control_role import Start, run_control
+from ebla.node.control import StartArguments, run_control
 from ebla.node.process import EXIT_REFUSED, add_options
 from ebla.options import load
 from ebla.runtime.process_limits import raise_open_files
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = load(chosen.options, chosen.set)
         raise_open_files(options.limits.open_files_min)
-        return run_control(options, Start(chosen.options, tuple(chosen.set), chosen.join))
+        return run_control(options, StartArguments(chosen.options, tuple(chosen.set), chosen.join))
     except EblaError as error:
         sys.stderr.write(f"ebla: {error}\n")
         return EXIT_REFUSED

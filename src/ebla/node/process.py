@@ -9,24 +9,24 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ebla.model.error_groups import leaves
+from ebla.model.error_groups import leaf_errors
 from ebla.model.errors import EblaError
+from ebla.observe.event_reporter import EventReporter
 from ebla.observe.events import Severity, Sink
 from ebla.observe.observer import Observer
-from ebla.observe.sinks import ForPeople, JsonLines
+from ebla.observe.sinks import JsonLines, TextLines
 from ebla.options import LogFormat, NodeOptions, OptionsError, load
 from ebla.ports.clock import Clock
-from ebla.runtime.data_folder import DataFolder, Identity
+from ebla.runtime.data_folder import DataFolder, NodeIdentity
 from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.process_limits import raise_open_files
-from ebla.runtime.supervise import PARENT_FLAG, PIPE_FLAG
-from ebla.wire.report import Report
+from ebla.runtime.supervisor import PARENT_FLAG, PIPE_FLAG
 
 EXIT_OK = 0
 EXIT_REFUSED = 1
 EXIT_GAVE_UP = 3
-ASK_SHARE = 0.6
+CHILD_STOP_SHARE = 0.6
 """Of the time for a stop, what a child has to end by itself; the rest is for killing, reaping and closing."""
 
 WARNINGS = (
@@ -104,7 +104,7 @@ def run_process(work: Coroutine[Any, Any, Any]) -> Any:
             return runner.run(work)
     except BaseExceptionGroup as group:
         # An error that was foreseen has words for the operator; any other is a defect and shows its trace.
-        errors = list(leaves(group))
+        errors = list(leaf_errors(group))
         if all(isinstance(error, EblaError) for error in errors):
             raise errors[0] from group
         raise
@@ -130,11 +130,11 @@ def on_signal(number: signal.Signals, act: Callable[[], object]) -> None:
     asyncio.get_running_loop().add_signal_handler(number, act)
 
 
-class Reloaded(Protocol):
+class Reloadable(Protocol):
     def reload(self) -> None: ...
 
 
-def reload_tls(contexts: Sequence[Reloaded], report: Report) -> bool:
+def reload_tls(contexts: Sequence[Reloadable], report: EventReporter) -> bool:
     try:
         for each in contexts:
             each.reload()
@@ -145,7 +145,7 @@ def reload_tls(contexts: Sequence[Reloaded], report: Report) -> bool:
     return True
 
 
-def identity_of(options: NodeOptions) -> Identity:
+def identity_of(options: NodeOptions) -> NodeIdentity:
     folder = DataFolder(options.folder)
     identity = folder.read_identity()
     if identity is None:
@@ -153,7 +153,7 @@ def identity_of(options: NodeOptions) -> Identity:
     return identity
 
 
-def reporter(clock: Clock, process: str, log_format: LogFormat) -> Report:
+def reporter(clock: Clock, process: str, log_format: LogFormat) -> EventReporter:
     observer = Observer(clock, [_sink(log_format)])
 
     def report(event: str, details: Mapping[str, object]) -> None:
@@ -167,6 +167,6 @@ def _sink(log_format: LogFormat) -> Sink:
     match log_format:
         case LogFormat.PEOPLE:
             at_terminal = sys.stderr.isatty()
-            return ForPeople(sys.stderr, colour=at_terminal, dated=not at_terminal)
+            return TextLines(sys.stderr, colour=at_terminal, dated=not at_terminal)
         case LogFormat.JSON:
             return JsonLines(sys.stderr)

@@ -11,7 +11,7 @@ FIELD_CHARS_MAX = 2_000
 
 NAME_PATTERN = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 
-Field = str | int | float | bool | None
+FieldValue = str | int | float | bool | None
 
 
 class Severity(enum.StrEnum):
@@ -23,29 +23,29 @@ class Severity(enum.StrEnum):
     """Something asked for did not happen."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class LogEvent(msgspec.Struct, frozen=True):
     wall_us: int
     severity: Severity
     name: str
     """`area.what_happened`, the same words each time: what varies is in the fields."""
     subject: str
     """Whose story it belongs to: a node, a tablet, an activity, a peer. Empty for the process itself."""
-    fields: dict[str, Field]
+    fields: dict[str, FieldValue]
 
     def __post_init__(self) -> None:
         assert NAME_PATTERN.fullmatch(self.name), f"{self.name!r} is no event name: area.what_happened"
 
 
-Sink = Callable[[Event], None]
+Sink = Callable[[LogEvent], None]
 """Writes one event down. May raise `OSError` or `ValueError` where its stream is gone."""
 
 
-def plain_fields(values: Mapping[str, object]) -> dict[str, Field]:
+def field_values(values: Mapping[str, object]) -> dict[str, FieldValue]:
     """Values as they are written: numbers and truths stay, everything else is its text, cut at the bound."""
     return {name: _plain(value) for name, value in values.items()}
 
 
-def _plain(value: object) -> Field:
+def _plain(value: object) -> FieldValue:
     if value is None or type(value) in (bool, int, float):
         return value  # type: ignore[return-value]  # mypy does not narrow by `type(...) in`
     text = str(value)

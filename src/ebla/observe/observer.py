@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ebla.observe.events import Event, Severity, Sink, plain_fields
+from ebla.observe.events import LogEvent, Severity, Sink, field_values
 from ebla.observe.metrics import Metrics
 from ebla.observe.story import Stories, Story
 from ebla.ports.clock import Clock
@@ -23,7 +23,7 @@ class Observer:
         self._counted = self.metrics.counter("events_total", "Events told.", labels=("severity",))
 
     def emit(self, name: str, subject: str = "", /, *, severity: Severity = Severity.NOTE, **fields: object) -> None:
-        event = Event(self._clock.wall_us(), severity, name, subject, plain_fields(fields))
+        event = LogEvent(self._clock.wall_us(), severity, name, subject, field_values(fields))
         self._counted.series(severity.value).add()
         if subject:
             self._stories.record(event)

@@ -6,7 +6,7 @@ from typing import TextIO
 
 import msgspec
 
-from ebla.observe.events import Event, Field, Severity
+from ebla.observe.events import FieldValue, LogEvent, Severity
 
 NAME_COLUMNS = 28
 SUBJECT_COLUMNS = 16
@@ -23,8 +23,8 @@ class JsonLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __call__(self, event: Event) -> None:
-        line: dict[str, Field] = {
+    def __call__(self, event: LogEvent) -> None:
+        line: dict[str, FieldValue] = {
             "time": timestamp(event.wall_us),
             "severity": event.severity.value,
             "event": event.name,
@@ -35,7 +35,7 @@ class JsonLines:
         self._stream.flush()
 
 
-class ForPeople:
+class TextLines:
     """One aligned line an event, in colour where asked for (a terminal), with its date in a log that lasts for days."""
 
     def __init__(self, stream: TextIO, *, colour: bool, dated: bool = False) -> None:
@@ -43,7 +43,7 @@ class ForPeople:
         self._colour = colour
         self._time_from = 0 if dated else 11
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: LogEvent) -> None:
         time = timestamp(event.wall_us)[self._time_from : -1]
         line = f"{event.name:<{NAME_COLUMNS}} {one_line(event.subject):<{SUBJECT_COLUMNS}} {field_text(event)}".rstrip()
         if self._colour:
@@ -55,12 +55,12 @@ class ForPeople:
         self._stream.flush()
 
 
-def phrase(event: Event) -> str:
+def event_text(event: LogEvent) -> str:
     """The event without its time and subject, for a page that shows those itself."""
     return f"{event.name} {field_text(event)}".rstrip()
 
 
-def field_text(event: Event) -> str:
+def field_text(event: LogEvent) -> str:
     return " ".join(f"{name}={_value_text(value)}" for name, value in event.fields.items())
 
 
@@ -74,7 +74,7 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
-def _value_text(value: Field) -> str:
+def _value_text(value: FieldValue) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
     shown = one_line(value)

@@ -6,8 +6,8 @@ An error that carries the story of its subject explains itself where it is read,
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from ebla.observe.events import Event
-from ebla.observe.sinks import phrase, timestamp
+from ebla.observe.events import LogEvent
+from ebla.observe.sinks import event_text, timestamp
 
 STORY_EVENTS_MAX = 64
 STORIES_MAX = 1_024
@@ -16,16 +16,16 @@ STORIES_MAX = 1_024
 @dataclass(frozen=True, slots=True)
 class Story:
     subject: str
-    events: tuple[Event, ...]
+    events: tuple[LogEvent, ...]
     """The last ones, oldest first."""
-    forgotten: int
+    dropped_events: int
     """How many came before those."""
 
     def __str__(self) -> str:
         lines = [f"the story of {self.subject}:"]
-        if self.forgotten:
-            lines.append(f"  … {self.forgotten} earlier events")
-        lines += [f"  {timestamp(event.wall_us)} {phrase(event)}" for event in self.events]
+        if self.dropped_events:
+            lines.append(f"  … {self.dropped_events} earlier events")
+        lines += [f"  {timestamp(event.wall_us)} {event_text(event)}" for event in self.events]
         return "\n".join(lines)
 
     def attach(self, error: BaseException) -> None:
@@ -42,10 +42,10 @@ class Stories:
         assert stories_max > 0
         self._events_max = events_max
         self._stories_max = stories_max
-        self._events: OrderedDict[str, deque[Event]] = OrderedDict()
+        self._events: OrderedDict[str, deque[LogEvent]] = OrderedDict()
         self._forgotten: dict[str, int] = {}
 
-    def record(self, event: Event) -> None:
+    def record(self, event: LogEvent) -> None:
         events = self._events.get(event.subject)
         if events is None:
             events = self._begin(event.subject)
@@ -62,11 +62,11 @@ class Stories:
         """The longest silent first."""
         return tuple(self._events)
 
-    def _begin(self, subject: str) -> deque[Event]:
+    def _begin(self, subject: str) -> deque[LogEvent]:
         if len(self._events) == self._stories_max:
             silent, _ = self._events.popitem(last=False)
             del self._forgotten[silent]
-        events: deque[Event] = deque(maxlen=self._events_max)
+        events: deque[LogEvent] = deque(maxlen=self._events_max)
         self._events[subject] = events
         self._forgotten[subject] = 0
         return events

@@ -11,7 +11,7 @@ from pathlib import Path
 from ebla.pipeline.java import Java
 
 
-def default_folder(environment: Mapping[str, str]) -> Path | None:
+def default_archive_folder(environment: Mapping[str, str]) -> Path | None:
     """Where a user's programs keep what can be made again; None where the user has no such place."""
     if cache := environment.get("XDG_CACHE_HOME", ""):
         return Path(cache, "ebla", "spark-classes")

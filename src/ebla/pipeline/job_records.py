@@ -14,16 +14,16 @@ import msgspec
 from ebla.group0.commands import Done
 from ebla.model.errors import EblaError
 from ebla.model.identity import JobId
-from ebla.model.stored import Stored, decode_stored, encode_stored
-from ebla.model.transaction import Change, Condition, Delete, Put, Revision, Transaction, Unchanged
-from ebla.wire.group0_messages import ExecuteRequest, ReadRequest, WatchAnswer
-from ebla.wire.group0_pages import WatchPages
-from ebla.wire.jobs import JOBS_PREFIX, PIPELINE_KEY, Job, PipelineState, job_key
-from ebla.wire.report import Report
+from ebla.model.records.jobs import JOBS_PREFIX, PIPELINE_KEY, JobRecord, PipelineState, job_key
+from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
+from ebla.model.transaction import Change, Condition, DeleteKey, KeyUnchanged, PutKey, Revision, Transaction
+from ebla.observe.event_reporter import EventReporter
+from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest, WatchAnswer
+from ebla.wire.group0_pages import WatchPager
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_READ, GROUP0_WATCH, A, Q, Verb
 
 
-class AskControl(Protocol):
+class ControlCall(Protocol):
     async def __call__(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
 
 
@@ -32,18 +32,18 @@ class RecordLimits:
     watch_ms: int = 10_000
     """How long control may hold a question that has nothing to tell."""
     answer_ms: int = 10_000
-    again_ms: int = 500
+    retry_ms: int = 500
     """The pause after a call that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    stored: Stored[Job]
+    stored: StoredValue[JobRecord]
     revision: Revision
 
 
 class JobRecords:
-    def __init__(self, ask: AskControl, limits: RecordLimits, report: Report) -> None:
+    def __init__(self, ask: ControlCall, limits: RecordLimits, report: EventReporter) -> None:
         self._ask = ask
         self._limits = limits
         self._report = report
@@ -51,7 +51,7 @@ class JobRecords:
         self.loaded = asyncio.Event()
         self.on_change: Callable[[], None] = _nothing
 
-    def jobs(self) -> Mapping[JobId, Job]:
+    def jobs(self) -> Mapping[JobId, JobRecord]:
         return {job_id: kept.stored.value for job_id, kept in self._kept.items()}
 
     # ---- following
@@ -59,14 +59,14 @@ class JobRecords:
     async def follow(self) -> None:
         """Until cancelled."""
         limits = self._limits
-        pages = WatchPages(JOBS_PREFIX)
+        pages = WatchPager(JOBS_PREFIX)
         while True:
             try:
                 told = await self._ask(GROUP0_WATCH, pages.request(limits.watch_ms), limits.watch_ms + limits.answer_ms)
                 answer = pages.take(told)
             except EblaError:
-                pages = WatchPages(JOBS_PREFIX)
-                await asyncio.sleep(limits.again_ms / 1000)
+                pages = WatchPager(JOBS_PREFIX)
+                await asyncio.sleep(limits.retry_ms / 1000)
                 continue
             if answer is not None:
                 self._take(answer)
@@ -94,10 +94,10 @@ class JobRecords:
         elif job is not None:
             del self._kept[job]
 
-    def _decoded(self, key: str, value: bytes) -> Stored[Job] | None:
+    def _decoded(self, key: str, value: bytes) -> StoredValue[JobRecord] | None:
         """None for what a newer release has written in a way that this one cannot read: it is none of its jobs."""
         try:
-            stored = decode_stored(Job, value)
+            stored = decode_stored(JobRecord, value)
         except (msgspec.MsgspecError, ValueError) as error:
             self._report("jobs.unreadable", {"key": key, "cause": str(error)})
             return None
@@ -105,10 +105,10 @@ class JobRecords:
 
     # ---- writing
 
-    async def write(self, job: JobId, change: Callable[[Job], Job | None]) -> Job | None:
+    async def write(self, job: JobId, change: Callable[[JobRecord], JobRecord | None]) -> JobRecord | None:
         """The record as it was written; None where it is gone or `change` has no place on what it is by then. Tries
         until it knows."""
-        tried: Job | None = None
+        tried: JobRecord | None = None
         while True:
             kept = self._kept.get(job)
             if kept is None:
@@ -121,9 +121,9 @@ class JobRecords:
             if wanted == kept.stored.value or await self._write_once(job, kept, wanted):
                 return wanted
             tried = wanted
-            await self.read_again(job)
+            await self.reread(job)
 
-    async def try_write(self, job: JobId, change: Callable[[Job], Job | None]) -> None:
+    async def try_write(self, job: JobId, change: Callable[[JobRecord], JobRecord | None]) -> None:
         """Once; what comes of it the watch will tell."""
         kept = self._kept.get(job)
         wanted = None if kept is None else change(kept.stored.value)
@@ -134,16 +134,16 @@ class JobRecords:
         kept = self._kept.get(job)
         if kept is not None:
             key = job_key(job)
-            if await self._execute((Unchanged(key, kept.revision),), Delete(key)) is not None:
+            if await self._execute((KeyUnchanged(key, kept.revision),), DeleteKey(key)) is not None:
                 self._kept.pop(job, None)
 
-    async def tell_state(self, state: PipelineState) -> bool:
-        return await self._execute((), Put(PIPELINE_KEY, encode_stored(Stored(state)))) is not None
+    async def publish_state(self, state: PipelineState) -> bool:
+        return await self._execute((), PutKey(PIPELINE_KEY, encode_stored(StoredValue(state)))) is not None
 
-    async def _write_once(self, job: JobId, kept: _Kept, wanted: Job) -> bool:
+    async def _write_once(self, job: JobId, kept: _Kept, wanted: JobRecord) -> bool:
         key = job_key(job)
         stored = kept.stored.with_value(wanted)
-        revision = await self._execute((Unchanged(key, kept.revision),), Put(key, encode_stored(stored)))
+        revision = await self._execute((KeyUnchanged(key, kept.revision),), PutKey(key, encode_stored(stored)))
         if revision is None:
             return False
         self._kept[job] = _Kept(stored, revision)
@@ -155,18 +155,18 @@ class JobRecords:
         try:
             answer = (await self._ask(GROUP0_EXECUTE, request, self._limits.answer_ms)).answer
         except EblaError:
-            await asyncio.sleep(self._limits.again_ms / 1000)
+            await asyncio.sleep(self._limits.retry_ms / 1000)
             return None
         return answer.revision if isinstance(answer, Done) else None
 
-    async def read_again(self, job: JobId) -> Job | None:
+    async def reread(self, job: JobId) -> JobRecord | None:
         """As a quorum knows it; None: it is gone."""
         key = job_key(job)
         while True:
             try:
-                answer = await self._ask(GROUP0_READ, ReadRequest((key,)), self._limits.answer_ms)
+                answer = await self._ask(GROUP0_READ, Group0ReadRequest((key,)), self._limits.answer_ms)
             except EblaError:
-                await asyncio.sleep(self._limits.again_ms / 1000)
+                await asyncio.sleep(self._limits.retry_ms / 1000)
                 continue
             found = next((one for one in answer.found if one.key == key), None)
             if found is None:

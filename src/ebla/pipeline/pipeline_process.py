@@ -8,21 +8,21 @@ and then their records and sessions keep them apart.
 import asyncio
 from dataclasses import dataclass, field
 
+from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
+from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import EblaError
-from ebla.pipeline.doors import DoorPlaces, WireDoors
-from ebla.pipeline.job_queue import JobQueue, QueueLimits, QueueSetup
+from ebla.observe.event_reporter import EventReporter
+from ebla.pipeline.job_queue import JobQueue, QueueConfig, QueueLimits
+from ebla.pipeline.job_run import RunDeps, RunLimits
 from ebla.pipeline.job_runner import JobRunner
-from ebla.pipeline.runs import RunLimits, RunParts
-from ebla.pipeline.transfer_steps import StepLimits, TransferSteps
-from ebla.ports.surroundings import Surroundings
-from ebla.ports.transfers import EngineState, Transfers
+from ebla.ports.environment import Environment
+from ebla.ports.transfer_engine import EngineState, TransferEngine
+from ebla.transfers.cluster_client import ClusterAddresses, WireClusterClient
+from ebla.transfers.transfer_client import TransferCallLimits, TransferClient
 from ebla.wire.feed_messages import ChildReport
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext
-from ebla.wire.report import Report
-from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
-from ebla.wire.topology_view import TopologyView, View
 from ebla.wire.verbs import CHILD_BEAT, ChildBeatRequest
 
 NAME = "pipeline"
@@ -35,16 +35,16 @@ class PipelineLimits:
     """A pipeline whose control is silent for so long runs nothing."""
     queue: QueueLimits = field(default_factory=QueueLimits)
     run: RunLimits = field(default_factory=RunLimits)
-    steps: StepLimits = field(default_factory=StepLimits)
+    steps: TransferCallLimits = field(default_factory=TransferCallLimits)
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSetup:
+class PipelineConfig:
     introduction: Introduction
     """Its process name is the one its control knows it by."""
-    places: DoorPlaces
+    places: ClusterAddresses
     wire: WireLimits
-    report: Report
+    report: EventReporter
     pid: int
     limits: PipelineLimits = field(default_factory=PipelineLimits)
 
@@ -52,29 +52,31 @@ class PipelineSetup:
 class PipelineProcess:
     """The engine comes from outside, running."""
 
-    def __init__(self, surroundings: Surroundings, setup: PipelineSetup, transfers: Transfers) -> None:
-        self._surroundings = surroundings
+    def __init__(self, environment: Environment, setup: PipelineConfig, transfers: TransferEngine) -> None:
+        self._environment = environment
         self._setup = setup
         self._transfers = transfers
-        self._doors: WireDoors | None = None
+        self._doors: WireClusterClient | None = None
         self._acts = asyncio.Event()
         self._rests = asyncio.Event()
         self._rests.set()
         self.view = TopologyView()
 
     @property
-    def acts(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it takes jobs up now."""
         return self._acts.is_set()
 
     async def run(self) -> None:
         """Until cancelled."""
-        setup, around = self._setup, self._surroundings
+        setup, around = self._setup, self._environment
         async with asyncio.TaskGroup() as tasks:
-            context = PeersContext(around.transport, around.chance, setup.introduction, setup.wire, setup.report)
-            self._doors = doors = WireDoors(tasks, context, setup.places)
+            context = PeersContext(around.transport, around.rng, setup.introduction, setup.wire, setup.report)
+            self._doors = doors = WireClusterClient(tasks, context, setup.places)
             ours, poll_ms = setup.introduction, setup.limits.heartbeat_ms
-            following = FollowerSetup(ours.process, setup.pid, ours.host, around.clock, setup.report, poll_ms=poll_ms)
+            following = TopologyFollowerConfig(
+                ours.process, setup.pid, ours.host, around.clock, setup.report, poll_ms=poll_ms
+            )
             follower = TopologyFollower(doors, following, self.view, self, self._report_of)
             tasks.create_task(follower.run())
             tasks.create_task(self._keep_in_touch(doors))
@@ -85,19 +87,19 @@ class PipelineProcess:
 
     # ---- jobs, while control leads
 
-    async def _take_turns(self, doors: WireDoors) -> None:
-        setup, around = self._setup, self._surroundings
+    async def _take_turns(self, doors: WireClusterClient) -> None:
+        setup, around = self._setup, self._environment
         while True:
             await self._acts.wait()
             setup.report("pipeline.acts", {})
-            steps = TransferSteps(doors, around.chance, setup.limits.steps, setup.report)
-            parts = RunParts(steps, self._transfers, self.view, around.clock, around.chance, setup.limits.run)
+            steps = TransferClient(doors, around.rng, setup.limits.steps, setup.report)
+            parts = RunDeps(steps, self._transfers, self.view, around.clock, around.rng, setup.limits.run)
             queue = JobQueue(
                 doors.control,
                 JobRunner(parts),
                 self._transfers,
-                QueueSetup(
-                    setup.introduction.host, setup.pid, around.clock, around.chance, setup.report, setup.limits.queue
+                QueueConfig(
+                    setup.introduction.host, setup.pid, around.clock, around.rng, setup.report, setup.limits.queue
                 ),
             )
             async with asyncio.TaskGroup() as tasks:
@@ -107,28 +109,28 @@ class PipelineProcess:
                 acting.cancel()
             setup.report("pipeline.rests", {})
 
-    def _turn(self, *, acts: bool) -> None:
-        set_now, clear_now = (self._acts, self._rests) if acts else (self._rests, self._acts)
+    def _turn(self, *, is_active: bool) -> None:
+        set_now, clear_now = (self._acts, self._rests) if is_active else (self._rests, self._acts)
         set_now.set()
         clear_now.clear()
 
     # ---- control
 
-    async def _keep_in_touch(self, doors: WireDoors) -> None:
-        setup, clock = self._setup, self._surroundings.clock
+    async def _keep_in_touch(self, doors: WireClusterClient) -> None:
+        setup, clock = self._setup, self._environment.clock
         heard_ms = clock.boot_ms()
         while True:
-            asked_ms = clock.boot_ms()
-            ready = self.acts and self._transfers.status().state is EngineState.READY
+            sent_ms = clock.boot_ms()
+            ready = self.is_active and self._transfers.status().state is EngineState.READY
             beat = ChildBeatRequest(setup.introduction.process, setup.pid, serving=ready)
             try:
                 answer = await doors.control(CHILD_BEAT, beat, setup.limits.heartbeat_ms)
             except EblaError:
                 if clock.boot_ms() - heard_ms >= setup.limits.silence_ms:
-                    self._turn(acts=False)
+                    self._turn(is_active=False)
             else:
-                heard_ms = asked_ms
-                self._turn(acts=answer.serving and self.view.is_known)
+                heard_ms = sent_ms
+                self._turn(is_active=answer.serving and self.view.is_known)
             await asyncio.sleep(setup.limits.heartbeat_ms / 1000)
 
     # ---- the topology
@@ -136,11 +138,11 @@ class PipelineProcess:
     async def prepare(self, view: View, before: View | None) -> None:
         """Nothing: no file here belongs to a version."""
 
-    def installed(self, view: View) -> None:
+    def on_view_installed(self, view: View) -> None:
         assert self._doors is not None, "it follows while it runs"
         self._doors.follow(view.snapshot)
 
     def _report_of(self, view: View) -> ChildReport:
         """No barrier waits for it: it holds no version, and its effects are other processes' under a session."""
         name, pid = self._setup.introduction.process, self._setup.pid
-        return ChildReport(name, pid, view.version, view.fence, view.version, pending_open=True)
+        return ChildReport(name, pid, view.version, view.fence, view.version, pending_replicas_open=True)

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
-from ebla.storage.columns import KEY, STORED, Shape, chunk_of
-from ebla.storage.merge import key_spans
-from ebla.storage.merge_chunks import merge_chunks, rows_before, rows_through
-from ebla.storage.row_file import ROWS_SCHEMA
+from ebla.storage.codec.row_file import ROWS_SCHEMA
+from ebla.storage.columns.chunks import KEY, STORED, ChunkShape, chunk_of
+from ebla.storage.merge.chunk_merge import merge_chunks, rows_before, rows_through
+from ebla.storage.merge.row_merge import key_spans
 
 
-class Replicas:
+class ReplicaMerge:
     """The streams of all sources, each in key order, merged by cells. What a source had of the rows that were merged
     last is kept until it is asked for, for those sources that are named."""
 
@@ -36,7 +36,7 @@ class Replicas:
             yield from self._streams[0]
             return
         assert self._schema is not None
-        shape = Shape(self._schema)
+        shape = ChunkShape(self._schema)
         chunks = [(chunk_of(shape, *batch.columns) for batch in stream) for stream in self._streams]
         for chunk in merge_chunks(shape, chunks):
             yield pa.RecordBatch.from_arrays([chunk.column(KEY), chunk.column(STORED)], schema=ROWS_SCHEMA)
@@ -71,7 +71,7 @@ class Replicas:
         return pa.Table.from_batches(taken, schema=ROWS_SCHEMA).combine_chunks()
 
 
-def clipped(rows: pa.RecordBatch, to: TokenRange) -> list[pa.RecordBatch]:
+def clip_rows(rows: pa.RecordBatch, to: TokenRange) -> list[pa.RecordBatch]:
     """The rows of a batch, in key order, whose tokens are in the range."""
     parts = []
     for start, end in key_spans(to):

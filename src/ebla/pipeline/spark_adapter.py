@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from ebla.ports.transfers import TaskCounts
+from ebla.ports.transfer_engine import TaskCounts
 
 
 class SparkAdapter(Protocol):

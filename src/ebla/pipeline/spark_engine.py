@@ -14,19 +14,19 @@ from typing import TypeVar
 from py4j.protocol import Py4JError
 
 from ebla.model.identity import JobId
-from ebla.model.transfers import Result, Work
+from ebla.model.transfers import TransferResult, TransferTask
 from ebla.pipeline.class_training import ClassTraining
 from ebla.pipeline.spark_adapter import ClassicAdapter, SparkAdapter
-from ebla.pipeline.spark_jobs import JobContext, carry_out
-from ebla.pipeline.spark_session import SessionStart, WarmSession
+from ebla.pipeline.spark_jobs import SparkJobContext, run_spark_job
+from ebla.pipeline.spark_session import SparkRuntime, SparkStart
 from ebla.pipeline.spark_settings import SparkOptions
-from ebla.ports.transfers import EngineState, EngineStatus, PipelineUnavailable, TaskCounts
+from ebla.ports.transfer_engine import EngineState, EngineStatus, PipelineUnavailable, TaskCounts
 
 T = TypeVar("T")
 
 JOBS_MAX = 16
 """At the same time; more wait for their turn."""
-LOOK_S = 0.25
+POLL_S = 0.25
 """How often a running job's tasks are counted, and whether Spark is still there is looked at."""
 SILENCE_MAX_S = 30.0
 """A Java process that answers nothing for so long is ended."""
@@ -34,17 +34,17 @@ DEATH_NOTICE_S = 2.0
 """Between the end of connections to the Java process and its own."""
 ABORT_S = 10.0
 """Within which a start that is broken off has cleared away what it made."""
-CANCEL_AGAIN_S = 0.2
+CANCEL_RETRY_S = 0.2
 CANCEL_TRIES_MAX = 150
 RESTART_FIRST_S = 1.0
 RESTART_MAX_S = 60.0
-STEADY_S = 300.0
+STABLE_AFTER_S = 300.0
 """A session that has lived so long does not count as one that fails: patience begins anew."""
 
 
 @dataclass(slots=True)
 class _Live:
-    session: WarmSession
+    session: SparkRuntime
     adapter: SparkAdapter
     lost: str = ""
     """Why it cannot be used any more."""
@@ -89,14 +89,14 @@ class SparkEngine:
             sum(one.done for one in counts), sum(one.running for one in counts), sum(one.total for one in counts)
         )
 
-    async def run(self, job: JobId, work: Sequence[Work]) -> Sequence[Result]:
+    async def run(self, job: JobId, work: Sequence[TransferTask]) -> Sequence[TransferResult]:
         live = self._live
         if live is None:
             raise PipelineUnavailable(self._status.cause, advice="it is started again by itself")
         self._serial += 1
         running = _Running(job, f"{job}-{self._serial}")
-        context = JobContext(live.session, live.adapter, self._authority, self._options.task_bytes)
-        future = self._job_threads.submit(carry_out, context, running.tag, tuple(work), running.given_up)
+        context = SparkJobContext(live.session, live.adapter, self._authority, self._options.task_bytes)
+        future = self._job_threads.submit(run_spark_job, context, running.tag, tuple(work), running.given_up)
         self._running.append(running)
         try:
             return await self._follow(live, running, future)
@@ -106,11 +106,13 @@ class SparkEngine:
         finally:
             self._running.remove(running)
 
-    async def _follow(self, live: _Live, running: _Running, future: "Future[Sequence[Result]]") -> Sequence[Result]:
+    async def _follow(
+        self, live: _Live, running: _Running, future: "Future[Sequence[TransferResult]]"
+    ) -> Sequence[TransferResult]:
         ended = asyncio.wrap_future(future)
         ended.add_done_callback(_look_at_error)
         while True:
-            await asyncio.wait({ended}, timeout=LOOK_S)
+            await asyncio.wait({ended}, timeout=POLL_S)
             if ended.done():
                 return ended.result()
             if live.lost:
@@ -120,7 +122,7 @@ class SparkEngine:
             except (Py4JError, OSError):
                 pass  # the job itself finds out what is the matter
 
-    def _give_up(self, live: _Live, running: _Running, future: "Future[Sequence[Result]]") -> None:
+    def _give_up(self, live: _Live, running: _Running, future: "Future[Sequence[TransferResult]]") -> None:
         running.given_up.set()
         if not future.cancel() and not future.done():
             self._asking_threads.submit(_cancel_until_over, live.adapter, running.tag, future)
@@ -135,7 +137,7 @@ class SparkEngine:
             while True:
                 began = loop.time()
                 cause = await self._one_session()
-                failures = 1 if loop.time() - began > STEADY_S else failures + 1
+                failures = 1 if loop.time() - began > STABLE_AFTER_S else failures + 1
                 pause_s = min(RESTART_MAX_S, RESTART_FIRST_S * 2 ** (failures - 1))
                 self._say(EngineState.UNAVAILABLE, f"{cause}; it is started again in {pause_s:.0f} s")
                 await asyncio.sleep(pause_s)
@@ -148,7 +150,7 @@ class SparkEngine:
 
     async def _one_session(self) -> str:
         """Returns why it ended."""
-        start = SessionStart(self._options)
+        start = SparkStart(self._options)
         try:
             session = await self._started(start)
         except PipelineUnavailable as error:
@@ -169,7 +171,7 @@ class SparkEngine:
             live.lost = live.lost or "the pipeline is being stopped"
             await self._to_its_end(end)
 
-    async def _started(self, start: SessionStart) -> WarmSession:
+    async def _started(self, start: SparkStart) -> SparkRuntime:
         future = self._life_thread.submit(start.run)
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
@@ -188,7 +190,7 @@ class SparkEngine:
         loop = asyncio.get_running_loop()
         ready_at = loop.time()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             code = live.session.process.exit_code
             if code is not None:
                 return f"Spark's Java process ended ({_ended(code)})"
@@ -199,7 +201,7 @@ class SparkEngine:
                 return f"Spark's Java process has not answered for {SILENCE_MAX_S:.0f} s"
             if stopped:
                 return f"Spark at {self._options.master} has stopped"
-            await self._on(self._life_thread, live.session.process.keep_log_short)
+            await self._on(self._life_thread, live.session.process.rotate_log)
             await self._on(self._life_thread, lambda: self._training.look(live.session, loop.time() - ready_at))
 
     def _say(self, state: EngineState, cause: str) -> None:
@@ -225,30 +227,30 @@ class SparkEngine:
             raise cancelled
 
 
-def _broken_off(start: SessionStart, future: "Future[WarmSession]") -> None:
+def _broken_off(start: SparkStart, future: "Future[SparkRuntime]") -> None:
     start.abort()
     wait([future], ABORT_S)
 
 
 def _has_stopped(live: _Live) -> bool:
     """While its Java process goes on: the end of that is told apart."""
-    return not live.adapter.is_alive() and not live.session.process.ended_within(DEATH_NOTICE_S)
+    return not live.adapter.is_alive() and not live.session.process.wait_exit(DEATH_NOTICE_S)
 
 
-def _look_at_error(ended: "asyncio.Future[Sequence[Result]]") -> None:
+def _look_at_error(ended: "asyncio.Future[Sequence[TransferResult]]") -> None:
     """Whoever was cancelled does not ask how it ended, and asyncio would complain of that."""
     if not ended.cancelled():
         ended.exception()
 
 
-def _cancel_until_over(adapter: SparkAdapter, tag: str, future: "Future[Sequence[Result]]") -> None:
+def _cancel_until_over(adapter: SparkAdapter, tag: str, future: "Future[Sequence[TransferResult]]") -> None:
     """Again and again: its next job may have been on the way to Spark when the last one was cancelled."""
     for _ in range(CANCEL_TRIES_MAX):
         try:
             adapter.cancel(tag)
         except (Py4JError, OSError):
             return
-        if wait([future], CANCEL_AGAIN_S).done:
+        if wait([future], CANCEL_RETRY_S).done:
             return
 
 

@@ -8,45 +8,47 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from ebla.model.transfers import FileMove, RangeToCompare, Result, RowMove, Work
-from ebla.pipeline import hash_plan
-from ebla.pipeline.file_task import MoveFiles, encode_file_moves
-from ebla.pipeline.row_task import MoveRows, encode_row_moves
+from ebla.model.transfers import ComparisonTask, FileMove, RowMove, TransferResult, TransferTask
+from ebla.pipeline import hash_tasks
+from ebla.pipeline.file_tasks import FileMoveTask, encode_file_moves
+from ebla.pipeline.row_tasks import RowMoveTask, encode_row_moves
 from ebla.pipeline.spark_adapter import SparkAdapter
-from ebla.pipeline.spark_session import WarmSession
-from ebla.pipeline.task_bundles import bundles, few_bundles, file_bytes, row_bytes
-from ebla.pipeline.task_outcome import OUTCOME_SCHEMA, failure_in, results_of, work_failed
-from ebla.ports.transfers import PipelineUnavailable
+from ebla.pipeline.spark_session import SparkRuntime
+from ebla.pipeline.task_outcome import OUTCOME_SCHEMA, parse_failure, results_of, work_failed
+from ebla.ports.transfer_engine import PipelineUnavailable
+from ebla.transfers.task_bundles import file_move_bytes, pack_row_tasks, pack_tasks, row_move_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class JobContext:
-    session: WarmSession
+class SparkJobContext:
+    session: SparkRuntime
     adapter: SparkAdapter
     authority: bytes
     task_bytes: int
 
 
-class GivenUp(Exception):
+class JobAbandoned(Exception):
     """The job was cancelled; nobody waits for it any more."""
 
 
-def carry_out(context: JobContext, tag: str, work: Sequence[Work], given_up: threading.Event) -> Sequence[Result]:
+def run_spark_job(
+    context: SparkJobContext, tag: str, work: Sequence[TransferTask], given_up: threading.Event
+) -> Sequence[TransferResult]:
     """Raises `WorkFailed` and `PipelineUnavailable`."""
     files = [one for one in work if isinstance(one, FileMove)]
     rows = [one for one in work if isinstance(one, RowMove)]
-    ranges = [one for one in work if isinstance(one, RangeToCompare)]
-    steps: list[tuple[str, Callable[[], Sequence[Result]]]] = []
+    ranges = [one for one in work if isinstance(one, ComparisonTask)]
+    steps: list[tuple[str, Callable[[], Sequence[TransferResult]]]] = []
     if files:
         steps.append((f"copy files: {len(files)} transfers", lambda: _move_files(context, files)))
     if rows:
         steps.append((f"copy rows: {len(rows)} ranges", lambda: _move_rows(context, rows)))
     if ranges:
         steps.append((f"compare replicas: {len(ranges)} ranges", lambda: _compare(context, ranges)))
-    results: list[Result] = []
+    results: list[TransferResult] = []
     for description, step in steps:
         if given_up.is_set():
-            raise GivenUp
+            raise JobAbandoned
         try:
             with context.adapter.jobs(tag, description):
                 results += step()
@@ -60,46 +62,50 @@ def carry_out(context: JobContext, tag: str, work: Sequence[Work], given_up: thr
     return results
 
 
-def _move_files(context: JobContext, moves: Sequence[FileMove]) -> Sequence[Result]:
-    tasks = bundles([(move, file_bytes(move)) for move in moves], context.task_bytes, context.adapter.slots())
-    return _moved(context, MoveFiles(tuple(encode_file_moves(task) for task in tasks), context.authority))
+def _move_files(context: SparkJobContext, moves: Sequence[FileMove]) -> Sequence[TransferResult]:
+    tasks = pack_tasks([(move, file_move_bytes(move)) for move in moves], context.task_bytes, context.adapter.slots())
+    return _moved(context, FileMoveTask(tuple(encode_file_moves(task) for task in tasks), context.authority))
 
 
-def _move_rows(context: JobContext, moves: Sequence[RowMove]) -> Sequence[Result]:
-    tasks = few_bundles([(move, row_bytes(move)) for move in moves], context.task_bytes, context.adapter.slots())
-    return _moved(context, MoveRows(tuple(encode_row_moves(task) for task in tasks), context.authority))
+def _move_rows(context: SparkJobContext, moves: Sequence[RowMove]) -> Sequence[TransferResult]:
+    tasks = pack_row_tasks(
+        [(move, row_move_bytes(move)) for move in moves], context.task_bytes, context.adapter.slots()
+    )
+    return _moved(context, RowMoveTask(tuple(encode_row_moves(task) for task in tasks), context.authority))
 
 
-def _moved(context: JobContext, function: MoveFiles | MoveRows) -> Sequence[Result]:
+def _moved(context: SparkJobContext, function: FileMoveTask | RowMoveTask) -> Sequence[TransferResult]:
     outcomes = _numbered(context, len(function.tasks)).mapInArrow(function, OUTCOME_SCHEMA)
     return results_of([bytes(row.outcome) for row in outcomes.collect()])
 
 
-def _compare(context: JobContext, ranges: Sequence[RangeToCompare]) -> Sequence[Result]:
-    sized = [(order, order.size_bytes) for order in hash_plan.orders(ranges)]
-    tasks = few_bundles(sized, context.task_bytes, context.adapter.slots())
-    function = hash_plan.ReadHashes(tuple(hash_plan.encode_orders(task) for task in tasks), context.authority)
+def _compare(context: SparkJobContext, ranges: Sequence[ComparisonTask]) -> Sequence[TransferResult]:
+    sized = [(order, order.size_bytes) for order in hash_tasks.hash_reads(ranges)]
+    tasks = pack_row_tasks(sized, context.task_bytes, context.adapter.slots())
+    function = hash_tasks.HashTask(tuple(hash_tasks.encode_hash_reads(task) for task in tasks), context.authority)
     # Both questions are asked of what was read once.
-    hashes = _numbered(context, len(tasks)).mapInArrow(function, hash_plan.HASHES_SCHEMA).persist()
+    hashes = _numbered(context, len(tasks)).mapInArrow(function, hash_tasks.HASHES_SCHEMA).persist()
     try:
-        return hash_plan.results(ranges, hash_plan.differing(hashes).collect(), hash_plan.totals(hashes).collect())
+        return hash_tasks.compare_results(
+            ranges, hash_tasks.differing_buckets(hashes).collect(), hash_tasks.range_totals(hashes).collect()
+        )
     finally:
         hashes.unpersist()
 
 
-def _numbered(context: JobContext, tasks: int) -> DataFrame:
+def _numbered(context: SparkJobContext, tasks: int) -> DataFrame:
     """A row for each task, in a partition of its own: only so do tasks get exactly what was bundled for them."""
     return context.session.spark.range(0, tasks, 1, tasks).withColumnRenamed("id", "task")
 
 
-def _is_lost(context: JobContext) -> bool:
+def _is_lost(context: SparkJobContext) -> bool:
     return context.session.process.exit_code is not None or not context.adapter.is_alive()
 
 
-def _told(context: JobContext, error: Exception) -> Exception:
+def _told(context: SparkJobContext, error: Exception) -> Exception:
     if _is_lost(context):
         return PipelineUnavailable("Spark was lost while the job ran", advice="it is started again by itself")
-    return work_failed(failure_in(_text(error)))
+    return work_failed(parse_failure(_text(error)))
 
 
 def _text(error: Exception) -> str:

@@ -22,30 +22,30 @@ from pyspark.sql import SparkSession
 
 from ebla.pipeline.class_archive import archive_path
 from ebla.pipeline.java import Java, find_java, make_java_home
-from ebla.pipeline.java_process import JavaProcess, ProcessStart, emptied
-from ebla.pipeline.shipping import ship, warm_up
+from ebla.pipeline.java_process import JavaProcess, ProcessSpec, empty_folder
+from ebla.pipeline.package_shipping import ship, warm_up
 from ebla.pipeline.spark_settings import (
     SOCKET_FOLDER_LENGTH_MAX,
+    SparkFolders,
     SparkOptions,
-    SparkPlaces,
     spark_environment,
     spark_settings,
 )
 from ebla.pipeline.task_outcome import java_cause
-from ebla.ports.transfers import PipelineUnavailable
+from ebla.ports.transfer_engine import PipelineUnavailable
 
 SPARK_HOME = Path(pyspark.__file__).parent
-MASTER_ANSWERS_S = 5.0
+MASTER_TIMEOUT_S = 5.0
 JAVA_NICENESS = 9
 """Beyond our own: tasks move bytes, and this process has to be heard by its control while they do."""
 
 
 @dataclass(frozen=True, slots=True)
-class WarmSession:
+class SparkRuntime:
     spark: SparkSession
     java: Java
     process: JavaProcess
-    places: SparkPlaces
+    places: SparkFolders
 
     def stop(self) -> None:
         """Returns when no process of it is left. Spark stops by itself when its Java process exits, which unlike a call
@@ -60,27 +60,27 @@ class WarmSession:
 
     def _forget(self) -> None:
         forget_spark(self.spark.sparkContext)
-        remove_places(self.places)
+        remove_folders(self.places)
 
 
-class SessionStart:
+class SparkStart:
     """A start that can be broken off from another thread."""
 
-    def __init__(self, options: SparkOptions, archive_to_make: Path | None = None) -> None:
+    def __init__(self, options: SparkOptions, new_archive: Path | None = None) -> None:
         self._options = options
-        self._archive_to_make = archive_to_make
+        self._archive_to_make = new_archive
         self._lock = threading.Lock()
         self._process: JavaProcess | None = None
         self._aborted = False
 
-    def run(self) -> WarmSession:
+    def run(self) -> SparkRuntime:
         """Takes seconds. Raises `PipelineUnavailable`."""
         options = self._options
         if SparkContext._active_spark_context is not None:  # noqa: SLF001  # PySpark has no word for it
             raise PipelineUnavailable("this process has a Spark session already, and Spark allows one")
         check_masters(options)
         java = find_java(options.java_home, os.environ)
-        places = replace(make_places(options, java), archive_to_make=self._archive_to_make)
+        places = replace(make_folders(options, java), new_archive=self._archive_to_make)
         process = self._launch(places)
         try:
             spark = _connect(process, options)
@@ -88,17 +88,17 @@ class SessionStart:
                 ship(spark, places.work)
             warm_up(spark)
         except BaseException as error:
-            cause, words = said_by(error), process.last_words()
-            if places.archive is not None and not self._aborted and ended_by_itself(process.exit_code):
+            cause, words = error_text(error), process.log_tail()
+            if places.archive is not None and not self._aborted and has_crashed(process.exit_code):
                 # Whatever it was, it is not tried again with what was made on another day.
                 places.archive.unlink(missing_ok=True)
             process.kill()
             forget_spark(SparkContext._active_spark_context)  # noqa: SLF001  # there was none before: it is this one's
-            remove_places(places)
+            remove_folders(places)
             if isinstance(error, PipelineUnavailable) or not isinstance(error, Exception):
                 raise
             raise PipelineUnavailable(f"Spark did not start: {cause}; it said: {words}") from error
-        return WarmSession(spark, java, process, places)
+        return SparkRuntime(spark, java, process, places)
 
     def abort(self) -> None:
         """Returns when no process of it is left; `run` raises."""
@@ -107,13 +107,13 @@ class SessionStart:
             if self._process is not None:
                 self._process.kill()
 
-    def _launch(self, places: SparkPlaces) -> JavaProcess:
+    def _launch(self, places: SparkFolders) -> JavaProcess:
         command = [str(SPARK_HOME / "bin" / "spark-submit")]
         for name, value in sorted(spark_settings(self._options, places).items()):
             command += ["--conf", f"{name}={value}"]
         environment = spark_environment(self._options, places, os.environ)
         log = self._options.folder / "spark.log"
-        start = ProcessStart([*command, "pyspark-shell"], environment, places.work, log, JAVA_NICENESS)
+        start = ProcessSpec([*command, "pyspark-shell"], environment, places.work, log, JAVA_NICENESS)
         with self._lock:
             if self._aborted:
                 raise PipelineUnavailable("Spark is being stopped")
@@ -121,12 +121,12 @@ class SessionStart:
             return self._process
 
 
-def ended_by_itself(exit_code: int | None) -> bool:
+def has_crashed(exit_code: int | None) -> bool:
     """Not by one of those who end a start, a lost lead for one: the next start is no better without the archive."""
     return exit_code not in (None, -signal.SIGKILL, -signal.SIGTERM)
 
 
-def said_by(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """To be asked before the Java process is ended: an error of Java's asks it for its words, however late."""
     try:
         return java_cause(str(error))
@@ -139,7 +139,7 @@ def check_masters(options: SparkOptions) -> None:
     refused = []
     for place in options.masters:
         try:
-            with socket.create_connection(place, MASTER_ANSWERS_S):
+            with socket.create_connection(place, MASTER_TIMEOUT_S):
                 return
         except OSError as error:
             refused.append(f"{place[0]}:{place[1]} {error.strerror or error}")
@@ -151,7 +151,7 @@ def check_masters(options: SparkOptions) -> None:
 
 
 def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:
-    port, secret = process.wait_for_gateway(options.start_timeout_s)
+    port, secret = process.wait_gateway(options.start_timeout_s)
     _keep_traces_out_of_logs()
     with _told_gateway(port, secret):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]  # PySpark's own, without types
@@ -206,15 +206,15 @@ def forget_spark(context: SparkContext | None) -> None:
     SparkSession._instantiatedSession = None  # noqa: SLF001  # see above
 
 
-def make_places(options: SparkOptions, java: Java) -> SparkPlaces:
+def make_folders(options: SparkOptions, java: Java) -> SparkFolders:
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.event_log:
         _make_event_folder(Path(options.event_log))
-    return SparkPlaces(
+    return SparkFolders(
         java_home=make_java_home(java, options.folder),
         spark_home=SPARK_HOME,
         sockets=_socket_folder(options.folder),
-        work=emptied(options.folder / "work"),
+        work=empty_folder(options.folder / "work"),
         archive=_archive_for(options, java),
     )
 
@@ -237,7 +237,7 @@ def _socket_folder(folder: Path) -> Path:
         shutil.rmtree(note.read_text(), ignore_errors=True)
         note.unlink()
     if len(str(here)) <= SOCKET_FOLDER_LENGTH_MAX:
-        return emptied(here)
+        return empty_folder(here)
     elsewhere = Path(tempfile.mkdtemp(prefix="ebla-spark-"))
     note.write_text(str(elsewhere))
     return elsewhere
@@ -250,6 +250,6 @@ def _archive_for(options: SparkOptions, java: Java) -> Path | None:
     return path if path.is_file() else None
 
 
-def remove_places(places: SparkPlaces) -> None:
+def remove_folders(places: SparkFolders) -> None:
     for folder in (places.sockets, places.work):
         shutil.rmtree(folder, ignore_errors=True)

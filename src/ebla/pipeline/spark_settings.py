@@ -57,7 +57,7 @@ class SparkOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SparkPlaces:
+class SparkFolders:
     """What stands ready for a start."""
 
     java_home: Path
@@ -67,7 +67,7 @@ class SparkPlaces:
     """Emptied at each start."""
     archive: Path | None = None
     """Of classes, if there is one for this Java and Spark."""
-    archive_to_make: Path | None = None
+    new_archive: Path | None = None
 
 
 def master_with_tries(options: SparkOptions) -> str:
@@ -76,18 +76,18 @@ def master_with_tries(options: SparkOptions) -> str:
     return f"local[{local['slots'] or 1},{options.task_tries}]" if local else options.master
 
 
-def java_flags(options: SparkOptions, places: SparkPlaces) -> tuple[str, ...]:
+def java_flags(options: SparkOptions, places: SparkFolders) -> tuple[str, ...]:
     flags = ["-XX:+UseSerialGC", "-XX:-UsePerfData", f"-Djava.io.tmpdir={places.work}"]
     if options.is_embedded:
         flags.append("-XX:TieredStopAtLevel=1")
-    if places.archive_to_make is not None:
-        flags.append(f"-XX:ArchiveClassesAtExit={places.archive_to_make}")
+    if places.new_archive is not None:
+        flags.append(f"-XX:ArchiveClassesAtExit={places.new_archive}")
     elif places.archive is not None:
         flags += [f"-XX:SharedArchiveFile={places.archive}", "-Xshare:auto"]
     return tuple(flags)
 
 
-def spark_settings(options: SparkOptions, places: SparkPlaces) -> dict[str, str]:
+def spark_settings(options: SparkOptions, places: SparkFolders) -> dict[str, str]:
     settings = {
         "spark.app.name": APPLICATION,
         "spark.master": master_with_tries(options),
@@ -118,7 +118,7 @@ def spark_settings(options: SparkOptions, places: SparkPlaces) -> dict[str, str]
     return settings | dict(options.settings)
 
 
-def spark_environment(options: SparkOptions, places: SparkPlaces, around: Mapping[str, str]) -> dict[str, str]:
+def spark_environment(options: SparkOptions, places: SparkFolders, around: Mapping[str, str]) -> dict[str, str]:
     environment = {name: value for name, value in around.items() if name not in _FOREIGN}
     return environment | {
         "JAVA_HOME": str(places.java_home),

@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 
 from ebla.model.errors import EblaError, Fault
-from ebla.model.transfers import Compared, Different, Moved, Result
-from ebla.ports.transfers import WorkFailed
+from ebla.model.transfers import BucketDifference, ComparisonResult, MoveResult, TransferResult
+from ebla.ports.transfer_engine import WorkFailed
 
 OUTCOME_SCHEMA = "transfer string, attempt string, files int, rows bigint, bytes bigint, outcome binary"
 """The first ones are for who looks at Spark's pages; the last has it all."""
@@ -34,15 +34,15 @@ _JAVA_RAISED = re.compile(r"^(?:: |Caused by: )([\w.$]+(?:Error|Exception)\b.*)$
 _STAGE_FAILURE = re.compile(r"most recent failure: (?:Lost task [^:]*: )?([^\n]*)")
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+class TaskFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     kind: str
     message: str
 
 
-Outcome = Moved | Different | Compared | Failure
-_decoder = msgspec.msgpack.Decoder(Outcome)
+TaskOutcome = MoveResult | BucketDifference | ComparisonResult | TaskFailure
+_decoder = msgspec.msgpack.Decoder(TaskOutcome)
 _encoder = msgspec.msgpack.Encoder()
-_failure_decoder = msgspec.json.Decoder(Failure)
+_failure_decoder = msgspec.json.Decoder(TaskFailure)
 
 
 class TaskFailed(Exception):
@@ -53,8 +53,8 @@ class TaskFailed(Exception):
         super().__init__(f"{_CAUSE_MARK}{told}")
 
 
-def failure_of(error: BaseException) -> Failure:
-    return Failure(type(error).__name__, str(error)[:CAUSE_LENGTH_MAX])
+def failure_of(error: BaseException) -> TaskFailure:
+    return TaskFailure(type(error).__name__, str(error)[:CAUSE_LENGTH_MAX])
 
 
 def is_final(error: EblaError) -> bool:
@@ -62,14 +62,14 @@ def is_final(error: EblaError) -> bool:
     return error.fault is Fault.CALLER
 
 
-def moved_batch(outcomes: Sequence[Moved | Failure]) -> pa.RecordBatch:
+def moved_batch(outcomes: Sequence[MoveResult | TaskFailure]) -> pa.RecordBatch:
     rows = [_row(outcome) for outcome in outcomes]
     return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 
 
-def _row(outcome: Moved | Failure) -> dict[str, object]:
+def _row(outcome: MoveResult | TaskFailure) -> dict[str, object]:
     encoded = _encoder.encode(outcome)
-    if isinstance(outcome, Failure):
+    if isinstance(outcome, TaskFailure):
         return {"transfer": "", "attempt": "", "files": 0, "rows": 0, "bytes": 0, "outcome": encoded}
     return {
         "transfer": str(outcome.transfer),
@@ -81,22 +81,22 @@ def _row(outcome: Moved | Failure) -> dict[str, object]:
     }
 
 
-def results_of(outcomes: Sequence[bytes]) -> list[Result]:
+def results_of(outcomes: Sequence[bytes]) -> list[TransferResult]:
     """Raises `WorkFailed` with the first failure among them."""
-    results: list[Result] = []
+    results: list[TransferResult] = []
     for encoded in outcomes:
         outcome = _decoder.decode(encoded)
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, TaskFailure):
             raise work_failed(outcome)
         results.append(outcome)
     return results
 
 
-def work_failed(failure: Failure) -> WorkFailed:
+def work_failed(failure: TaskFailure) -> WorkFailed:
     return WorkFailed(f"a task failed: {failure.message or failure.kind}")
 
 
-def failure_in(text: str) -> Failure:
+def parse_failure(text: str) -> TaskFailure:
     """The first cause in what Spark says of a job that failed, without any stack trace."""
     if found := _CAUSE_LINE.search(text):
         try:
@@ -104,17 +104,17 @@ def failure_in(text: str) -> Failure:
         except msgspec.DecodeError:
             pass
     if found := _MISSING.search(text):
-        return Failure("ModuleNotFoundError", f"the Python that runs tasks lacks the package {found.group(1)}")
+        return TaskFailure("ModuleNotFoundError", f"the Python that runs tasks lacks the package {found.group(1)}")
     if "Python worker exited unexpectedly" in text or "Python worker process terminated" in text:
-        return Failure("WorkerLost", "the Python process of a task ended in each of its tries")
+        return TaskFailure("WorkerLost", "the Python process of a task ended in each of its tries")
     lines = _LAST_LINE.findall(text)
     raised = [(kind, message) for kind, message in lines if not kind.startswith(("org.", "java.", "scala."))]
     if raised:
         kind, message = raised[-1]
-        return Failure(kind.rpartition(".")[2], f"{kind.rpartition('.')[2]}: {message}"[:CAUSE_LENGTH_MAX])
+        return TaskFailure(kind.rpartition(".")[2], f"{kind.rpartition('.')[2]}: {message}"[:CAUSE_LENGTH_MAX])
     if found := _STAGE_FAILURE.search(text):
-        return Failure("SparkException", found.group(1)[:CAUSE_LENGTH_MAX])
-    return Failure("SparkException", (text.strip().splitlines() or ["no cause given"])[0][:CAUSE_LENGTH_MAX])
+        return TaskFailure("SparkException", found.group(1)[:CAUSE_LENGTH_MAX])
+    return TaskFailure("SparkException", (text.strip().splitlines() or ["no cause given"])[0][:CAUSE_LENGTH_MAX])
 
 
 def java_cause(text: str) -> str:

@@ -9,13 +9,13 @@ import sys
 import threading
 from pathlib import Path
 
-from ebla.pipeline import hash_plan
+from ebla.pipeline import hash_tasks
 from ebla.pipeline.class_archive import archive_path
 from ebla.pipeline.java import find_java
-from ebla.pipeline.java_process import emptied
+from ebla.pipeline.java_process import empty_folder
+from ebla.pipeline.package_shipping import import_everything
 from ebla.pipeline.process_tree import descendants, kill
-from ebla.pipeline.shipping import look_around
-from ebla.pipeline.spark_session import SPARK_HOME, SessionStart
+from ebla.pipeline.spark_session import SPARK_HOME, SparkStart
 from ebla.pipeline.spark_settings import SparkOptions
 
 WRITING_TIMEOUT_S = 300.0
@@ -25,16 +25,16 @@ def train(folder: Path, java_home: str, archives: Path) -> Path:
     """The archive; it is whole when it has its name."""
     made = archive_path(archives, find_java(java_home, os.environ), SPARK_HOME)
     archives.mkdir(parents=True, exist_ok=True)
-    fresh = emptied(folder) / "classes.jsa"
-    session = SessionStart(SparkOptions(folder / "spark", "local[2]", java_home), fresh).run()
+    fresh = empty_folder(folder) / "classes.jsa"
+    session = SparkStart(SparkOptions(folder / "spark", "local[2]", java_home), fresh).run()
     try:
-        sample = session.spark.range(0, 4, 1, 2).mapInArrow(look_around, "id bigint")
+        sample = session.spark.range(0, 4, 1, 2).mapInArrow(import_everything, "id bigint")
         hashes = sample.selectExpr(
             "int(id % 2) AS range", "int(id % 3) AS bucket", "int(id) AS replica", "'host' AS host",
             "binary(string(id)) AS hash", "id AS rows", "id AS replica_rows",
         ).persist()  # fmt: skip
-        hash_plan.differing(hashes).collect()
-        hash_plan.totals(hashes).collect()
+        hash_tasks.differing_buckets(hashes).collect()
+        hash_tasks.range_totals(hashes).collect()
         hashes.unpersist()
     finally:
         session.process.stop(WRITING_TIMEOUT_S)
@@ -42,7 +42,7 @@ def train(folder: Path, java_home: str, archives: Path) -> Path:
     aside.write_bytes(fresh.read_bytes())
     aside.replace(made)
     session.stop()
-    emptied(folder)
+    empty_folder(folder)
     return made
 
 

@@ -53,7 +53,7 @@ class Link(Protocol):
         ...
 
 
-class Listening(Protocol):
+class Listener(Protocol):
     @property
     def address(self) -> Address: ...
 
@@ -70,6 +70,6 @@ class Transport(Protocol):
         """Raises `ebla.model.errors.Unreachable`. Bounded by the caller's timeout."""
         ...
 
-    async def listen(self, address: Address, on_open: OpenLink) -> Listening:
+    async def listen(self, address: Address, on_open: OpenLink) -> Listener:
         """Raises `ebla.model.errors.InvalidRequest` where the address is in use or not ours."""
         ...

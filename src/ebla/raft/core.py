@@ -9,13 +9,13 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from ebla.ports.chance import Chance
-from ebla.raft.effects import Apply, Effects, Standing, Write
+from ebla.ports.rng import Rng
+from ebla.raft.effects import ApplyEntries, Effects, LogWrite, RaftStatus
 from ebla.raft.elections import REFUSE_OLDER, enter_newer_term
-from ebla.raft.events import Applied, Event, Tick, Written
+from ebla.raft.events import ApplyCompleted, RaftEvent, Tick, WriteCompleted
 from ebla.raft.log import ENTRY_OVERHEAD_BYTES
 from ebla.raft.messages import (
-    NOBODY,
+    NO_PEER,
     AppendResponse,
     Entry,
     HardState,
@@ -25,14 +25,14 @@ from ebla.raft.messages import (
     PeerId,
     PreVoteResponse,
     Proposal,
-    ReadRequest,
-    ReadResponse,
+    ReadIndexRequest,
+    ReadIndexResponse,
     SnapshotMeta,
     VoteResponse,
 )
-from ebla.raft.options import Options
+from ebla.raft.options import RaftOptions
 from ebla.raft.roles import Follower, Leader, Role
-from ebla.raft.state import Past, Refusal, State
+from ebla.raft.state import RaftState, RecoveredState, StepRefusal
 from ebla.raft.tables import TABLES, TICKS
 
 
@@ -49,20 +49,20 @@ class _Admission(enum.IntEnum):
 _ADMISSION: Final[Mapping[type, _Admission]] = {
     **dict.fromkeys(Message.__args__, _Admission.BY_TERM),
     **dict.fromkeys(
-        (AppendResponse, VoteResponse, PreVoteResponse, HeartbeatResponse, ReadResponse),
+        (AppendResponse, VoteResponse, PreVoteResponse, HeartbeatResponse, ReadIndexResponse),
         _Admission.BY_TERM_AND_MEMBERSHIP,
     ),
-    **dict.fromkeys((Proposal, ReadRequest), _Admission.FREE),
+    **dict.fromkeys((Proposal, ReadIndexRequest), _Admission.FREE),
 }
 
 
-class Core:
-    def __init__(self, options: Options, past: Past, chance: Chance, now_ms: int) -> None:
-        self.state = State(options, past, chance)
+class RaftCore:
+    def __init__(self, options: RaftOptions, past: RecoveredState, rng: Rng, now_ms: int) -> None:
+        self.state = RaftState(options, past, rng)
         self._now_ms = now_ms
         self._ticked_ms = now_ms
         self._given_hard_state = self.state.hard_state
-        self._given_standing = Standing(Follower, NOBODY)
+        self._given_standing = RaftStatus(Follower, NO_PEER)
 
     # What may be asked at any time.
 
@@ -98,17 +98,17 @@ class Core:
     def first_index(self) -> int:
         return self.state.log.first_index
 
-    def has_told(self, index: int) -> bool:
+    def has_sent_commit(self, index: int) -> bool:
         """Whether nobody has to be told by us any more that `index` is committed."""
         role = self.state.role
-        return not isinstance(role, Leader) or role.has_told(index)
+        return not isinstance(role, Leader) or role.has_sent_commit(index)
 
     @property
     def has_effects(self) -> bool:
         """Asked after every event, so it compares what it can by itself."""
         state = self.state
         log, role = state.log, state.role
-        hard_state, standing = self._given_hard_state, self._given_standing
+        hard_state, status = self._given_hard_state, self._given_standing
         return bool(
             state.messages
             or state.after_write
@@ -117,15 +117,15 @@ class Core:
             or log.committed != hard_state.commit
             or (log.applying < log.committed and log.has_committed(unstable_too=state.options.apply_unstable))
             or (log.incoming_snapshot is not None and not log.snapshot_is_writing)
-            or role.leader != standing.leader
-            or type(role) is not standing.role
+            or role.leader != status.leader
+            or type(role) is not status.role
             or state.term != hard_state.term
             or state.vote != hard_state.vote
         )
 
     # In.
 
-    def step(self, event: Event, now_ms: int) -> Refusal | None:
+    def step(self, event: RaftEvent, now_ms: int) -> StepRefusal | None:
         """Takes one event. `now_ms` is a clock that never goes back; time passes for the core by `Tick` alone."""
         assert now_ms >= self._now_ms, "the clock never goes back"
         self._now_ms = now_ms
@@ -136,7 +136,7 @@ class Core:
             assert event.to == state.peer, "a message for somebody else"  # type: ignore[union-attr]  # is a Message
             if admission is not _Admission.FREE:
                 if admission is _Admission.BY_TERM_AND_MEMBERSHIP and not self._knows(event.sender):  # type: ignore[union-attr]  # is an answer
-                    return Refusal.UNKNOWN_PEER
+                    return StepRefusal.UNKNOWN_PEER
                 term = event.term  # type: ignore[union-attr]  # only free messages lack it
                 if term != state.term and not self._admit(event, term):  # type: ignore[arg-type]  # is a Message
                     return None
@@ -186,14 +186,14 @@ class Core:
             tuple(reads),
         )
 
-    def _take_standing(self) -> Standing | None:
+    def _take_standing(self) -> RaftStatus | None:
         role, given = self.state.role, self._given_standing
         if role.leader == given.leader and type(role) is given.role:
             return None
-        self._given_standing = Standing(type(role), role.leader)
+        self._given_standing = RaftStatus(type(role), role.leader)
         return self._given_standing
 
-    def _take_write(self) -> Write | None:
+    def _take_write(self) -> LogWrite | None:
         state = self.state
         log = state.log
         given = self._given_hard_state
@@ -209,15 +209,15 @@ class Core:
             answers.append(self._written(snapshot))
         # A commit index alone may be lost: it can be learned again.
         must_sync = bool(entries) or given.term != state.term or given.vote != state.vote
-        return Write(hard_state, entries, snapshot, must_sync, tuple(answers))
+        return LogWrite(hard_state, entries, snapshot, must_sync, tuple(answers))
 
-    def _written(self, snapshot: SnapshotMeta | None) -> Written:
+    def _written(self, snapshot: SnapshotMeta | None) -> WriteCompleted:
         state, log = self.state, self.state.log
         if log.stable == log.last_index:
-            return Written(state.peer, state.term, 0, 0, snapshot)
-        return Written(state.peer, state.term, log.last_index, log.last_term, snapshot)
+            return WriteCompleted(state.peer, state.term, 0, 0, snapshot)
+        return WriteCompleted(state.peer, state.term, log.last_index, log.last_term, snapshot)
 
-    def _apply(self, entries: tuple[Entry, ...]) -> Apply:
+    def _apply(self, entries: tuple[Entry, ...]) -> ApplyEntries:
         size = self.state.log.size_of(entries)
         payload_bytes = size - len(entries) * ENTRY_OVERHEAD_BYTES
-        return Apply(entries, Applied(self.state.peer, entries[-1].index, size, payload_bytes))
+        return ApplyEntries(entries, ApplyCompleted(self.state.peer, entries[-1].index, size, payload_bytes))

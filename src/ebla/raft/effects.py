@@ -4,7 +4,8 @@
 2. `write` goes to the log, writes in the order they were taken. Its `answers` wait until that write *and all before
    it* are durable (a sync is needed where `must_sync`); then those addressed to ourselves are stepped back in, in
    order, and the others are sent. A vote or an acknowledgement sent earlier could be taken back by a crash.
-3. `apply` goes to the state machine, in the order taken, and `Applied` is stepped back in afterwards. A membership
+3. `apply` goes to the state machine, in the order taken, and `ApplyCompleted` is stepped back in afterwards. A
+membership
    entry is stepped in as `ApplyMembership` when its turn comes. Where the options say `apply_unstable`, an `apply` may
    hold entries of the same batch's `write`, and must wait for it.
 4. A snapshot in `write` replaces the log and the state machine up to its index. It is made durable by its own means,
@@ -14,41 +15,41 @@
 
 import msgspec
 
-from ebla.raft.events import Applied, Written
+from ebla.raft.events import ApplyCompleted, WriteCompleted
 from ebla.raft.messages import Entry, HardState, Message, PeerId, SnapshotMeta
 from ebla.raft.roles import Role
 
 
-class Standing(msgspec.Struct, frozen=True):
+class RaftStatus(msgspec.Struct, frozen=True):
     """Who leads, as far as this peer knows, and what it is itself."""
 
     role: type[Role]
     leader: PeerId
 
 
-class ReadState(msgspec.Struct, frozen=True, gc=False):
+class ConfirmedRead(msgspec.Struct, frozen=True, gc=False):
     index: int
     context: bytes
 
 
-class Write(msgspec.Struct, frozen=True):
+class LogWrite(msgspec.Struct, frozen=True):
     hard_state: HardState | None
     entries: tuple[Entry, ...]
     """They replace whatever the log holds at and behind the first one's index."""
     snapshot: SnapshotMeta | None
     must_sync: bool
-    answers: tuple[Message | Written, ...]
+    answers: tuple[Message | WriteCompleted, ...]
 
 
-class Apply(msgspec.Struct, frozen=True):
+class ApplyEntries(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...]
-    answer: Applied
+    answer: ApplyCompleted
 
 
 class Effects(msgspec.Struct, frozen=True):
-    standing: Standing | None
+    status: RaftStatus | None
     """Where it changed since the last batch."""
     messages: tuple[Message, ...]
-    write: Write | None
-    apply: Apply | None
-    reads: tuple[ReadState, ...]
+    write: LogWrite | None
+    apply: ApplyEntries | None
+    reads: tuple[ConfirmedRead, ...]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from ebla.raft.messages import (
-    NOBODY,
+    NO_PEER,
     Append,
     AppendResponse,
     Entry,
@@ -16,14 +16,14 @@ from ebla.raft.messages import (
     VoteResponse,
 )
 from ebla.raft.quorum import VoteResult, joint_vote
-from ebla.raft.replicating import broadcast_append
+from ebla.raft.replication import broadcast_append
 from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate
-from ebla.raft.state import State
+from ebla.raft.state import RaftState
 
-SOON_TICKS = 3
+EARLY_CAMPAIGN_TICKS = 3
 
 
-def stand(state: State, *, asked_by_leader: bool = False) -> None:
+def start_election(state: RaftState, *, asked_by_leader: bool = False) -> None:
     """Campaigns, if that could do any good."""
     if isinstance(state.role, Leader) or not state.is_promotable:
         return
@@ -37,42 +37,42 @@ def stand(state: State, *, asked_by_leader: bool = False) -> None:
         _campaign(state, transfer=asked_by_leader)
 
 
-def _ask_first(state: State) -> None:
+def _ask_first(state: RaftState) -> None:
     state.become_pre_candidate()
     term, log = state.term + 1, state.log
     for peer in state.membership.all_voters():
         if peer == state.peer:
-            state.answer_when_written(PreVoteResponse(peer, peer, term, granted=True))
+            state.respond_when_durable(PreVoteResponse(peer, peer, term, granted=True))
         else:
             state.messages.append(PreVoteRequest(state.peer, peer, term, log.last_index, log.last_term))
 
 
-def _campaign(state: State, *, transfer: bool) -> None:
+def _campaign(state: RaftState, *, transfer: bool) -> None:
     state.become_candidate()
     term, log = state.term, state.log
     for peer in state.membership.all_voters():
         if peer == state.peer:
             # Our own vote counts once it is durable, like anybody else's.
-            state.answer_when_written(VoteResponse(peer, peer, term, granted=True))
+            state.respond_when_durable(VoteResponse(peer, peer, term, granted=True))
         else:
             state.messages.append(VoteRequest(state.peer, peer, term, log.last_index, log.last_term, transfer))
 
 
-def append_as_leader(state: State, leader: Leader, entries: list[Entry]) -> None:
+def append_as_leader(state: RaftState, leader: Leader, entries: list[Entry]) -> None:
     state.log.append(entries)
     # The leader acknowledges its own entries by the same message as everybody else, when they are durable (INV-RAFT-7).
-    state.answer_when_written(AppendResponse(state.peer, state.peer, state.term, entries[-1].index))
+    state.respond_when_durable(AppendResponse(state.peer, state.peer, state.term, entries[-1].index))
     broadcast_append(state, leader)
 
 
-def _take_office(state: State) -> None:
+def _take_office(state: RaftState) -> None:
     state.become_leader()
     assert isinstance(state.role, Leader)
     # An entry of the new term: nothing older can be committed, and no read be answered, before one is.
     append_as_leader(state, state.role, [Entry(state.log.last_index + 1, state.term)])
 
 
-def on_vote_response(state: State, answer: VoteResponse) -> None:
+def on_vote_response(state: RaftState, answer: VoteResponse) -> None:
     """Others' votes may be enough before our own is durable; to take office then would be wrong.
 
     A asks for votes in term 2, all others grant, A appends x and brings it to B, A crashes before term 2 reached its
@@ -86,74 +86,74 @@ def on_vote_response(state: State, answer: VoteResponse) -> None:
             if state.peer in role.votes:
                 _take_office(state)
         case VoteResult.LOST:
-            state.become_follower(state.term, NOBODY)
+            state.become_follower(state.term, NO_PEER)
         case VoteResult.PENDING:
             pass
 
 
-def on_pre_vote_response(state: State, answer: PreVoteResponse) -> None:
+def on_pre_vote_response(state: RaftState, answer: PreVoteResponse) -> None:
     role = state.role
     assert isinstance(role, PreCandidate)
     match _count(state, role, answer):
         case VoteResult.WON:
             _campaign(state, transfer=False)
         case VoteResult.LOST:
-            state.become_follower(state.term, NOBODY)
+            state.become_follower(state.term, NO_PEER)
         case VoteResult.PENDING:
             pass
 
 
-def _count(state: State, role: Candidate | PreCandidate, answer: VoteResponse | PreVoteResponse) -> VoteResult:
+def _count(state: RaftState, role: Candidate | PreCandidate, answer: VoteResponse | PreVoteResponse) -> VoteResult:
     role.votes.setdefault(answer.sender, answer.granted)
     return joint_vote(state.membership, role.votes)
 
 
-def on_vote_request(state: State, request: VoteRequest) -> None:
+def on_vote_request(state: RaftState, request: VoteRequest) -> None:
     """One vote per term (INV-RAFT-1), to a candidate that holds all we know to be possibly committed (INV-RAFT-3)."""
-    is_free = state.vote == request.sender or (state.vote == NOBODY and state.role.leader == NOBODY)
+    is_free = state.vote == request.sender or (state.vote == NO_PEER and state.role.leader == NO_PEER)
     granted = is_free and state.log.is_up_to_date(request.last_index, request.last_term)
-    state.answer_when_written(VoteResponse(state.peer, request.sender, state.term, granted))
+    state.respond_when_durable(VoteResponse(state.peer, request.sender, state.term, granted))
     if granted:
         state.vote = request.sender
         state.election_elapsed = 0
 
 
-def on_pre_vote_request(state: State, request: PreVoteRequest) -> None:
+def on_pre_vote_request(state: RaftState, request: PreVoteRequest) -> None:
     """Promises nothing, so any number may be granted. Answered with the term asked for, or the asker, not being in it
     yet, would take the answer for an old one."""
     is_free = (
         request.term > state.term
         or state.vote == request.sender
-        or (state.vote == NOBODY and state.role.leader == NOBODY)
+        or (state.vote == NO_PEER and state.role.leader == NO_PEER)
     )
     granted = is_free and state.log.is_up_to_date(request.last_index, request.last_term)
     term = request.term if granted else state.term
-    state.answer_when_written(PreVoteResponse(state.peer, request.sender, term, granted))
-    if is_free and not granted and state.options.stands_soon_when_ahead and type(state.role) is Follower:
+    state.respond_when_durable(PreVoteResponse(state.peer, request.sender, term, granted))
+    if is_free and not granted and state.options.campaign_early_when_ahead and type(state.role) is Follower:
         # By chance, since several may be ahead of who asked.
-        soon = state.election_timeout - state.chance.randrange(1, SOON_TICKS + 1)
+        soon = state.election_timeout - state.rng.randrange(1, EARLY_CAMPAIGN_TICKS + 1)
         state.election_elapsed = max(state.election_elapsed, soon)
 
 
 # Messages of another term.
 
 
-def trusts_leader(state: State) -> bool:
+def trusts_leader(state: RaftState) -> bool:
     """A leader was heard of within the election timeout: whoever asks for votes now only disturbs."""
     return (
         state.options.check_quorum
-        and state.role.leader != NOBODY
+        and state.role.leader != NO_PEER
         and state.election_elapsed < state.options.election_ticks
     )
 
 
-def enter_newer_term(state: State, message: Message, term: int) -> bool:
+def enter_newer_term(state: RaftState, message: Message, term: int) -> bool:
     """A message of a later term. True where it is to be handled."""
     match message:
         case VoteRequest():
             if trusts_leader(state) and not message.transfer:
                 return False
-            state.become_follower(term, NOBODY)
+            state.become_follower(term, NO_PEER)
         case PreVoteRequest():
             # Our term stays: that a later one was only thought of must not disturb anybody.
             return not trusts_leader(state)
@@ -162,23 +162,23 @@ def enter_newer_term(state: State, message: Message, term: int) -> bool:
         case Append() | Heartbeat() | InstallSnapshot():
             state.become_follower(term, message.sender)
         case _:
-            state.become_follower(term, NOBODY)
+            state.become_follower(term, NO_PEER)
     return True
 
 
-def _refuse_old_leader(state: State, message: Append | Heartbeat) -> None:
+def _refuse_old_leader(state: RaftState, message: Append | Heartbeat) -> None:
     """Under check-quorum or pre-vote our higher term may have reached nobody: a candidate that was cut off comes back,
     ignores the leader's messages as old, and its own requests are ignored. The answer's term brings the leader down."""
     if state.options.check_quorum or state.options.pre_vote:
-        state.answer_when_written(AppendResponse(state.peer, message.sender, state.term))
+        state.respond_when_durable(AppendResponse(state.peer, message.sender, state.term))
 
 
-def _refuse_old_pre_vote(state: State, request: PreVoteRequest) -> None:
+def _refuse_old_pre_vote(state: RaftState, request: PreVoteRequest) -> None:
     """Told our term, or a cluster in which the higher term has the shorter log would never elect anybody."""
-    state.answer_when_written(PreVoteResponse(state.peer, request.sender, state.term, granted=False))
+    state.respond_when_durable(PreVoteResponse(state.peer, request.sender, state.term, granted=False))
 
 
-_Refuse = Callable[[State, Message], None]
+_Refuse = Callable[[RaftState, Message], None]
 
 REFUSE_OLDER: Mapping[type[Message], _Refuse] = {
     Append: _refuse_old_leader,  # type: ignore[dict-item]  # keyed by the type it takes

@@ -6,7 +6,7 @@ Structs rather than dataclasses: they are made for every batch, and a frozen dat
 import msgspec
 
 from ebla.raft.membership import MembershipChange
-from ebla.raft.messages import NOBODY, EntryKind, Message, PeerId, SnapshotMeta
+from ebla.raft.messages import NO_PEER, EntryKind, Message, PeerId, SnapshotMeta
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +78,7 @@ class ApplyMembership(msgspec.Struct, frozen=True):
     change: MembershipChange
 
 
-class Written(msgspec.Struct, frozen=True):
+class WriteCompleted(msgspec.Struct, frozen=True):
     """A write is durable, and all before it. Comes with the write's answers and is given back unchanged."""
 
     to: PeerId
@@ -90,15 +90,15 @@ class Written(msgspec.Struct, frozen=True):
     snapshot: SnapshotMeta | None
 
 
-class TellCommit(msgspec.Struct, frozen=True, gc=False):
+class SendCommit(msgspec.Struct, frozen=True, gc=False):
     """Whoever was told of no commit as high as `index` shall be, if we lead."""
 
     index: int
-    peer: PeerId = NOBODY
-    """This one alone; `NOBODY`: everybody."""
+    peer: PeerId = NO_PEER
+    """This one alone; `NO_PEER`: everybody."""
 
 
-class Applied(msgspec.Struct, frozen=True, gc=False):
+class ApplyCompleted(msgspec.Struct, frozen=True, gc=False):
     """The entries of one `Apply` have taken effect. Comes with it and is given back unchanged."""
 
     to: PeerId
@@ -107,7 +107,7 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     payload_bytes: int
 
 
-Event = (
+RaftEvent = (
     Tick
     | Campaign
     | Propose
@@ -120,8 +120,8 @@ Event = (
     | SnapshotTaken
     | Compact
     | ApplyMembership
-    | TellCommit
-    | Written
-    | Applied
+    | SendCommit
+    | WriteCompleted
+    | ApplyCompleted
     | Message
 )

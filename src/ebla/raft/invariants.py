@@ -15,13 +15,13 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from ebla.raft.core import Core
+from ebla.raft.core import RaftCore
 from ebla.raft.messages import AppendResponse, Entry, EntryKind, Message, PeerId, VoteResponse
 from ebla.raft.quorum import VoteResult, joint_vote
 from ebla.raft.roles import Leader
 
 
-class Invariant(enum.Enum):
+class RaftInvariant(enum.Enum):
     ELECTION_SAFETY = "INV-RAFT-1"
     LOG_MATCHING = "INV-RAFT-2"
     LEADER_COMPLETENESS = "INV-RAFT-3"
@@ -31,8 +31,8 @@ class Invariant(enum.Enum):
     DURABLE_QUORUM = "INV-RAFT-7"
 
 
-class InvariantBroken(AssertionError):
-    def __init__(self, invariant: Invariant, story: str) -> None:
+class RaftInvariantBroken(AssertionError):
+    def __init__(self, invariant: RaftInvariant, story: str) -> None:
         super().__init__(f"{invariant.value}: {story}")
         self.invariant = invariant
 
@@ -43,12 +43,12 @@ class DurableLog(Protocol):
         ...
 
 
-def _require(condition: bool, invariant: Invariant, story: str) -> None:
+def _require(condition: bool, invariant: RaftInvariant, story: str) -> None:
     if not condition:
-        raise InvariantBroken(invariant, story)
+        raise RaftInvariantBroken(invariant, story)
 
 
-class History:
+class RaftChecker:
     """Everything seen of one group. One per run; `observe` after each step of a core."""
 
     def __init__(self) -> None:
@@ -66,29 +66,31 @@ class History:
 
     # What cores look like.
 
-    def observe(self, core: Core, durable: Mapping[PeerId, DurableLog]) -> None:
+    def observe(self, core: RaftCore, durable: Mapping[PeerId, DurableLog]) -> None:
         self._check_term(core)
         self._check_log(core)
         self._check_leader(core)
         self._check_commit(core, durable)
 
-    def restarted(self, core: Core) -> None:
+    def restarted(self, core: RaftCore) -> None:
         """INV-RAFT-6 across a crash: what was only in memory may be gone, what anybody was told may not."""
         peer = core.peer
         told = self._told_term.get(peer, 0)
-        _require(core.term >= told, Invariant.NO_WAY_BACK, f"peer {peer} restarts in term {core.term} after {told}")
+        _require(core.term >= told, RaftInvariant.NO_WAY_BACK, f"peer {peer} restarts in term {core.term} after {told}")
         self._checked.pop(peer, None)
         self._known_commit.pop(peer, None)
         self._known_term.pop(peer, None)
 
-    def _check_term(self, core: Core) -> None:
+    def _check_term(self, core: RaftCore) -> None:
         before = self._known_term.get(core.peer, 0)
         _require(
-            core.term >= before, Invariant.NO_WAY_BACK, f"peer {core.peer} went back from term {before} to {core.term}"
+            core.term >= before,
+            RaftInvariant.NO_WAY_BACK,
+            f"peer {core.peer} went back from term {before} to {core.term}",
         )
         self._known_term[core.peer] = core.term
 
-    def _check_log(self, core: Core) -> None:
+    def _check_log(self, core: RaftCore) -> None:
         """By induction: an entry is right if it and the term before it are as first seen anywhere."""
         log = core.state.log
         checked = self._checked.setdefault(core.peer, {})
@@ -96,7 +98,7 @@ class History:
         for index in range(log.last_index, max(log.base_index, self.committed_to), -1):
             changes += log.entry_at(index).kind is not EntryKind.COMMAND
         if core.state.options.validate_changes:
-            _require(changes <= 1, Invariant.ONE_CHANGE, f"peer {core.peer} holds {changes} uncommitted changes")
+            _require(changes <= 1, RaftInvariant.ONE_CHANGE, f"peer {core.peer} holds {changes} uncommitted changes")
         for index in range(log.last_index, log.base_index, -1):
             term = log.term_at(index)
             assert term is not None
@@ -109,11 +111,11 @@ class History:
         first_seen = self._entries.setdefault((entry.index, entry.term), (entry, term_before))
         _require(
             first_seen == (entry, term_before),
-            Invariant.LOG_MATCHING,
+            RaftInvariant.LOG_MATCHING,
             f"peer {peer} holds {entry} after term {term_before}, elsewhere it is {first_seen}",
         )
 
-    def _check_leader(self, core: Core) -> None:
+    def _check_leader(self, core: RaftCore) -> None:
         if not isinstance(core.role, Leader):
             return
         known = self.leaders.get(core.term)
@@ -122,29 +124,31 @@ class History:
             self.leaders[core.term] = core.peer
         else:
             _require(
-                known == core.peer, Invariant.ELECTION_SAFETY, f"peers {known} and {core.peer} lead term {core.term}"
+                known == core.peer,
+                RaftInvariant.ELECTION_SAFETY,
+                f"peers {known} and {core.peer} lead term {core.term}",
             )
 
-    def _check_completeness(self, core: Core) -> None:
+    def _check_completeness(self, core: RaftCore) -> None:
         log = core.state.log
         for index in range(log.first_index, self.committed_to + 1):
             _require(
                 log.term_at(index) == self.committed[index],
-                Invariant.LEADER_COMPLETENESS,
+                RaftInvariant.LEADER_COMPLETENESS,
                 f"peer {core.peer} leads term {core.term} without entry {index} of term {self.committed[index]}",
             )
 
-    def _check_commit(self, core: Core, durable: Mapping[PeerId, DurableLog]) -> None:
+    def _check_commit(self, core: RaftCore, durable: Mapping[PeerId, DurableLog]) -> None:
         log, peer = core.state.log, core.peer
         before = self._known_commit.get(peer, log.base_index)
-        _require(log.committed >= before, Invariant.NO_WAY_BACK, f"peer {peer} took back its commit index {before}")
-        _require(log.applied <= log.committed, Invariant.STATE_MACHINE_SAFETY, f"peer {peer} applied too much")
+        _require(log.committed >= before, RaftInvariant.NO_WAY_BACK, f"peer {peer} took back its commit index {before}")
+        _require(log.applied <= log.committed, RaftInvariant.STATE_MACHINE_SAFETY, f"peer {peer} applied too much")
         for index in range(max(before, log.base_index) + 1, log.committed + 1):
             term = log.term_at(index)
             assert term is not None
             _require(
                 self.committed.setdefault(index, term) == term,
-                Invariant.STATE_MACHINE_SAFETY,
+                RaftInvariant.STATE_MACHINE_SAFETY,
                 f"peer {peer} commits entry {index} of term {term}, others of term {self.committed[index]}",
             )
         if isinstance(core.role, Leader) and log.committed > self.committed_to:
@@ -152,7 +156,7 @@ class History:
         self.committed_to = max(self.committed_to, log.committed)
         self._known_commit[peer] = log.committed
 
-    def _check_quorum(self, core: Core, durable: Mapping[PeerId, DurableLog]) -> None:
+    def _check_quorum(self, core: RaftCore, durable: Mapping[PeerId, DurableLog]) -> None:
         """Independent of what the leader believes: it looks at the disks."""
         index, term = core.commit_index, core.state.log.term_at(core.commit_index)
         if term is None:
@@ -160,7 +164,7 @@ class History:
         holders = {peer: disk.holds(index, term) for peer, disk in durable.items()}
         _require(
             joint_vote(core.membership, holders) is VoteResult.WON,
-            Invariant.DURABLE_QUORUM,
+            RaftInvariant.DURABLE_QUORUM,
             f"peer {core.peer} commits {index} of term {term} under {core.membership}, durable at {holders}",
         )
 
@@ -172,7 +176,9 @@ class History:
             voter, term = message.sender, message.term
             first = self._votes.setdefault((voter, term), message.to)
             _require(
-                first == message.to, Invariant.NO_WAY_BACK, f"peer {voter} votes for {first} and {message.to} in {term}"
+                first == message.to,
+                RaftInvariant.NO_WAY_BACK,
+                f"peer {voter} votes for {first} and {message.to} in {term}",
             )
         # These two are answers about the sender's own term; they must not leave before that term is durable.
         if isinstance(message, VoteResponse | AppendResponse):
@@ -182,6 +188,6 @@ class History:
         for entry in entries:
             _require(
                 self.committed.get(entry.index) == entry.term,
-                Invariant.STATE_MACHINE_SAFETY,
+                RaftInvariant.STATE_MACHINE_SAFETY,
                 f"peer {peer} applies {entry}, committed is term {self.committed.get(entry.index)}",
             )

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ebla.model.errors import Refused
-from ebla.raft.messages import NOBODY, Entry, EntryKind, Membership, PeerId
+from ebla.raft.messages import NO_PEER, Entry, EntryKind, Membership, PeerId
 
 
-class ChangeKind(enum.IntEnum):
+class MemberChangeKind(enum.IntEnum):
     ADD_VOTER = 0
     """Also promotes a learner."""
     REMOVE = 1
@@ -19,8 +19,8 @@ class ChangeKind(enum.IntEnum):
     """Also demotes a voter."""
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
-    kind: ChangeKind
+class MemberChange(msgspec.Struct, frozen=True, array_like=True):
+    kind: MemberChangeKind
     peer: PeerId
 
 
@@ -38,7 +38,7 @@ class Transition(enum.IntEnum):
 class MembershipChange(msgspec.Struct, frozen=True, array_like=True):
     """What an entry of kind MEMBER or MEMBERS carries. `context` belongs to the layer above."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[MemberChange, ...] = ()
     transition: Transition = Transition.AUTO
     context: bytes = b""
 
@@ -100,10 +100,10 @@ def apply_change(membership: Membership, change: MembershipChange) -> Membership
         return leave_joint(membership)
     if change.enters_joint:
         return enter_joint(membership, change.changes, auto_leave=change.auto_leave)
-    return change_simply(membership, change.changes)
+    return change_one_voter(membership, change.changes)
 
 
-def enter_joint(membership: Membership, changes: Sequence[Change], *, auto_leave: bool) -> Membership:
+def enter_joint(membership: Membership, changes: Sequence[MemberChange], *, auto_leave: bool) -> Membership:
     if membership.is_joint:
         raise MembershipRefused(MembershipRule.ALREADY_JOINT)
     if not membership.voters:
@@ -121,7 +121,7 @@ def leave_joint(membership: Membership) -> Membership:
     )
 
 
-def change_simply(membership: Membership, changes: Sequence[Change]) -> Membership:
+def change_one_voter(membership: Membership, changes: Sequence[MemberChange]) -> Membership:
     """Old and new majority overlap as long as at most one voter comes or goes."""
     if membership.is_joint:
         raise MembershipRefused(MembershipRule.JOINT_IN_THE_WAY)
@@ -142,22 +142,22 @@ class _Draft:
         self.learners_next = set(base.learners_next)
         self.outgoing = outgoing
 
-    def run(self, changes: Sequence[Change]) -> None:
+    def run(self, changes: Sequence[MemberChange]) -> None:
         for change in changes:
-            if change.peer != NOBODY:
+            if change.peer != NO_PEER:
                 self._run_one(change)
         if not self.voters:
             raise MembershipRefused(MembershipRule.LAST_VOTER)
 
-    def _run_one(self, change: Change) -> None:
-        if change.kind is ChangeKind.UPDATE:
+    def _run_one(self, change: MemberChange) -> None:
+        if change.kind is MemberChangeKind.UPDATE:
             return
         self.voters.discard(change.peer)
         self.learners.discard(change.peer)
         self.learners_next.discard(change.peer)
-        if change.kind is ChangeKind.ADD_VOTER:
+        if change.kind is MemberChangeKind.ADD_VOTER:
             self.voters.add(change.peer)
-        elif change.kind is ChangeKind.ADD_LEARNER:
+        elif change.kind is MemberChangeKind.ADD_LEARNER:
             # A voter of the outgoing majority cannot be a learner yet: it would be counted and not counted at once.
             staged = self.learners_next if change.peer in self.outgoing else self.learners
             staged.add(change.peer)

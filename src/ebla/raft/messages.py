@@ -12,9 +12,9 @@ import msgspec
 PeerId = NewType("PeerId", int)
 """A member of one Raft group. The group that stands on this core maps hosts to numbers, and never uses one twice."""
 
-NOBODY: Final = PeerId(0)
+NO_PEER: Final = PeerId(0)
 
-FAR_INDEX: Final = 2**64 - 1
+MAX_INDEX: Final = 2**64 - 1
 """Beyond any log index: what a quorum of nobody has agreed to."""
 
 
@@ -84,7 +84,7 @@ class HardState(msgspec.Struct, frozen=True, array_like=True):
     """What must survive a crash besides the log. `commit` may lag behind: it is only a hint at restart."""
 
     term: int = 0
-    vote: PeerId = NOBODY
+    vote: PeerId = NO_PEER
     commit: int = 0
 
 
@@ -175,7 +175,7 @@ class TimeoutNow(msgspec.Struct, frozen=True, array_like=True, tag=10):
     term: int
 
 
-class TransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
+class LeaderTransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """A follower passes on somebody's wish that `target` should lead."""
 
     sender: PeerId
@@ -193,13 +193,13 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True, tag=12):
     payloads: tuple[bytes, ...]
 
 
-class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
+class ReadIndexRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
     sender: PeerId
     to: PeerId
     read_context: bytes
 
 
-class ReadResponse(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=14):
     sender: PeerId
     to: PeerId
     term: int
@@ -218,8 +218,8 @@ Message = (
     | HeartbeatResponse
     | InstallSnapshot
     | TimeoutNow
-    | TransferRequest
+    | LeaderTransferRequest
     | Proposal
-    | ReadRequest
-    | ReadResponse
+    | ReadIndexRequest
+    | ReadIndexResponse
 )

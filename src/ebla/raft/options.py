@@ -3,11 +3,11 @@
 import enum
 from dataclasses import dataclass
 
-from ebla.raft.messages import FAR_INDEX, PeerId
+from ebla.raft.messages import MAX_INDEX, PeerId
 from ebla.raft.progress import FlowLimits
 
 
-class ReadMode(enum.Enum):
+class ReadIndexMode(enum.Enum):
     SAFE = enum.auto()
     """Each read waits for a round of heartbeats to a quorum. Right whatever clocks do."""
     LEASE = enum.auto()
@@ -15,7 +15,7 @@ class ReadMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RaftOptions:
     peer: PeerId
     tick_ms: int = 100
     election_ticks: int = 10
@@ -24,14 +24,14 @@ class Options:
     check_quorum: bool = True
     """A leader that hears from no quorum for an election timeout steps down; followers of a live leader do not vote."""
     pre_vote: bool = True
-    read_mode: ReadMode = ReadMode.SAFE
+    read_mode: ReadIndexMode = ReadIndexMode.SAFE
     forward_proposals: bool = True
     validate_changes: bool = True
     """Refuse a membership change while another may be under way. Off only where the layer above sees to it."""
-    tells_commits: bool = True
+    broadcast_commits: bool = True
     """A leader tells each commit to everybody at once, as etcd's does. Off: by its next append, by a heartbeat, or when
     it is stepped with `TellCommit`; only changes of members at once. Under load that append follows at once."""
-    stands_soon_when_ahead: bool = False
+    campaign_early_when_ahead: bool = False
     """A follower without a leader that refuses somebody behind itself stands within a few ticks. Etcd's waits until its
     own time is up; but where a leader's appends do not reach everybody at once, who is behind may be the first."""
     step_down_on_removal: bool = True
@@ -51,8 +51,8 @@ class Options:
         assert 0 < self.heartbeat_ticks < self.election_ticks, "several heartbeats fit into an election timeout"
         assert self.inflight_messages_max > 0, "something must be allowed to be in flight"
         assert self.apply_bytes_max > 0, "something must be allowed to be applied"
-        assert 0 < self.message_bytes_max <= FAR_INDEX, "a message holds something"
-        if self.read_mode is ReadMode.LEASE:
+        assert 0 < self.message_bytes_max <= MAX_INDEX, "a message holds something"
+        if self.read_mode is ReadIndexMode.LEASE:
             assert self.check_quorum, "a lease is a quorum that was heard from"
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ebla.raft.messages import Membership, PeerId
 
 
-class Pace(enum.Enum):
+class ReplicationMode(enum.Enum):
     """How a peer is being fed."""
 
     PROBE = enum.auto()
@@ -61,7 +61,7 @@ class Inflight:
         self.is_full = False
 
 
-class Progress:
+class PeerProgress:
     """One peer. `match` is what it holds for certain, `next_index` what it will be sent; `match < next_index`."""
 
     __slots__ = (
@@ -69,8 +69,8 @@ class Progress:
         "is_learner",
         "is_paused",
         "match",
+        "mode",
         "next_index",
-        "pace",
         "pending_snapshot",
         "recently_active",
         "sent_commit",
@@ -79,7 +79,7 @@ class Progress:
     def __init__(self, limits: FlowLimits, *, next_index: int, is_learner: bool, recently_active: bool) -> None:
         self.match = 0
         self.next_index = next_index
-        self.pace = Pace.PROBE
+        self.mode = ReplicationMode.PROBE
         self.is_paused = False
         self.pending_snapshot = 0
         self.recently_active = recently_active
@@ -87,31 +87,31 @@ class Progress:
         self.sent_commit = 0
         self.inflight = Inflight(limits)
 
-    def _enter(self, pace: Pace) -> None:
-        self.pace = pace
-        self.is_paused = pace is Pace.SNAPSHOT
+    def _enter(self, mode: ReplicationMode) -> None:
+        self.mode = mode
+        self.is_paused = mode is ReplicationMode.SNAPSHOT
         self.pending_snapshot = 0
         self.inflight.clear()
 
     def become_probe(self) -> None:
         """After a snapshot, probe behind it: it may have arrived although its receipt has not."""
         behind_snapshot = self.pending_snapshot + 1
-        self._enter(Pace.PROBE)
+        self._enter(ReplicationMode.PROBE)
         self.next_index = max(self.match + 1, behind_snapshot)
         self.sent_commit = min(self.sent_commit, self.next_index - 1)
 
     def become_replicate(self) -> None:
-        self._enter(Pace.REPLICATE)
+        self._enter(ReplicationMode.REPLICATE)
         self.next_index = self.match + 1
 
     def become_snapshot(self, index: int) -> None:
-        self._enter(Pace.SNAPSHOT)
+        self._enter(ReplicationMode.SNAPSHOT)
         self.pending_snapshot = index
         self.next_index = index + 1
         self.sent_commit = index
 
     def sent_entries(self, count: int, size: int) -> None:
-        if self.pace is Pace.REPLICATE:
+        if self.mode is ReplicationMode.REPLICATE:
             if count:
                 self.next_index += count
                 self.inflight.add(self.next_index - 1, size)
@@ -119,7 +119,7 @@ class Progress:
             # waits for an answer, or for the next heartbeat's.
             self.is_paused = self.inflight.is_full
             return
-        assert self.pace is Pace.PROBE, "nothing is appended to a peer that waits for a snapshot"
+        assert self.mode is ReplicationMode.PROBE, "nothing is appended to a peer that waits for a snapshot"
         if count:
             self.is_paused = True
 
@@ -129,12 +129,12 @@ class Progress:
             return False
         self.match = index
         self.next_index = max(self.next_index, index + 1)
-        self.is_paused = self.pace is Pace.SNAPSHOT
+        self.is_paused = self.mode is ReplicationMode.SNAPSHOT
         return True
 
     def rejected(self, index: int, match_hint: int) -> bool:
         """Steps back. False where the rejection is an old one that a later answer has overtaken."""
-        if self.pace is Pace.REPLICATE:
+        if self.mode is ReplicationMode.REPLICATE:
             if index <= self.match:
                 return False
             self.next_index = self.match + 1
@@ -143,7 +143,7 @@ class Progress:
             if self.next_index - 1 != index:
                 return False
             self.next_index = max(min(index, match_hint + 1), self.match + 1)
-            self.is_paused = self.pace is Pace.SNAPSHOT
+            self.is_paused = self.mode is ReplicationMode.SNAPSHOT
         self.sent_commit = min(self.sent_commit, self.next_index - 1)
         return True
 
@@ -152,16 +152,16 @@ class Progress:
         return commit > self.sent_commit and self.sent_commit < self.next_index - 1
 
 
-def reconcile(
-    progress: Mapping[PeerId, Progress], membership: Membership, limits: FlowLimits, last_index: int
-) -> dict[PeerId, Progress]:
+def reconcile_progress(
+    progress: Mapping[PeerId, PeerProgress], membership: Membership, limits: FlowLimits, last_index: int
+) -> dict[PeerId, PeerProgress]:
     """The progress of exactly the members. Who stays keeps what is known of it; who comes starts at the last entry
     and counts as active, or a check of the quorum right after would blame the leader for it."""
-    result: dict[PeerId, Progress] = {}
+    result: dict[PeerId, PeerProgress] = {}
     for peer in membership.all_members():
         known = progress.get(peer)
         if known is None:
-            known = Progress(limits, next_index=max(last_index, 1), is_learner=False, recently_active=True)
+            known = PeerProgress(limits, next_index=max(last_index, 1), is_learner=False, recently_active=True)
         known.is_learner = membership.is_learner(peer)
         result[peer] = known
     return result

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Mapping, Sequence
 
-from ebla.raft.messages import FAR_INDEX, Membership, PeerId
+from ebla.raft.messages import MAX_INDEX, Membership, PeerId
 
 
 class VoteResult(enum.Enum):
@@ -17,9 +17,9 @@ def majority(voters: Sequence[PeerId]) -> int:
 
 
 def majority_index(voters: Sequence[PeerId], acknowledged: Mapping[PeerId, int]) -> int:
-    """The highest index that a majority has acknowledged. Nobody asked, nothing withheld: `FAR_INDEX`."""
+    """The highest index that a majority has acknowledged. Nobody asked, nothing withheld: `MAX_INDEX`."""
     if not voters:
-        return FAR_INDEX
+        return MAX_INDEX
     indexes = sorted([acknowledged.get(voter, 0) for voter in voters])
     return indexes[len(indexes) - majority(voters)]
 

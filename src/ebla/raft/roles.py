@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from ebla.raft.messages import NOBODY, PeerId
-from ebla.raft.progress import Progress
-from ebla.raft.reads import ReadQueue
+from ebla.raft.messages import NO_PEER, PeerId
+from ebla.raft.progress import PeerProgress
+from ebla.raft.read_queue import ReadQueue
 
 
 @dataclass(slots=True)
 class Follower:
-    leader: PeerId = NOBODY
+    leader: PeerId = NO_PEER
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class PreCandidate:
 
     @property
     def leader(self) -> PeerId:
-        return NOBODY
+        return NO_PEER
 
 
 @dataclass(slots=True)
@@ -29,20 +29,20 @@ class Candidate:
 
     @property
     def leader(self) -> PeerId:
-        return NOBODY
+        return NO_PEER
 
 
 @dataclass(slots=True)
 class Leader:
     leader: PeerId
-    progress: dict[PeerId, Progress]
+    progress: dict[PeerId, PeerProgress]
     pending_change_index: int
     """No membership change is accepted until this index is applied: at most one is under way (INV-RAFT-5)."""
     reads: ReadQueue = field(default_factory=ReadQueue)
-    transferee: PeerId = NOBODY
+    transferee: PeerId = NO_PEER
     uncommitted_bytes: int = 0
 
-    def has_told(self, index: int) -> bool:
+    def has_sent_commit(self, index: int) -> bool:
         """Whether the messages for every other peer say, so far, that this index is committed."""
         return all(each.sent_commit >= index for peer, each in self.progress.items() if peer != self.leader)
 

@@ -4,12 +4,12 @@ import enum
 
 import msgspec
 
-from ebla.ports.chance import Chance
-from ebla.raft.effects import ReadState
-from ebla.raft.events import Written
+from ebla.ports.rng import Rng
+from ebla.raft.effects import ConfirmedRead
+from ebla.raft.events import WriteCompleted
 from ebla.raft.log import Log
 from ebla.raft.messages import (
-    NOBODY,
+    NO_PEER,
     AppendResponse,
     Entry,
     HardState,
@@ -20,12 +20,12 @@ from ebla.raft.messages import (
     SnapshotMeta,
     VoteResponse,
 )
-from ebla.raft.options import Options
-from ebla.raft.progress import Progress
+from ebla.raft.options import RaftOptions
+from ebla.raft.progress import PeerProgress
 from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate, Role
 
 
-class Refusal(enum.Enum):
+class StepRefusal(enum.Enum):
     """Why an event had no effect. Nothing was appended, nothing will be."""
 
     NO_LEADER = "no leader is known"
@@ -37,7 +37,7 @@ class Refusal(enum.Enum):
     UNKNOWN_PEER = "an answer from a peer that is no member"
 
 
-class Past(msgspec.Struct, frozen=True):
+class RecoveredState(msgspec.Struct, frozen=True):
     """What the disk held at start. `entries` may begin before the snapshot's index."""
 
     hard_state: HardState = HardState()
@@ -45,10 +45,9 @@ class Past(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...] = ()
 
 
-class State:
+class RaftState:
     __slots__ = (
         "after_write",
-        "chance",
         "election_elapsed",
         "election_timeout",
         "flow_limits",
@@ -60,15 +59,16 @@ class State:
         "options",
         "peer",
         "reads",
+        "rng",
         "role",
         "term",
         "vote",
     )
 
-    def __init__(self, options: Options, past: Past, chance: Chance) -> None:
+    def __init__(self, options: RaftOptions, past: RecoveredState, rng: Rng) -> None:
         self.options = options
         self.peer = options.peer
-        self.chance = chance
+        self.rng = rng
         self.flow_limits = options.flow_limits
         self.log = Log(past.snapshot, past.entries, apply_bytes_max=options.apply_bytes_max)
         # The crash may have come between the hard state and the entries of one write: a commit index ahead of the log
@@ -81,11 +81,11 @@ class State:
         self.vote = past.hard_state.vote
         if self.term and self.log.last_term > self.term:
             # Between the snapshot and the hard state of one write: in that term no vote of ours was ever told.
-            self.term, self.vote = self.log.last_term, NOBODY
+            self.term, self.vote = self.log.last_term, NO_PEER
         self.messages: list[Message] = []
-        self.after_write: list[Message | Written] = []
+        self.after_write: list[Message | WriteCompleted] = []
         """Held back until what they promise is durable."""
-        self.reads: list[ReadState] = []
+        self.reads: list[ConfirmedRead] = []
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
         self.election_timeout = 0
@@ -101,7 +101,7 @@ class State:
         """A voter that is not in the middle of replacing its state by a snapshot."""
         return self.membership.is_voter(self.peer) and self.log.incoming_snapshot is None
 
-    def answer_when_written(self, answer: AppendResponse | VoteResponse | PreVoteResponse) -> None:
+    def respond_when_durable(self, answer: AppendResponse | VoteResponse | PreVoteResponse) -> None:
         """INV-RAFT-6: an answer that a restart could contradict leaves only after what it rests on is durable."""
         self.after_write.append(answer)
 
@@ -111,12 +111,12 @@ class State:
         assert term >= self.term, "terms never go back"
         if term != self.term:
             self.term = term
-            self.vote = NOBODY
+            self.vote = NO_PEER
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
         # Drawn anew each time, or two peers that tie once would tie for ever.
         election = self.options.election_ticks
-        self.election_timeout = election + self.chance.randrange(0, election)
+        self.election_timeout = election + self.rng.randrange(0, election)
 
     def become_follower(self, term: int, leader: PeerId) -> None:
         self._start_over(term)
@@ -139,7 +139,7 @@ class State:
         self._start_over(self.term)
         last = self.log.last_index
         progress = {
-            peer: Progress(
+            peer: PeerProgress(
                 self.flow_limits,
                 next_index=last + 1,
                 is_learner=self.membership.is_learner(peer),

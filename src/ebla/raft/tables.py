@@ -3,23 +3,23 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ebla.raft import applying, elections, following, leading
+from ebla.raft import completions, elections, follower, leader
 from ebla.raft.events import (
-    Applied,
+    ApplyCompleted,
     ApplyMembership,
     Campaign,
     Compact,
-    Event,
     ForgetLeader,
     PeerReachable,
     PeerUnreachable,
     Propose,
+    RaftEvent,
     ReadIndex,
+    SendCommit,
     SnapshotSent,
     SnapshotTaken,
-    TellCommit,
     TransferLeadership,
-    Written,
+    WriteCompleted,
 )
 from ebla.raft.messages import (
     Append,
@@ -27,144 +27,144 @@ from ebla.raft.messages import (
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
+    LeaderTransferRequest,
     PreVoteRequest,
     PreVoteResponse,
     Proposal,
-    ReadRequest,
-    ReadResponse,
+    ReadIndexRequest,
+    ReadIndexResponse,
     TimeoutNow,
-    TransferRequest,
     VoteRequest,
     VoteResponse,
 )
 from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate, Role
-from ebla.raft.state import Refusal, State
+from ebla.raft.state import RaftState, StepRefusal
 
 # Each row takes exactly the type it is keyed by, which the type system cannot say of a mapping.
-Row = Callable[[State, Any], Refusal | None]
-Table = Mapping[type[Event], Row]
-Clockwork = Callable[[State], None]
+EventAction = Callable[[RaftState, Any], StepRefusal | None]
+RoleTable = Mapping[type[RaftEvent], EventAction]
+TickAction = Callable[[RaftState], None]
 
 
-def ignore(_state: State, _event: Event) -> None:
+def ignore(_state: RaftState, _event: RaftEvent) -> None:
     """Late, or meant for another role: nothing is lost by it."""
 
 
-def refuse(_state: State, _event: Event) -> Refusal:
-    return Refusal.NO_LEADER
+def refuse(_state: RaftState, _event: RaftEvent) -> StepRefusal:
+    return StepRefusal.NO_LEADER
 
 
-def _stand(state: State, _event: Campaign) -> None:
-    elections.stand(state)
+def _stand(state: RaftState, _event: Campaign) -> None:
+    elections.start_election(state)
 
 
-def tick_towards_election(state: State) -> None:
+def tick_towards_election(state: RaftState) -> None:
     state.election_elapsed += 1
     if state.election_elapsed >= state.election_timeout and state.is_promotable:
         state.election_elapsed = 0
-        elections.stand(state)
+        elections.start_election(state)
 
 
-EVERYBODY: Table = {
+ANY_ROLE: RoleTable = {
     Campaign: _stand,
     VoteRequest: elections.on_vote_request,
     PreVoteRequest: elections.on_pre_vote_request,
-    Written: applying.on_written,
-    Applied: applying.on_applied,
-    ApplyMembership: applying.on_apply_membership,
-    SnapshotTaken: applying.on_snapshot_taken,
-    Compact: applying.on_compact,
+    WriteCompleted: completions.on_written,
+    ApplyCompleted: completions.on_applied,
+    ApplyMembership: completions.on_apply_membership,
+    SnapshotTaken: completions.on_snapshot_taken,
+    Compact: completions.on_compact,
 }
 
-NOT_LEADING: Table = {
-    **EVERYBODY,
+NOT_LEADER: RoleTable = {
+    **ANY_ROLE,
     AppendResponse: ignore,
     HeartbeatResponse: ignore,
-    Append: following.on_append,
-    Heartbeat: following.on_heartbeat,
-    InstallSnapshot: following.on_install_snapshot,
+    Append: follower.on_append,
+    Heartbeat: follower.on_heartbeat,
+    InstallSnapshot: follower.on_install_snapshot,
     PeerUnreachable: ignore,
     PeerReachable: ignore,
     SnapshotSent: ignore,
-    TellCommit: ignore,
+    SendCommit: ignore,
 }
 
-FOLLOWER: Table = {
-    **NOT_LEADING,
+FOLLOWER: RoleTable = {
+    **NOT_LEADER,
     VoteResponse: ignore,
     PreVoteResponse: ignore,
-    TimeoutNow: following.on_timeout_now,
-    Propose: following.on_propose,
-    Proposal: following.on_proposal,
-    ReadIndex: following.on_read_index,
-    ReadRequest: ignore,
-    ReadResponse: following.on_read_response,
-    TransferLeadership: following.on_transfer,
-    TransferRequest: following.on_transfer_request,
-    ForgetLeader: following.on_forget_leader,
+    TimeoutNow: follower.on_timeout_now,
+    Propose: follower.on_propose,
+    Proposal: follower.on_proposal,
+    ReadIndex: follower.on_read_index,
+    ReadIndexRequest: ignore,
+    ReadIndexResponse: follower.on_read_response,
+    TransferLeadership: follower.on_transfer,
+    LeaderTransferRequest: follower.on_transfer_request,
+    ForgetLeader: follower.on_forget_leader,
 }
 
-_CAMPAIGNING: Table = {
-    **NOT_LEADING,
+_CAMPAIGNING: RoleTable = {
+    **NOT_LEADER,
     TimeoutNow: ignore,
     Propose: refuse,
     Proposal: refuse,
     ReadIndex: refuse,
-    ReadRequest: ignore,
-    ReadResponse: ignore,
+    ReadIndexRequest: ignore,
+    ReadIndexResponse: ignore,
     TransferLeadership: refuse,
-    TransferRequest: ignore,
+    LeaderTransferRequest: ignore,
     ForgetLeader: ignore,
 }
 
-PRE_CANDIDATE: Table = {
+PRE_CANDIDATE: RoleTable = {
     **_CAMPAIGNING,
     VoteResponse: ignore,
     PreVoteResponse: elections.on_pre_vote_response,
 }
 
-CANDIDATE: Table = {
+CANDIDATE: RoleTable = {
     **_CAMPAIGNING,
     VoteResponse: elections.on_vote_response,
     # Of the time before we became a candidate.
     PreVoteResponse: ignore,
 }
 
-LEADER: Table = {
-    **EVERYBODY,
+LEADER: RoleTable = {
+    **ANY_ROLE,
     VoteResponse: ignore,
     PreVoteResponse: ignore,
     # A second leader in one term there is not (INV-RAFT-1).
     Append: ignore,
     Heartbeat: ignore,
     InstallSnapshot: ignore,
-    AppendResponse: leading.on_append_response,
-    HeartbeatResponse: leading.on_heartbeat_response,
-    PeerUnreachable: leading.on_peer_unreachable,
-    PeerReachable: leading.on_peer_reachable,
-    SnapshotSent: leading.on_snapshot_sent,
-    TellCommit: leading.on_tell_commit,
+    AppendResponse: leader.on_append_response,
+    HeartbeatResponse: leader.on_heartbeat_response,
+    PeerUnreachable: leader.on_peer_unreachable,
+    PeerReachable: leader.on_peer_reachable,
+    SnapshotSent: leader.on_snapshot_sent,
+    SendCommit: leader.on_tell_commit,
     TimeoutNow: ignore,
-    Propose: leading.on_propose,
-    Proposal: leading.on_proposal,
-    ReadIndex: leading.on_read_index,
-    ReadRequest: leading.on_read_request,
-    ReadResponse: ignore,
-    TransferLeadership: leading.on_transfer,
-    TransferRequest: leading.on_transfer_request,
+    Propose: leader.on_propose,
+    Proposal: leader.on_proposal,
+    ReadIndex: leader.on_read_index,
+    ReadIndexRequest: leader.on_read_request,
+    ReadIndexResponse: ignore,
+    TransferLeadership: leader.on_transfer,
+    LeaderTransferRequest: leader.on_transfer_request,
     ForgetLeader: ignore,
 }
 
-TABLES: Mapping[type[Role], Table] = {
+TABLES: Mapping[type[Role], RoleTable] = {
     Follower: FOLLOWER,
     PreCandidate: PRE_CANDIDATE,
     Candidate: CANDIDATE,
     Leader: LEADER,
 }
 
-TICKS: Mapping[type[Role], Clockwork] = {
+TICKS: Mapping[type[Role], TickAction] = {
     Follower: tick_towards_election,
     PreCandidate: tick_towards_election,
     Candidate: tick_towards_election,
-    Leader: leading.tick,
+    Leader: leader.tick,
 }

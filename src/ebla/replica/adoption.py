@@ -32,14 +32,10 @@ from ebla.model.errors import (
 )
 from ebla.model.identity import SessionId, TableId, TopologyVersion, TransferId
 from ebla.model.token import TokenRange
-from ebla.replica.checkpointing import TransferParts, check_table, wait_version
+from ebla.replica.checkpoints import ShardTransferDeps, check_table, wait_version
 from ebla.replica.fences import Fences, OvertakenByFence
-from ebla.storage.layer import Item, LayerDamaged
-from ebla.storage.merge import in_spans, key_spans
-from ebla.storage.row_file import items_of, read_row_file
-from ebla.storage.stack import Stack
-from ebla.storage.stack_changes import Adoption
-from ebla.storage.staging_format import (
+from ebla.storage.codec.row_file import items_of, read_row_file
+from ebla.storage.codec.staging_format import (
     SealedFile,
     TargetFile,
     is_inside,
@@ -48,9 +44,13 @@ from ebla.storage.staging_format import (
     staging_folder,
     transfer_folder,
 )
+from ebla.storage.layers.layer import Item, LayerDamaged
+from ebla.storage.merge.row_merge import in_spans, key_spans
+from ebla.storage.stack import Stack
+from ebla.storage.stack_changes import Adoption
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest, FindTargetAnswer, FindTargetRequest
 
-AGAIN_S = 0.02
+MERGE_RETRY_S = 0.02
 """After a piece of rows that the live layer could not take."""
 
 
@@ -58,7 +58,7 @@ class StagingDamaged(Corruption):
     """What was sealed is not what is there. Nothing was changed."""
 
 
-class AdoptionCut(InternalError):
+class PartialAdoption(InternalError):
     """Some of the rows were merged. Asked for again under the same session, all will be."""
 
 
@@ -69,8 +69,8 @@ class _Staged:
     sealed: SealedFile
 
 
-class Adoptions:
-    def __init__(self, parts: TransferParts) -> None:
+class ShardAdoptions:
+    def __init__(self, parts: ShardTransferDeps) -> None:
         self._parts = parts
         self._staging = staging_folder(parts.data_folder)
         self._fences = Fences(parts.view)
@@ -89,7 +89,7 @@ class Adoptions:
         """On return the session was open, and as long as it is, nothing is collected in the stack."""
         parts = self._parts
         await wait_version(parts, request.version, deadline_ms)
-        async with parts.guards.materialised(request.session, deadline_ms):
+        async with parts.guards.hold_guard(request.session, deadline_ms):
             stack = self._held_stack(request.session, request.table, request.range)
             return FindTargetAnswer(stack.incarnation, stack.entry.range, parts.store.free_bytes)
 
@@ -115,12 +115,12 @@ class Adoptions:
         self._running += 1
         try:
             await self._wait_fence(request.fence, deadline_ms)
-            async with parts.guards.materialised(request.session, deadline_ms):
+            async with parts.guards.hold_guard(request.session, deadline_ms):
                 # Nothing awaits between the guard and the hold: the session is open in between, and holds as well.
                 stack = self._held_stack(request.session, request.table, request.range)
                 self._serial += 1
                 hold = f"adoption {self._serial}"
-                parts.store.keep_gc_held(stack, hold)
+                parts.store.add_gc_hold(stack, hold)
                 try:
                     return await self._adopt(request, stack, deadline_ms)
                 finally:
@@ -183,7 +183,7 @@ class Adoptions:
         they are folded."""
         layers_max, bases = self._parts.limits.adopted_layers_max, len(stack.entry.bases)
         if bases + layers > max(layers_max, layers):
-            self._parts.store.fold_wanted.set()
+            self._parts.store.compaction_wanted.set()
             raise Overloaded(
                 f"replica {stack.incarnation:016x} has {bases} layers, and with {layers} more it would have over "
                 f"{layers_max}; they are being folded",
@@ -231,7 +231,7 @@ class Adoptions:
         adoptions = [
             Adoption(f"{staged.folder}/{layer.folder}", part, origin)
             for layer in staged.sealed.layers
-            for part in parts_within(layer.range, staged.target.range)
+            for part in intersect_ranges(layer.range, staged.target.range)
         ]
         if not adoptions:
             return 0
@@ -285,7 +285,7 @@ class Adoptions:
                     for start in range(0, batch.num_rows, limits.adopt_items_max):
                         items = items_of(batch.slice(start, limits.adopt_items_max))
                         wanted = [item for item in items if in_spans(item[0], spans)]
-                        for piece in pieces_of(wanted, limits.adopt_bytes_max):
+                        for piece in chunks_of(wanted, limits.adopt_bytes_max):
                             await self._merge(request, stack, piece, expires_at)
                             merged += len(piece)
             await self._parts.store.sync()
@@ -294,7 +294,7 @@ class Adoptions:
                 raise
             if isinstance(error, Stale) and request.version is not None:
                 raise OvertakenByFence(f"only some of the rows were merged: {error.message}") from error
-            raise AdoptionCut(f"only some of the rows were merged: {error.message}", advice="ask again") from error
+            raise PartialAdoption(f"only some of the rows were merged: {error.message}", advice="ask again") from error
         return merged
 
     async def _merge(self, request: AdoptRequest, stack: Stack, items: Sequence[Item], expires_at: float) -> None:
@@ -312,7 +312,7 @@ class Adoptions:
                 else:
                     await asyncio.sleep(loop.time() - began_at)  # half of the time is for whoever is served
                     return
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(MERGE_RETRY_S)
 
 
 def _pass(refusal: Stale | None) -> None:
@@ -324,7 +324,7 @@ def origin_of(session: SessionId, transfer: TransferId) -> str:
     return f"{session}/{transfer}"
 
 
-def parts_within(token_range: TokenRange, within: TokenRange) -> tuple[TokenRange, ...]:
+def intersect_ranges(token_range: TokenRange, within: TokenRange) -> tuple[TokenRange, ...]:
     """What of a range is in another: one piece, or two where they meet at both ends, or none."""
     if within.covers(token_range):
         return (token_range,)
@@ -339,7 +339,7 @@ def parts_within(token_range: TokenRange, within: TokenRange) -> tuple[TokenRang
     return tuple(sorted(pieces))
 
 
-def pieces_of(items: Sequence[Item], bytes_max: int) -> Iterator[Sequence[Item]]:
+def chunks_of(items: Sequence[Item], bytes_max: int) -> Iterator[Sequence[Item]]:
     """One after another, none over the bound but an item that is so by itself."""
     first, size = 0, 0
     for index, (key, value) in enumerate(items):

@@ -7,9 +7,9 @@ acknowledged, although it was made. INV-ROWS-1: no write has an effect below the
 returned on the node.
 """
 
+from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import Outcome, Stale
 from ebla.model.identity import TopologyVersion
-from ebla.wire.topology_view import TopologyView
 
 
 class OvertakenByFence(Stale):

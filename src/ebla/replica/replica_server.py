@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Unavailable
-from ebla.replica.adoption import Adoptions
-from ebla.replica.checkpointing import Checkpoints
-from ebla.replica.row_reads import RowReader
-from ebla.replica.row_streams import RowStreams
-from ebla.replica.row_writes import RowWriter
+from ebla.replica.adoption import ShardAdoptions
+from ebla.replica.checkpoints import ShardCheckpoints
+from ebla.replica.row_reads import ReplicaReader
+from ebla.replica.row_streams import RowStreamReceiver
+from ebla.replica.row_writes import ReplicaWriter
 from ebla.replica.shard_metrics import ShardMetrics
 from ebla.wire.row_messages import (
     ReadRowsAnswer,
@@ -23,7 +23,7 @@ from ebla.wire.row_messages import (
     WriteRowsAnswer,
     WriteRowsRequest,
 )
-from ebla.wire.server import GoOn, IncomingCall, Server
+from ebla.wire.server import Continuation, IncomingCall, Server
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     AdoptRequest,
@@ -32,22 +32,22 @@ from ebla.wire.transfer_messages import (
     FindTargetAnswer,
     FindTargetRequest,
 )
-from ebla.wire.verbs import ADOPT, CHECKPOINT, FIND_TARGET, READ_ROWS, STREAM_ROWS, WRITE_ROWS, A, Done
+from ebla.wire.verbs import ADOPT, CHECKPOINT, FIND_TARGET, READ_ROWS, STREAM_ROWS, WRITE_ROWS, A, EmptyAnswer
 
 
-class LostRight(Unavailable):
+class ServingRightLost(Unavailable):
     """The shard lost its right to serve while it worked: what it did may not count."""
 
     outcome = Outcome.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaParts:
-    writer: RowWriter
-    reader: RowReader
-    streams: RowStreams
-    checkpoints: Checkpoints
-    adoptions: Adoptions
+class ReplicaServerDeps:
+    writer: ReplicaWriter
+    reader: ReplicaReader
+    streams: RowStreamReceiver
+    checkpoints: ShardCheckpoints
+    adoptions: ShardAdoptions
     metrics: ShardMetrics
     serves: Callable[[], bool]
 
@@ -55,7 +55,7 @@ class ReplicaParts:
 class ReplicaServer:
     """Shaped as a router's `LocalReplica`: `write`, `read`, `read_now`."""
 
-    def __init__(self, parts: ReplicaParts) -> None:
+    def __init__(self, parts: ReplicaServerDeps) -> None:
         self._writer = parts.writer
         self._reader = parts.reader
         self._streams = parts.streams
@@ -78,13 +78,15 @@ class ReplicaServer:
 
     # -- over the wire -----------------------------------------------------------------------------------------------
 
-    def write_rows(self, request: WriteRowsRequest, call: IncomingCall) -> WriteRowsAnswer | GoOn[WriteRowsAnswer]:
+    def write_rows(
+        self, request: WriteRowsRequest, call: IncomingCall
+    ) -> WriteRowsAnswer | Continuation[WriteRowsAnswer]:
         return self._write(request, call.work_ms())
 
-    def read_rows(self, request: ReadRowsRequest, call: IncomingCall) -> ReadRowsAnswer | GoOn[ReadRowsAnswer]:
+    def read_rows(self, request: ReadRowsRequest, call: IncomingCall) -> ReadRowsAnswer | Continuation[ReadRowsAnswer]:
         return self._read(request, call.work_ms())
 
-    async def stream_rows(self, request: StreamRowsRequest, call: IncomingCall) -> Done:
+    async def stream_rows(self, request: StreamRowsRequest, call: IncomingCall) -> EmptyAnswer:
         self._check_right()
         done = await self._streams.stream(request, call.work_ms())
         self._check_right_after()
@@ -119,14 +121,14 @@ class ReplicaServer:
 
     async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
         answer = self._write(request, deadline_ms)
-        if type(answer) is GoOn:
+        if type(answer) is Continuation:
             return await _within(answer, deadline_ms)
         assert isinstance(answer, WriteRowsAnswer)
         return answer
 
     async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
         answer = self._read(request, deadline_ms)
-        if type(answer) is GoOn:
+        if type(answer) is Continuation:
             return await _within(answer, deadline_ms)
         assert isinstance(answer, ReadRowsAnswer)
         return answer
@@ -146,25 +148,25 @@ class ReplicaServer:
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def _write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | GoOn[WriteRowsAnswer]:
+    def _write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | Continuation[WriteRowsAnswer]:
         began = self._now()
         self._check_right()
         answer = self._writer.begin(request, deadline_ms)
-        if type(answer) is GoOn:
-            return GoOn(partial(self._finish_write, request, answer, began))
+        if type(answer) is Continuation:
+            return Continuation(partial(self._finish_write, request, answer, began))
         assert isinstance(answer, WriteRowsAnswer)
         self._metrics.wrote(len(request.writes), answer.failures, self._now() - began)
         return answer
 
     async def _finish_write(
-        self, request: WriteRowsRequest, rest: GoOn[WriteRowsAnswer], began: float
+        self, request: WriteRowsRequest, rest: Continuation[WriteRowsAnswer], began: float
     ) -> WriteRowsAnswer:
         answer = await rest.work()
         self._check_right_after()
         self._metrics.wrote(len(request.writes), answer.failures, self._now() - began)
         return answer
 
-    def _read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer | GoOn[ReadRowsAnswer]:
+    def _read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer | Continuation[ReadRowsAnswer]:
         began = self._now()
         self._check_right()
         try:
@@ -172,13 +174,13 @@ class ReplicaServer:
         except EblaError as error:
             self._metrics.read_failed(error)
             raise
-        if type(answer) is GoOn:
-            return GoOn(partial(self._finish_read, answer, began))
+        if type(answer) is Continuation:
+            return Continuation(partial(self._finish_read, answer, began))
         assert isinstance(answer, ReadRowsAnswer)
         self._metrics.read(self._now() - began)
         return answer
 
-    async def _finish_read(self, rest: GoOn[ReadRowsAnswer], began: float) -> ReadRowsAnswer:
+    async def _finish_read(self, rest: Continuation[ReadRowsAnswer], began: float) -> ReadRowsAnswer:
         try:
             answer = await rest.work()
             self._check_right()
@@ -194,10 +196,10 @@ class ReplicaServer:
 
     def _check_right_after(self) -> None:
         if not self._serves():
-            raise LostRight("this shard lost its right to serve meanwhile", advice="write again")
+            raise ServingRightLost("this shard lost its right to serve meanwhile", advice="write again")
 
 
-async def _within(rest: GoOn[A], deadline_ms: int) -> A:
+async def _within(rest: Continuation[A], deadline_ms: int) -> A:
     try:
         async with asyncio.timeout(deadline_ms / 1000):
             return await rest.work()

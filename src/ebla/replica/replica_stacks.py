@@ -1,7 +1,8 @@
 """The stacks of a shard as views of the topology come in: made before a view is installed, found by every request,
 dropped after nobody is left who was sent to them.
 
-Views come in order. `prepare` makes what the next one needs; `installed` changes over to it in one step; stacks that
+Views come in order. `prepare` makes what the next one needs; `on_view_installed` changes over to it in one step;
+stacks that
 no view gives the shard any more are *doomed*, and dropped once no request of an older version runs (INV-ROWS-11).
 
 After a start the first view may be older than what the shard had seen in its last life, if its control is still
@@ -14,21 +15,29 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import DiskFull, Stale
 from ebla.model.identity import Replica, TableId, TopologyVersion
 from ebla.model.schema import TableSchema
 from ebla.model.token import TOKEN_MIN, TokenRange
-from ebla.replica.stack_plan import Hop, ShardPlan, StackPlace, TablePlan, check_no_resize, places_of, plan_shard
+from ebla.observe.event_reporter import EventReporter
+from ebla.replica.stack_plan import (
+    Hop,
+    ShardStackPlan,
+    StackKey,
+    TableStackPlan,
+    check_no_resize,
+    plan_shard,
+    stack_keys,
+)
 from ebla.storage.stack import Stack
-from ebla.storage.store import GC_HOLD_AT_START, Store
+from ebla.storage.store import GC_HOLD_AT_START, ShardStore
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import SessionKind
-from ebla.wire.report import Report
-from ebla.wire.topology_view import TopologyView, View
 
 IN_TRANSITION = "in transition"
 BULK_SESSION = "a bulk session of its table is open"
-SETTLE_S = 0.1
+DROP_CHECK_S = 0.1
 """How often it is looked whether doomed stacks may go, while there are any."""
 
 
@@ -37,40 +46,40 @@ class TableStacks:
 
     __slots__ = ("hops", "plan", "shift", "stacks")
 
-    def __init__(self, plan: TablePlan, stacks: Mapping[int, Stack]) -> None:
+    def __init__(self, plan: TableStackPlan, stacks: Mapping[int, Stack]) -> None:
         self.plan = plan
         self.shift = plan.shift
         self.stacks = stacks
         self.hops: Mapping[int, Hop] = plan.hops
 
 
-Layout = Mapping[TableId, TableStacks]
+StackLayout = Mapping[TableId, TableStacks]
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     view: View
-    plan: ShardPlan
-    layout: Layout
+    plan: ShardStackPlan
+    layout: StackLayout
 
 
 @dataclass(frozen=True, slots=True)
 class _Doomed:
     since: TopologyVersion
     """Installed without it."""
-    place: StackPlace
+    place: StackKey
     stack: Stack
 
 
 class ReplicaStacks:
     """`run` must be running in the shard's task group."""
 
-    def __init__(self, store: Store, view: TopologyView, own: Replica, report: Report) -> None:
+    def __init__(self, store: ShardStore, view: TopologyView, own: Replica, report: EventReporter) -> None:
         self._store = store
         self._view = view
         self._own = own
         self._report = report
-        self._known: dict[StackPlace, Stack] = {
+        self._known: dict[StackKey, Stack] = {
             (stack.entry.table, stack.entry.range): stack for stack in store.stacks.values()
         }
         self._prepared: _Prepared | None = None
@@ -80,7 +89,7 @@ class ReplicaStacks:
         self._confirmed = False
         self._settling = asyncio.Lock()
         self._work = asyncio.Event()
-        self.layout: Layout = {}
+        self.layout: StackLayout = {}
         """What requests are served by."""
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -115,7 +124,7 @@ class ReplicaStacks:
         return len(self._doomed)
 
     @property
-    def pending_open(self) -> bool:
+    def pending_replicas_open(self) -> bool:
         """Every pending replica that the installed version names here takes writes."""
         return all(
             number in table.stacks and not table.stacks[number].damage
@@ -138,7 +147,7 @@ class ReplicaStacks:
         planned = plan_shard(view.snapshot, self._own, known)
         plan = {table: one for table, one in planned.items() if table in view.schemas}
         await self._learn_schemas(view, before)
-        wanted = places_of(plan)
+        wanted = stack_keys(plan)
         await self._drop_returning(wanted)
         missing = [place for place in wanted if place not in self._known]
         if missing:
@@ -150,7 +159,7 @@ class ReplicaStacks:
         await self._hold_gc(prepared)
         self._prepared = prepared
 
-    def installed(self, view: View) -> None:
+    def on_view_installed(self, view: View) -> None:
         """The view was installed, in this same step: the prepared one, or the one before at a later revision."""
         prepared, before = self._prepared, self._installed
         if before is not None and before.view.snapshot is view.snapshot:
@@ -185,13 +194,13 @@ class ReplicaStacks:
         await self.settle()
 
     @property
-    def has_strangers(self) -> bool:
+    def has_unowned(self) -> bool:
         """Whether there is something on disk that the installed view does not give this shard."""
         return bool(self._strangers())
 
-    def _strangers(self) -> list[StackPlace]:
+    def _strangers(self) -> list[StackKey]:
         assert self._installed is not None
-        wanted = set(places_of(self._installed.plan))
+        wanted = set(stack_keys(self._installed.plan))
         return [place for place in self._known if place not in wanted]
 
     def _doom_strangers(self) -> None:
@@ -229,7 +238,7 @@ class ReplicaStacks:
                 except DiskFull as failure:
                     self._report("replica.not_dropped", {"cause": failure.message})
                 if self._doomed or self._dropped_tables:
-                    await asyncio.sleep(SETTLE_S)
+                    await asyncio.sleep(DROP_CHECK_S)
 
     # -- parts of a change -------------------------------------------------------------------------------------------
 
@@ -244,7 +253,7 @@ class ReplicaStacks:
         except Stale:
             pass  # of a version that the last life already had: rows of it may be on disk
 
-    async def _drop_returning(self, wanted: list[StackPlace]) -> None:
+    async def _drop_returning(self, wanted: list[StackKey]) -> None:
         """A replica that left and comes back begins empty. What it had may hold rows whose tombstones are gone from
         all the others."""
         if self._doomed:
@@ -253,7 +262,7 @@ class ReplicaStacks:
                 for one in [doomed for doomed in self._doomed if doomed.place in returning]:
                     await self._drop(one)
 
-    def _table_stacks(self, table: TableId, plan: TablePlan) -> TableStacks:
+    def _table_stacks(self, table: TableId, plan: TableStackPlan) -> TableStacks:
         before = self.layout.get(table)
         if before is not None and before.plan is plan:
             return before

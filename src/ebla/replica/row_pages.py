@@ -12,24 +12,24 @@ from ebla.model.errors import Stale
 from ebla.model.rows import EMPTY_HEAD
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import TableStacks
-from ebla.storage.key_codec import after_prefix, encode_token, head_key, row_key
-from ebla.storage.layer import Item
-from ebla.storage.live_rows import is_head, is_live_row
-from ebla.storage.merge import uncovered
-from ebla.storage.row_codec import Flag, decode_head
-from ebla.storage.row_digest import digest_of
+from ebla.storage.codec.key_codec import encode_token, head_key, prefix_end, row_key
+from ebla.storage.codec.live_rows import is_head, is_live_row
+from ebla.storage.codec.row_codec import RowFlag, decode_head
+from ebla.storage.codec.row_digest import digest_rows
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import without_deleted_cells
 from ebla.storage.stack import OpenStack, Stack
 from ebla.topology.tablet_map import TOKEN_BIAS, TOKEN_BITS
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, Span
 
-_HEAD = int(Flag.HEAD)
-POINTS_MAX = 2
+_HEAD = int(RowFlag.HEAD)
+SINGLE_KEYS_MAX = 2
 """A head and a row."""
-PART_ITEMS = 16
+SPAN_START_ITEMS = 16
 """What the beginning of a scan counts as: many empty tablets are work too."""
 
 
-class Part:
+class StackSpan:
     """A span, or a piece of one, within one stack."""
 
     __slots__ = ("end", "stack", "start")
@@ -40,12 +40,12 @@ class Part:
         self.end = end
 
 
-class PageRead:
+class StackPageReader:
     def __init__(self, request: ReadRowsRequest, table: TableStacks, limits: ReplicaLimits) -> None:
         self._request = request
         self._limits = limits
         self._parts = _parts(request.spans, table, is_reversed=request.is_reversed)
-        self._part: Part | None = None
+        self._part: StackSpan | None = None
         self._is_over = False
         self._is_whole = False
         self._items: list[Item] = []
@@ -71,7 +71,7 @@ class PageRead:
             opened = part.stack.find_open()
             if opened is None:
                 return part.stack
-            self._looked_at += PART_ITEMS
+            self._looked_at += SPAN_START_ITEMS
             self._schema = part.stack.schema
             if self._read(part, opened, turn_ends):
                 self._last_key = (part.start if self._request.is_reversed else part.end) or b""
@@ -92,14 +92,14 @@ class PageRead:
 
     def answer(self) -> ReadRowsAnswer:
         request = self._request
-        digest = digest_of(self._items, self._schema, request.gc_before_s)
+        digest = digest_rows(self._items, self._schema, request.gc_before_s)
         items = () if request.digest_only else tuple(self._items)
         last_key = b"" if self._is_whole else self._last_key
         return ReadRowsAnswer(items, digest, self._is_whole, last_key, self._live_rows)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _next_part(self) -> Part | None:
+    def _next_part(self) -> StackSpan | None:
         """None: the page is over, with the spans or before a tablet that is not here."""
         try:
             self._part = next(self._parts, None)
@@ -123,7 +123,7 @@ class PageRead:
 
     # -- items -------------------------------------------------------------------------------------------------------
 
-    def _read(self, part: Part, opened: OpenStack, turn_ends: int) -> bool:
+    def _read(self, part: StackSpan, opened: OpenStack, turn_ends: int) -> bool:
         """Whether the part was read to its end; otherwise it now begins where to go on."""
         is_reversed = self._request.is_reversed
         has_heads = opened.has_heads
@@ -141,7 +141,7 @@ class PageRead:
                     self._at_row(key, opened if is_reversed and has_heads else None)
                 left: bytes | None = value
                 if self._head is not EMPTY_HEAD:
-                    left = uncovered(value, self._head, key[len(self._prefix) + 1 :], self._schema)
+                    left = without_deleted_cells(value, self._head, key[len(self._prefix) + 1 :], self._schema)
                 if left is not None:
                     self._add(key, left)
                     if is_live_row(left, self._schema, self._request.now_s):
@@ -157,7 +157,7 @@ class PageRead:
                 return False
         return True
 
-    def _enter(self, part: Part, opened: OpenStack, *, has_heads: bool) -> None:
+    def _enter(self, part: StackSpan, opened: OpenStack, *, has_heads: bool) -> None:
         """A part that begins inside a partition is under its head, which may lie outside of it."""
         if self._request.is_reversed:
             # Where the turn before ended; the first row of another partition sees to the rest.
@@ -187,7 +187,7 @@ class PageRead:
         self._items.append((key, value))
         self._bytes += len(key) + len(value)
 
-    def _cut(self, part: Part, key: bytes, items: Iterator[Item]) -> bool:
+    def _cut(self, part: StackSpan, key: bytes, items: Iterator[Item]) -> bool:
         """The page has what it can take. It is whole all the same where nothing follows."""
         if next(items, None) is None:
             return True
@@ -195,16 +195,16 @@ class PageRead:
         self._is_over = True
         return False
 
-    def _skip_partition(self, part: Part) -> bool:
+    def _skip_partition(self, part: StackSpan) -> bool:
         """The rest of its rows is not asked for; in a reversed read its head still is."""
         if self._request.is_reversed:
             part.end = row_key(self._prefix)
             return part.end <= part.start
-        part.start = after_prefix(self._prefix)
+        part.start = prefix_end(self._prefix)
         return part.end is not None and part.end <= part.start
 
 
-def _go_on(part: Part, key: bytes, *, is_reversed: bool) -> None:
+def _go_on(part: StackSpan, key: bytes, *, is_reversed: bool) -> None:
     if is_reversed:
         part.end = key
     else:
@@ -219,7 +219,7 @@ def _partition_of(start: bytes) -> bytes | None:
     return prefix if len(start) > len(prefix) and start > head_key(prefix) else None
 
 
-def _parts(spans: Sequence[Span], table: TableStacks, *, is_reversed: bool) -> Iterator[Part]:
+def _parts(spans: Sequence[Span], table: TableStacks, *, is_reversed: bool) -> Iterator[StackSpan]:
     """In the order of the read. Raises `Stale` at a tablet that is not here."""
     shift, stacks = table.shift, table.stacks
     for start, end in reversed(spans) if is_reversed else spans:
@@ -230,7 +230,7 @@ def _parts(spans: Sequence[Span], table: TableStacks, *, is_reversed: bool) -> I
                 raise Stale(f"this shard has no replica of tablet {number}", advice="refresh and retry")
             low = start if number == first else _boundary(number, shift)
             high = end if number == last else _boundary(number + 1, shift)
-            yield Part(stack, low, high)
+            yield StackSpan(stack, low, high)
 
 
 def _first_number(start: bytes, shift: int) -> int:
@@ -249,7 +249,7 @@ def _boundary(number: int, shift: int) -> bytes:
     return encode_token((number << shift) - TOKEN_BIAS)
 
 
-def read_points(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> ReadRowsAnswer:
+def read_keys(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> ReadRowsAnswer:
     """Single keys of one partition, one get for each in every layer."""
     schema = stack.schema
     items: list[Item] = []
@@ -263,13 +263,13 @@ def read_points(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> Re
             live_rows += 1
     if request.is_reversed:
         items.reverse()
-    digest = digest_of(items, schema, request.gc_before_s)
+    digest = digest_rows(items, schema, request.gc_before_s)
     return ReadRowsAnswer(() if request.digest_only else tuple(items), digest, True, b"", live_rows)
 
 
-def are_points(spans: Sequence[Span]) -> bool:
+def are_single_keys(spans: Sequence[Span]) -> bool:
     """Whether these are so few single keys, all of one token, that a page has room for them."""
-    if len(spans) > POINTS_MAX or not spans:
+    if len(spans) > SINGLE_KEYS_MAX or not spans:
         return False
     token = spans[0][0][:8]
     for start, end in spans:

@@ -4,21 +4,21 @@ for, and whoever routed it holds its own until the answer is there."""
 import asyncio
 from functools import partial
 
+from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import EblaError, InvalidRequest, NotFound, Overloaded, Stale
 from ebla.replica.fences import Fences
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import ReplicaStacks, TableStacks
-from ebla.replica.row_pages import PageRead, are_points, read_points
-from ebla.storage.layer import LayerDamaged
+from ebla.replica.row_pages import StackPageReader, are_single_keys, read_keys
+from ebla.storage.layers.layer import LayerDamaged
 from ebla.storage.stack import Stack
-from ebla.storage.store import Store
+from ebla.storage.store import ShardStore
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
-from ebla.wire.server import GoOn
-from ebla.wire.topology_view import TopologyView
+from ebla.wire.server import Continuation
 
 
-class RowReader:
-    def __init__(self, view: TopologyView, store: Store, stacks: ReplicaStacks, limits: ReplicaLimits) -> None:
+class ReplicaReader:
+    def __init__(self, view: TopologyView, store: ShardStore, stacks: ReplicaStacks, limits: ReplicaLimits) -> None:
         self._view = view
         self._store = store
         self._stacks = stacks
@@ -31,26 +31,26 @@ class RowReader:
         if request.version > self._view.current.version:
             return None
         table = self._arrive(request)
-        if are_points(request.spans):
+        if are_single_keys(request.spans):
             return self._read_points(request, table)
-        page = PageRead(request, table, self._limits)
+        page = StackPageReader(request, table, self._limits)
         self._turn(page)
         return page.answer() if page.is_over else None
 
-    def begin(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer | GoOn[ReadRowsAnswer]:
+    def begin(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer | Continuation[ReadRowsAnswer]:
         """The answer, or what is still to be waited for. Raises `Overloaded` where too many wait already."""
         found = self.read_now(request)
         if found is not None:
             return found
         if self.waiting >= self._limits.reads_waiting_max:
             raise Overloaded(f"{self.waiting} reads wait already", advice="try again in a moment")
-        return GoOn(partial(self.read, request, deadline_ms))
+        return Continuation(partial(self.read, request, deadline_ms))
 
     async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
         self.waiting += 1
         try:
             await self._wait_version(request, deadline_ms)
-            page = PageRead(request, self._arrive(request), self._limits)
+            page = StackPageReader(request, self._arrive(request), self._limits)
             await self._read_all(page)
         finally:
             self.waiting -= 1
@@ -59,7 +59,7 @@ class RowReader:
             raise refusal
         return page.answer()
 
-    async def _read_all(self, page: PageRead) -> None:
+    async def _read_all(self, page: StackPageReader) -> None:
         while True:
             stack = self._turn(page)
             if page.is_over:
@@ -94,12 +94,12 @@ class RowReader:
         if opened is None:
             return None
         try:
-            return read_points(request, opened, stack)
+            return read_keys(request, opened, stack)
         except LayerDamaged as failure:
             self._store.note_damage(stack, failure)
             raise
 
-    def _turn(self, page: PageRead) -> Stack | None:
+    def _turn(self, page: StackPageReader) -> Stack | None:
         try:
             return page.turn()
         except LayerDamaged as failure:

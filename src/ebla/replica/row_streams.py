@@ -2,34 +2,34 @@
 
 from collections.abc import Sequence
 
+from ebla.feed.session_guards import SessionGuards
+from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Stale
 from ebla.model.identity import TableId
 from ebla.replica.replica_stacks import ReplicaStacks
-from ebla.storage.layer import Item
+from ebla.storage.layers.layer import Item
 from ebla.storage.stack import Stack
-from ebla.storage.store import Store
+from ebla.storage.store import ShardStore
 from ebla.wire.row_messages import StreamRowsRequest
-from ebla.wire.session_guards import Guards
-from ebla.wire.topology_view import TopologyView
-from ebla.wire.verbs import Done
+from ebla.wire.verbs import EmptyAnswer
 
 
-class StreamCut(InternalError):
+class PartialStream(InternalError):
     """Some rows were merged and others not. Sent again under the same session, all will be."""
 
 
-class RowStreams:
-    def __init__(self, view: TopologyView, store: Store, stacks: ReplicaStacks, guards: Guards) -> None:
+class RowStreamReceiver:
+    def __init__(self, view: TopologyView, store: ShardStore, stacks: ReplicaStacks, guards: SessionGuards) -> None:
         self._view = view
         self._store = store
         self._stacks = stacks
         self._guards = guards
 
-    async def stream(self, request: StreamRowsRequest, deadline_ms: int) -> Done:
+    async def stream(self, request: StreamRowsRequest, deadline_ms: int) -> EmptyAnswer:
         """Everything is merged and durable on return, in either mode of the log. Sent again it changes nothing."""
         if not request.items:
             raise InvalidRequest("a stream of rows has at least one item")
-        async with self._guards.materialised(request.session, deadline_ms):
+        async with self._guards.hold_guard(request.session, deadline_ms):
             merged = 0
             try:
                 for items in self._by_stack(request.table, request.items).values():
@@ -39,10 +39,10 @@ class RowStreams:
             except EblaError as error:
                 if not merged:
                     raise
-                raise StreamCut(
+                raise PartialStream(
                     f"only some of the rows were merged: {error.message}", advice="send them again"
                 ) from error
-        return Done()
+        return EmptyAnswer()
 
     async def _merge(self, table: TableId, items: Sequence[Item]) -> None:
         # Looked up again: the stack before may have waited, and this replica may have left meanwhile.

@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Outcome, Overloaded, Stale
 from ebla.model.identity import ShardNumber, TopologyVersion
 from ebla.replica.fences import Fences
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import ReplicaStacks, TableStacks
 from ebla.replica.stack_plan import Hop
-from ebla.storage.layer import Layer
+from ebla.storage.layers.layer import Layer
 from ebla.storage.stack import Stack
-from ebla.storage.store import Store
-from ebla.wire.failures import failure_of
+from ebla.storage.store import ShardStore
+from ebla.wire.errors import failure_frame
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
-from ebla.wire.server import GoOn
-from ebla.wire.topology_view import TopologyView
+from ebla.wire.server import Continuation
 
 ALL_ACKNOWLEDGED = WriteRowsAnswer()
 
 
-class Sibling(Protocol):
+class SiblingShards(Protocol):
     """The other shards of the node."""
 
     async def write(self, shard: ShardNumber, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
@@ -49,7 +49,7 @@ class _Batch:
         self.sequence = 0
 
     def fail(self, index: int, error: EblaError) -> None:
-        told = failure_of(0, error)
+        told = failure_frame(0, error)
         self.failures.append(WriteFailure(index, told.error, told.outcome, told.message, told.advice))
 
     def fail_made(self, error: EblaError) -> None:
@@ -62,9 +62,14 @@ class _Batch:
         return WriteRowsAnswer(tuple(self.failures)) if self.failures else ALL_ACKNOWLEDGED
 
 
-class RowWriter:
+class ReplicaWriter:
     def __init__(
-        self, view: TopologyView, store: Store, stacks: ReplicaStacks, limits: ReplicaLimits, sibling: Sibling | None
+        self,
+        view: TopologyView,
+        store: ShardStore,
+        stacks: ReplicaStacks,
+        limits: ReplicaLimits,
+        sibling: SiblingShards | None,
     ) -> None:
         self._view = view
         self._store = store
@@ -75,7 +80,7 @@ class RowWriter:
         self.fences = Fences(view)
         self.waiting = 0
 
-    def begin(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | GoOn[WriteRowsAnswer]:
+    def begin(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | Continuation[WriteRowsAnswer]:
         """The answer, or what is still to be waited for. Every effect that needs no waiting has happened on return.
         Raises `Overloaded` with nothing done."""
         if self.waiting >= self._limits.writes_waiting_max:
@@ -83,7 +88,7 @@ class RowWriter:
         batch = _Batch(request.writes)
         self._take(batch)
         if batch.later or (batch.made and self._syncs):
-            return GoOn(partial(self._finish, batch, deadline_ms))
+            return Continuation(partial(self._finish, batch, deadline_ms))
         return batch.answer()
 
     # -- at once -----------------------------------------------------------------------------------------------------
@@ -238,7 +243,7 @@ class RowWriter:
                     raise Overloaded(f"shard {shard} of this node cannot be reached", advice="try again in a moment")
                 answer = await self._sibling.write(shard, request, min(deadline_ms, self._limits.sibling_ms))
             except EblaError as error:
-                told = failure_of(0, error)
+                told = failure_frame(0, error)
                 failures = [
                     WriteFailure(number, told.error, told.outcome, told.message, told.advice)
                     for number in range(len(indexes))

@@ -11,7 +11,7 @@ from ebla.wire.transfer_messages import AdoptAnswer
 _STALE = "stale"
 
 
-class AdoptionEnd(enum.StrEnum):
+class AdoptionResult(enum.StrEnum):
     ADOPTED = "adopted"
     NOTHING_NEW = "nothing_new"
     REFUSED = "refused"
@@ -36,7 +36,7 @@ class ShardMetrics:
         adoptions = metrics.counter(
             "replica_adoptions_total", "Sealed stagings that were to be adopted, by how it ended", labels=("end",)
         )
-        self._adoptions = {end: adoptions.series(end) for end in AdoptionEnd}
+        self._adoptions = {end: adoptions.series(end) for end in AdoptionResult}
         self._adopted_layers = metrics.counter("replica_adopted_layers_total", "Layers adopted").series()
         self._adopted_rows = metrics.counter("replica_adopted_rows_total", "Staged rows merged").series()
         took = metrics.histogram(
@@ -44,7 +44,7 @@ class ShardMetrics:
         )
         self._write_seconds = took.series("write")
         self._read_seconds = took.series("read")
-        self.folds = metrics.counter("replica_folds_total", "Folds of stacks, by how they ended", labels=("end",))
+        self.compactions = metrics.counter("replica_folds_total", "Folds of stacks, by how they ended", labels=("end",))
         self.stacks = metrics.gauge("replica_stacks", "Stacks of this shard").series()
         self.layers = metrics.gauge("replica_layers", "Layers of these stacks").series()
         self.doomed = metrics.gauge("replica_doomed_stacks", "Stacks that wait to be dropped").series()
@@ -69,13 +69,13 @@ class ShardMetrics:
         self._read_seconds.observe(seconds)
 
     def adopted(self, answer: AdoptAnswer) -> None:
-        self._adoptions[AdoptionEnd.ADOPTED if answer.layers or answer.rows else AdoptionEnd.NOTHING_NEW].add()
+        self._adoptions[AdoptionResult.ADOPTED if answer.layers or answer.rows else AdoptionResult.NOTHING_NEW].add()
         self._adopted_layers.add(answer.layers)
         self._adopted_rows.add(answer.rows)
 
     def adoption_failed(self, error: EblaError) -> None:
         is_refused = isinstance(error, Refused | InvalidRequest)
-        self._adoptions[AdoptionEnd.REFUSED if is_refused else AdoptionEnd.FAILED].add()
+        self._adoptions[AdoptionResult.REFUSED if is_refused else AdoptionResult.FAILED].add()
 
     def read_failed(self, error: EblaError) -> None:
         (self._stale_reads if isinstance(error, Stale) else self._failed_reads).add()

@@ -9,48 +9,48 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ebla.journal.replace import parent_folder
+from ebla.feed.local_shards import LocalShardClients
+from ebla.feed.session_guards import SessionGuards
+from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
+from ebla.feed.topology_view import TopologyView, View
+from ebla.journal.checked_file import parent_folder
 from ebla.model.errors import EblaError, Unavailable
 from ebla.model.identity import Address, Replica, ShardNumber, TopologyVersion
-from ebla.ports.surroundings import Surroundings
-from ebla.replica.adoption import Adoptions
-from ebla.replica.checkpointing import Checkpoints, TransferParts
-from ebla.replica.folding import BulkFolds, Folding, terms_by
-from ebla.replica.fronts import FoldPlace, Front, FrontContext, ShardParts
+from ebla.observe.event_reporter import EventReporter
+from ebla.ports.environment import Environment
+from ebla.replica.adoption import ShardAdoptions
+from ebla.replica.checkpoints import ShardCheckpoints, ShardTransferDeps
+from ebla.replica.compaction import BulkCompactor, CompactionLoop, gc_terms_by
 from ebla.replica.replica_limits import ReplicaLimits
-from ebla.replica.replica_server import ReplicaParts, ReplicaServer
+from ebla.replica.replica_server import ReplicaServer, ReplicaServerDeps
 from ebla.replica.replica_stacks import ReplicaStacks
-from ebla.replica.row_reads import RowReader
-from ebla.replica.row_streams import RowStreams
-from ebla.replica.row_writes import RowWriter
+from ebla.replica.row_reads import ReplicaReader
+from ebla.replica.row_streams import RowStreamReceiver
+from ebla.replica.row_writes import ReplicaWriter
 from ebla.replica.serving import ServingRight
 from ebla.replica.shard_metrics import ShardMetrics
-from ebla.replica.siblings import Siblings
-from ebla.storage.store import Store, StoreLimits
+from ebla.replica.shard_services import Compactor, ShardDeps, ShardService, ShardServiceContext
+from ebla.replica.siblings import SiblingShardClients
+from ebla.storage.store import ShardStore, StoreLimits
 from ebla.storage.store_recovery import open_store
 from ebla.wire.feed_messages import ChildReport
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
-from ebla.wire.local_shards import LocalShards
-from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, told_metrics
+from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, collect_metrics
 from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.report import Report
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.session_guards import Guards
-from ebla.wire.topology_feed import FollowerSetup, TopologyFollower
-from ebla.wire.topology_view import TopologyView, View
 from ebla.wire.verbs import CHILD_BEAT, IDENTITY, METRICS, ChildBeatRequest, IdentityAnswer, IdentityRequest
 
 ANY_VERSION = TopologyVersion(0)
 FIRST_VIEW_WAIT_S = 60.0
 CONFIRM_WAIT_S = 2.0
 """How long the start waits for the read barrier by which strangers on disk are dropped, where there are any."""
-CONFIRM_AGAIN_S = 1.0
-DRAIN_LOOK_MS = 10
+CONFIRM_RETRY_S = 1.0
+DRAIN_CHECK_MS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSetup:
+class ShardConfig:
     introduction: Introduction
     """Its process name is the one its control knows it by."""
     number: ShardNumber
@@ -64,7 +64,7 @@ class ShardSetup:
     heartbeat_ms: int
     feed_silence_ms: int
     wire: WireLimits
-    report: Report
+    report: EventReporter
     pid: int
     bulk_address: Address | None = None
     store: StoreLimits = field(default_factory=StoreLimits)
@@ -74,23 +74,25 @@ class ShardSetup:
 class _Shard:
     """The parts that live while the store is open. `wire.topology_feed.Follower`."""
 
-    def __init__(self, process: "ShardProcess", tasks: asyncio.TaskGroup, store: Store, context: PeersContext) -> None:
-        around, setup, view = process.surroundings, process.setup, process.view
+    def __init__(
+        self, process: "ShardProcess", tasks: asyncio.TaskGroup, store: ShardStore, context: PeersContext
+    ) -> None:
+        around, setup, view = process.environment, process.setup, process.view
         self._process = process
         self._view = view
         self._store = store
-        self._fronts: Sequence[Front] = ()
+        self._fronts: Sequence[ShardService] = ()
         own = Replica(setup.introduction.host, setup.number)
         limits = setup.limits
         self.stacks = ReplicaStacks(store, view, own, setup.report)
         self.follower = self._following(process)
-        self.guards = Guards(view, self.follower, around.clock, limits.barrier_ms)
-        siblings = Siblings(LocalShards(tasks, context, own.host, setup.local_address_of))
-        self.writer = RowWriter(view, store, self.stacks, limits, siblings)
-        self.reader = RowReader(view, store, self.stacks, limits)
+        self.guards = SessionGuards(view, self.follower, around.clock, limits.barrier_ms)
+        siblings = SiblingShardClients(LocalShardClients(tasks, context, own.host, setup.local_address_of))
+        self.writer = ReplicaWriter(view, store, self.stacks, limits, siblings)
+        self.reader = ReplicaReader(view, store, self.stacks, limits)
         self.metrics = ShardMetrics(process.parts.metrics)
-        streams = RowStreams(view, store, self.stacks, self.guards)
-        transfers = TransferParts(
+        streams = RowStreamReceiver(view, store, self.stacks, self.guards)
+        transfers = ShardTransferDeps(
             around.disk,
             parent_folder(setup.folder),
             setup.number,
@@ -100,20 +102,20 @@ class _Shard:
             self.guards,
             limits,
         )
-        self._adoptions = Adoptions(transfers)
+        self._adoptions = ShardAdoptions(transfers)
         self.replica = ReplicaServer(
-            ReplicaParts(
+            ReplicaServerDeps(
                 self.writer,
                 self.reader,
                 streams,
-                Checkpoints(transfers),
+                ShardCheckpoints(transfers),
                 self._adoptions,
                 self.metrics,
                 process.serves,
             )
         )
-        self._fronts = process.parts.fronts(
-            FrontContext(
+        self._fronts = process.parts.services(
+            ShardServiceContext(
                 around,
                 tasks,
                 view,
@@ -131,8 +133,8 @@ class _Shard:
         setup = process.setup
         ours = setup.introduction
         # A poll that is held longer than a heartbeat would look like silence where the bound on that is short.
-        following = FollowerSetup(
-            ours.process, setup.pid, ours.host, process.surroundings.clock, setup.report, poll_ms=setup.heartbeat_ms
+        following = TopologyFollowerConfig(
+            ours.process, setup.pid, ours.host, process.environment.clock, setup.report, poll_ms=setup.heartbeat_ms
         )
         return TopologyFollower(process.control, following, self._view, self, self.report_of)
 
@@ -141,11 +143,11 @@ class _Shard:
         await self.stacks.prepare(view)
         await self._adoptions.before_fence(view.fence)
 
-    def installed(self, view: View) -> None:
-        self.stacks.installed(view)
-        self.guards.installed(view)
+    def on_view_installed(self, view: View) -> None:
+        self.stacks.on_view_installed(view)
+        self.guards.on_view_installed(view)
         for front in self._fronts:
-            front.installed(view)
+            front.on_view_installed(view)
 
     def report_of(self, view: View) -> ChildReport:
         ours = self._process.setup
@@ -155,7 +157,7 @@ class _Shard:
             view.version,
             view.fence,
             self._view.versions.oldest(view.version),
-            pending_open=self.stacks.pending_open,
+            pending_replicas_open=self.stacks.pending_replicas_open,
             closing_sessions=self.guards.closing,
         )
 
@@ -175,11 +177,11 @@ class _Shard:
                     return
             except EblaError as error:
                 self._process.setup.report("shard.not_confirmed", {"cause": error.message})
-            await asyncio.sleep(CONFIRM_AGAIN_S)
+            await asyncio.sleep(CONFIRM_RETRY_S)
 
-    async def fold(self, place: FoldPlace) -> None:
-        terms = terms_by(self._view, self._process.surroundings.clock)
-        await Folding(self._store, self.stacks, place, terms).run(self.metrics, self._process.setup.report)
+    async def compact(self, place: Compactor) -> None:
+        terms = gc_terms_by(self._view, self._process.environment.clock)
+        await CompactionLoop(self._store, self.stacks, place, terms).run(self.metrics, self._process.setup.report)
 
     def close_fronts(self) -> None:
         for front in self._fronts:
@@ -204,8 +206,8 @@ class _Shard:
 class ShardProcess:
     """One life. `run` is to be called once."""
 
-    def __init__(self, surroundings: Surroundings, setup: ShardSetup, parts: ShardParts) -> None:
-        self.surroundings = surroundings
+    def __init__(self, environment: Environment, setup: ShardConfig, parts: ShardDeps) -> None:
+        self.environment = environment
         self.setup = setup
         self.parts = parts
         self.view = TopologyView()
@@ -238,20 +240,20 @@ class ShardProcess:
         follower = self._follower
         if not self._listens or follower is None or not follower.is_node_serving:
             return False
-        now_ms = self.surroundings.clock.boot_ms()
+        now_ms = self.environment.clock.boot_ms()
         if follower.last_heard_ms is not None:
             self._heard(self._feed_right, follower.last_heard_ms, allowed=True)
         return self._right.holds(now_ms) and self._feed_right.holds(now_ms)
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where the address is taken, and what the store's disk did to it."""
-        setup, around = self.setup, self.surroundings
+        setup, around = self.setup, self.environment
         async with asyncio.TaskGroup() as tasks:
-            context = PeersContext(around.transport, around.chance, setup.introduction, setup.wire, setup.report)
+            context = PeersContext(around.transport, around.rng, setup.introduction, setup.wire, setup.report)
             self._control = Peers(tasks, context)
             self._control.set_address(setup.introduction.host, setup.control_address)
             beating = tasks.create_task(self._keep_in_touch(self._control))
-            store = await open_store(around.disk, around.chance, setup.folder, self.parts.engine, setup.store)
+            store = await open_store(around.disk, around.rng, setup.folder, self.parts.engine, setup.store)
             storing = tasks.create_task(store.run())
             try:
                 await self._serve(tasks, store, context)
@@ -264,7 +266,7 @@ class ShardProcess:
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
-    async def _serve(self, tasks: asyncio.TaskGroup, store: Store, context: PeersContext) -> None:
+    async def _serve(self, tasks: asyncio.TaskGroup, store: ShardStore, context: PeersContext) -> None:
         shard = _Shard(self, tasks, store, context)
         self._follower = shard.follower
         running = [tasks.create_task(shard.follower.run()), tasks.create_task(shard.stacks.run())]
@@ -292,17 +294,17 @@ class ShardProcess:
 
     async def _begin_confirming(self, tasks: asyncio.TaskGroup, shard: _Shard) -> None:
         confirming = tasks.create_task(shard.confirm())
-        if shard.stacks.has_strangers:
+        if shard.stacks.has_unowned:
             await asyncio.wait([confirming], timeout=CONFIRM_WAIT_S)
 
     def _begin_folding(self, tasks: asyncio.TaskGroup, shard: _Shard, context: PeersContext) -> None:
-        place = self.parts.folds
+        place = self.parts.compactor
         if place is None and self.setup.bulk_address is not None:
             bulk = Peers(tasks, context)
             bulk.set_address(self.setup.introduction.host, self.setup.bulk_address)
-            place = BulkFolds(bulk, self.setup.introduction.host)
+            place = BulkCompactor(bulk, self.setup.introduction.host)
         if place is not None:
-            tasks.create_task(shard.fold(place))
+            tasks.create_task(shard.compact(place))
 
     def _server(self, tasks: asyncio.TaskGroup, shard: _Shard) -> Server:
         server = Server(tasks, self.setup.introduction, self.setup.wire, self.setup.report)
@@ -312,7 +314,7 @@ class ShardProcess:
         return server
 
     async def _listen(self, servers: Sequence[Server], shard: _Shard) -> None:
-        setup, transport = self.setup, self.surroundings.transport
+        setup, transport = self.setup, self.environment.transport
         peers, local = servers
         listening = [await transport.listen(setup.address, peers.accept)]
         try:
@@ -331,13 +333,13 @@ class ShardProcess:
 
     async def _drain(self, shard: _Shard) -> None:
         """What runs may end; nothing new begins."""
-        for _ in range(self.setup.limits.drain_ms // DRAIN_LOOK_MS):
+        for _ in range(self.setup.limits.drain_ms // DRAIN_CHECK_MS):
             if shard.is_idle:
                 return
-            await asyncio.sleep(DRAIN_LOOK_MS / 1000)
+            await asyncio.sleep(DRAIN_CHECK_MS / 1000)
         self.setup.report("shard.cut_off_requests", {})
 
-    async def _flush(self, store: Store) -> None:
+    async def _flush(self, store: ShardStore) -> None:
         try:
             async with asyncio.timeout(self.setup.limits.stop_ms / 1000):
                 await store.close()
@@ -348,7 +350,7 @@ class ShardProcess:
     # -- control -----------------------------------------------------------------------------------------------------
 
     async def _keep_in_touch(self, control: Peers) -> None:
-        setup, clock = self.setup, self.surroundings.clock
+        setup, clock = self.setup, self.environment.clock
         # On a machine that is short of processors control answers late, which is not silence: a few questions fit
         # into the time after which it would be.
         answer_ms = max(setup.heartbeat_ms, setup.feed_silence_ms // 3)
@@ -368,7 +370,7 @@ class ShardProcess:
         right.heard(asked_ms, allowed=allowed)
 
     def _tell(self, *, serves: bool) -> None:
-        now_ms = self.surroundings.clock.boot_ms()
+        now_ms = self.environment.clock.boot_ms()
         silent = {
             "control_silent_ms": self._right.silent_ms(now_ms),
             "feed_silent_ms": self._feed_right.silent_ms(now_ms),
@@ -377,10 +379,10 @@ class ShardProcess:
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
         if not self.serves():
-            silent_ms = self._right.silent_ms(self.surroundings.clock.boot_ms())
+            silent_ms = self._right.silent_ms(self.environment.clock.boot_ms())
             raise Unavailable(f"{self.setup.introduction.process} does not serve: control silent for {silent_ms} ms")
         ours = self.setup.introduction
         return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self.setup.pid)
 
     def _metrics(self, _request: MetricsRequest, _call: IncomingCall) -> MetricsAnswer:
-        return told_metrics(self.parts.metrics)
+        return collect_metrics(self.parts.metrics)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from ebla.model.errors import Refused
 from ebla.model.identity import Replica, ShardNumber, TableId
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.topology.sharder import TabletSharder, has_replica
+from ebla.topology.routing.sharder import TabletSharder, has_replica
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import TransitionKind
 from ebla.topology.tablet_map import TOKEN_BITS, TabletMap
 
-StackPlace = tuple[TableId, TokenRange]
+StackKey = tuple[TableId, TokenRange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlan:
+class TableStackPlan:
     """One table on one shard. A key's number is its token's bits above the `shift` lowest."""
 
     shift: int
@@ -42,13 +42,15 @@ class TablePlan:
     hops: Mapping[int, Hop] = field(default_factory=dict)
 
 
-ShardPlan = Mapping[TableId, TablePlan]
+ShardStackPlan = Mapping[TableId, TableStackPlan]
 
 
-def plan_shard(snapshot: Snapshot, own: Replica, before: tuple[Snapshot, ShardPlan] | None = None) -> ShardPlan:
+def plan_shard(
+    snapshot: Snapshot, own: Replica, before: tuple[Snapshot, ShardStackPlan] | None = None
+) -> ShardStackPlan:
     """What did not change since the version before is the same object."""
     ring_moves = snapshot.transition is not None
-    plan: dict[TableId, TablePlan] = {}
+    plan: dict[TableId, TableStackPlan] = {}
     for table in snapshot.tables:
         tablets = snapshot.tablets.get(table)
         if tablets is None and snapshot.on_tablets(table):
@@ -64,11 +66,11 @@ def plan_shard(snapshot: Snapshot, own: Replica, before: tuple[Snapshot, ShardPl
     return plan
 
 
-_VNODES = TablePlan(TOKEN_BITS, {0: WHOLE_RING})
-_VNODES_MOVING = TablePlan(TOKEN_BITS, {0: WHOLE_RING}, moving=(0,))
+_VNODES = TableStackPlan(TOKEN_BITS, {0: WHOLE_RING})
+_VNODES_MOVING = TableStackPlan(TOKEN_BITS, {0: WHOLE_RING}, moving=(0,))
 
 
-def _plan_tablets(tablets: TabletMap, own: Replica) -> TablePlan:
+def _plan_tablets(tablets: TabletMap, own: Replica) -> TableStackPlan:
     ranges: dict[int, TokenRange] = {}
     pending: list[int] = []
     moving: list[int] = []
@@ -84,7 +86,7 @@ def _plan_tablets(tablets: TabletMap, own: Replica) -> TablePlan:
             pending.append(number)
         elif (hop := _hop(tablets, number, own)) is not None:
             hops[number] = hop
-    return TablePlan(tablets.shift, ranges, tuple(pending), tuple(moving), hops)
+    return TableStackPlan(tablets.shift, ranges, tuple(pending), tuple(moving), hops)
 
 
 def _hop(tablets: TabletMap, number: int, own: Replica) -> Hop | None:
@@ -98,11 +100,11 @@ def _hop(tablets: TabletMap, number: int, own: Replica) -> Hop | None:
     return None if other is None else Hop(other, own.shard in shards)
 
 
-def places_of(plan: ShardPlan) -> list[StackPlace]:
+def stack_keys(plan: ShardStackPlan) -> list[StackKey]:
     return [(table, token_range) for table, one in plan.items() for token_range in one.ranges.values()]
 
 
-def check_no_resize(wanted: Iterable[StackPlace], known: Iterable[StackPlace]) -> None:
+def check_no_resize(wanted: Iterable[StackKey], known: Iterable[StackKey]) -> None:
     """Refuses to go on where a wanted range lies across one that is there. Tablets were split or merged then: taking
     the old stack for a stranger would throw its rows away."""
     there: dict[TableId, list[TokenRange]] = {}

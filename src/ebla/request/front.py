@@ -8,13 +8,13 @@ from typing import Protocol
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest
 from ebla.ports.clock import Clock
-from ebla.request.parts import Mutation, ReadPage, ReadQuery, RouterLimits
-from ebla.storage.key_codec import TOKEN_BYTES, decode_token
+from ebla.request.router_types import Mutation, ReadPage, ReadQuery, RouterLimits
+from ebla.storage.codec.key_codec import TOKEN_BYTES, decode_token
 from ebla.wire.row_messages import RoutedWrite, RouteReadAnswer, RouteReadRequest, RouteWriteRequest
-from ebla.wire.server import GoOn, IncomingCall, Server
-from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, Done
+from ebla.wire.server import Continuation, IncomingCall, Server
+from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, EmptyAnswer
 
-_DONE = Done()
+_DONE = EmptyAnswer()
 _KEY_BYTES_MIN = TOKEN_BYTES + 2
 
 
@@ -43,7 +43,7 @@ class RowsFront:
         self._margin_ms = limits.answer_margin_ms
 
     def serve(self, server: Server) -> None:
-        server.serve_later(ROUTE_WRITE, self._write, _done)
+        server.serve_future(ROUTE_WRITE, self._write, _done)
         server.serve(ROUTE_READ, self._read)
 
     def _write(self, request: RouteWriteRequest, call: IncomingCall) -> "asyncio.Future[None]":
@@ -51,7 +51,7 @@ class RowsFront:
         mutations = [mutation_of(write) for write in request.writes]
         return self._router.begin_write(mutations, request.level, self._timeout_ms(call))
 
-    def _read(self, request: RouteReadRequest, call: IncomingCall) -> RouteReadAnswer | GoOn[RouteReadAnswer]:
+    def _read(self, request: RouteReadRequest, call: IncomingCall) -> RouteReadAnswer | Continuation[RouteReadAnswer]:
         self._require_serving()
         query = ReadQuery(
             request.table,
@@ -64,7 +64,7 @@ class RowsFront:
         )
         page = self._router.try_read(query, request.level)
         if page is None:
-            return GoOn(partial(self._read_on, query, request.level, call))
+            return Continuation(partial(self._read_on, query, request.level, call))
         return RouteReadAnswer(page.items, page.position)
 
     async def _read_on(self, query: ReadQuery, level: ConsistencyLevel, call: IncomingCall) -> RouteReadAnswer:
@@ -77,7 +77,7 @@ class RowsFront:
         return remaining_ms - min(self._margin_ms, remaining_ms // 4)
 
 
-def _done(_: None) -> Done:
+def _done(_: None) -> EmptyAnswer:
     return _DONE
 
 

@@ -17,28 +17,28 @@ from typing import Protocol
 
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InternalError
 from ebla.model.identity import Replica
-from ebla.request.parts import ReplicaDoors, RouterLimits
-from ebla.request.write_acks import CopyFailure, failure_from
+from ebla.request.router_types import ReplicaClients, RouterLimits
+from ebla.request.write_acks import ReplicaWriteFailure, replica_write_failure
 from ebla.wire.row_messages import RowWrite, WriteRowsAnswer, WriteRowsRequest
 
 
-class CopyEnd(Protocol):
+class ReplicaWriteCallback(Protocol):
     """Told once of each copy."""
 
     def acknowledged(self, position: int) -> None: ...
 
-    def failed(self, position: int, failure: CopyFailure) -> None: ...
+    def failed(self, position: int, failure: ReplicaWriteFailure) -> None: ...
 
 
-Copy = tuple[RowWrite, int, CopyEnd, int, float]
+ReplicaWrite = tuple[RowWrite, int, ReplicaWriteCallback, int, float]
 """The write, its bytes, whom to tell, which of its copies this is, and until when. A plain tuple: one per copy."""
 
-_Frame = list[Copy]
+_Frame = list[ReplicaWrite]
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxParts:
-    doors: ReplicaDoors
+class OutboxDeps:
+    clients: ReplicaClients
     tasks: asyncio.TaskGroup
     limits: RouterLimits
 
@@ -46,13 +46,13 @@ class OutboxParts:
 class Outbox:
     """The copies for one target."""
 
-    def __init__(self, target: Replica, parts: OutboxParts, outboxes: "Outboxes") -> None:
+    def __init__(self, target: Replica, parts: OutboxDeps, outboxes: "Outboxes") -> None:
         self.target = target
         self.is_full = False
         self._parts = parts
         self._outboxes = outboxes
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Copy] = deque()
+        self._queue: deque[ReplicaWrite] = deque()
         self._queue_is_due = False
         self._writes = 0
         self._bytes = 0
@@ -74,7 +74,7 @@ class Outbox:
         silent_s = self._loop.time() - self._heard_at
         return self._writes > 0 and silent_s * 1000 >= self._parts.limits.stalled_ms
 
-    def add(self, copy: Copy) -> None:
+    def add(self, copy: ReplicaWrite) -> None:
         if self._writes == 0:
             self._heard_at = self._loop.time()
         self._queue.append(copy)
@@ -125,10 +125,10 @@ class Outbox:
                 self._end_unsent(copy)
         return frame
 
-    def _end_unsent(self, copy: Copy) -> None:
+    def _end_unsent(self, copy: ReplicaWrite) -> None:
         self._forget(1, copy[1])
         error = DeadlineExceeded("its time was over before it was sent")
-        copy[2].failed(copy[3], failure_from(self.target, error))
+        copy[2].failed(copy[3], replica_write_failure(self.target, error))
 
     def _send(self, frame: _Frame, now: float) -> None:
         self._frames += 1
@@ -145,7 +145,7 @@ class Outbox:
 
     async def _deliver(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | EblaError:
         try:
-            return await self._parts.doors.write(self.target, request, deadline_ms)
+            return await self._parts.clients.write(self.target, request, deadline_ms)
         except EblaError as error:
             return error
         except Exception as error:  # a defect below must fail these writes, not the shard
@@ -162,7 +162,7 @@ class Outbox:
         if isinstance(result, EblaError):
             if not isinstance(result, DeadlineExceeded):
                 self._heard_at = self._loop.time()
-            failure = failure_from(self.target, result)
+            failure = replica_write_failure(self.target, result)
             for copy in frame:
                 copy[2].failed(copy[3], failure)
             return
@@ -172,7 +172,8 @@ class Outbox:
                 copy[2].acknowledged(copy[3])
             return
         failures = {
-            told.index: CopyFailure(self.target, told.error, told.message, told.advice) for told in result.failures
+            told.index: ReplicaWriteFailure(self.target, told.error, told.message, told.advice)
+            for told in result.failures
         }
         for index, copy in enumerate(frame):
             if index in failures:
@@ -198,7 +199,7 @@ class Outbox:
 class Outboxes:
     """One box per target, made when first needed."""
 
-    def __init__(self, parts: OutboxParts) -> None:
+    def __init__(self, parts: OutboxDeps) -> None:
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._boxes: dict[Replica, Outbox] = {}

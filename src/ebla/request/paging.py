@@ -17,19 +17,19 @@ from itertools import pairwise
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import TableId
-from ebla.request.parts import ReadPage, ReadQuery
+from ebla.request.router_types import ReadPage, ReadQuery
 from ebla.request.short_reads import (
-    Moment,
-    Settled,
-    clipped,
+    LiveRowContext,
+    SettledPage,
+    clip_spans,
     contains_key,
     is_beyond,
-    prefix_of,
-    rest_behind_rows,
-    rest_of,
+    partition_of_start,
+    spans_after,
+    spans_after_rows,
 )
-from ebla.storage.key_codec import split_key
-from ebla.storage.live_rows import has_static, is_head, is_live_row
+from ebla.storage.codec.key_codec import split_key
+from ebla.storage.codec.live_rows import has_static, is_head, is_live_row
 from ebla.wire.row_messages import Item, Span
 
 FORMAT = 1
@@ -44,21 +44,21 @@ class _Flag(enum.IntFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ReadPosition:
     """The rest of the read begins at `bound`; that of a reversed one goes up to and without it."""
 
     bound: bytes
-    partition_left: int | None = None
+    partition_rows_left: int | None = None
     """Rows that the partition of the bound may still give; None: any number."""
 
 
-def encode_position(position: Position, table: TableId, *, is_reversed: bool) -> bytes:
-    left = _NO_LIMIT if position.partition_left is None else position.partition_left
+def encode_position(position: ReadPosition, table: TableId, *, is_reversed: bool) -> bytes:
+    left = _NO_LIMIT if position.partition_rows_left is None else position.partition_rows_left
     body = _BEGIN.pack(FORMAT, _Flag.REVERSED if is_reversed else 0, left) + position.bound
     return body + _checksum(body, table)
 
 
-def decode_position(data: bytes, query: ReadQuery) -> Position:
+def decode_position(data: bytes, query: ReadQuery) -> ReadPosition:
     """Raises `InvalidRequest` where it is none of this query's."""
     if len(data) < _BEGIN.size + _CHECKSUM_BYTES:
         raise InvalidRequest(f"a paging position of {len(data)} bytes is too short", advice=_ADVICE)
@@ -75,7 +75,7 @@ def decode_position(data: bytes, query: ReadQuery) -> Position:
     bound = body[_BEGIN.size :]
     if not query.spans or bound < query.spans[0][0] or is_beyond(bound, query.spans[-1][1], is_reversed=False):
         raise InvalidRequest("the paging position is outside of what is read", advice=_ADVICE)
-    return Position(bound, None if left == _NO_LIMIT else left)
+    return ReadPosition(bound, None if left == _NO_LIMIT else left)
 
 
 def _checksum(body: bytes, table: TableId) -> bytes:
@@ -110,31 +110,34 @@ class PageBuilder:
         if query.position:
             self._resume(decode_position(query.position, query))
 
-    def _resume(self, position: Position) -> None:
+    def _resume(self, position: ReadPosition) -> None:
         limits: Span = (b"", position.bound) if self._query.is_reversed else (position.bound, None)
-        self.rest = clipped(self.rest, limits)
-        prefix = prefix_of(position.bound)
-        if prefix is not None and position.partition_left is not None:
-            self._prefix, self._partition_left = prefix, position.partition_left
+        self.rest = clip_spans(self.rest, limits)
+        prefix = partition_of_start(position.bound)
+        if prefix is not None and position.partition_rows_left is not None:
+            self._prefix, self._partition_left = prefix, position.partition_rows_left
 
     @property
     def is_full(self) -> bool:
         return self.rows_left == 0 or self._bytes_left <= 0
 
     @property
-    def begun_partition(self) -> tuple[bytes, int] | None:
+    def entered_partition(self) -> tuple[bytes, int] | None:
         """The partition in which the rest begins, and what it may still give, where that is less than others may."""
-        if 0 < self._partition_left < self._query.partition_rows_max and prefix_of(self._bound) == self._prefix:
+        if (
+            0 < self._partition_left < self._query.partition_rows_max
+            and partition_of_start(self._bound) == self._prefix
+        ):
             return self._prefix, self._partition_left
         return None
 
-    def take(self, page: Settled, spans: Sequence[Span], moment: Moment) -> bool:
+    def take(self, page: SettledPage, spans: Sequence[Span], row_context: LiveRowContext) -> bool:
         """Adds what is live of the part of the rest that comes next, read of these spans. False: what follows on them
         must not be taken now, for the page is full or this part is not known to its end."""
         for key, value in page.items:
             if is_head(value):
-                self._take_head(key, value, moment)
-            elif self._may_give(key) and is_live_row(value, moment.schema, moment.now_s):
+                self._take_head(key, value, row_context)
+            elif self._may_give(key) and is_live_row(value, row_context.schema, row_context.now_s):
                 self._take_row(key, value)
                 if self.is_full:
                     self._go_behind(key)
@@ -143,10 +146,10 @@ class PageBuilder:
             self._go_behind(page.end)
             return False
         if self._query.is_reversed:
-            self.rest = clipped(self.rest, (b"", spans[0][0]))
+            self.rest = clip_spans(self.rest, (b"", spans[0][0]))
         else:
             end = spans[-1][1]
-            self.rest = () if end is None else clipped(self.rest, (end, None))
+            self.rest = () if end is None else clip_spans(self.rest, (end, None))
         return True
 
     def page(self) -> ReadPage:
@@ -158,9 +161,9 @@ class PageBuilder:
             return b""
         left = None
         if self._query.partition_rows_max:
-            in_begun = prefix_of(self._bound) == self._prefix
+            in_begun = partition_of_start(self._bound) == self._prefix
             left = self._partition_left if in_begun else self._query.partition_rows_max
-        return encode_position(Position(self._bound, left), self._query.table, is_reversed=self._query.is_reversed)
+        return encode_position(ReadPosition(self._bound, left), self._query.table, is_reversed=self._query.is_reversed)
 
     @property
     def _bound(self) -> bytes:
@@ -183,14 +186,14 @@ class PageBuilder:
         self._bytes_left -= len(key) + len(value)
         self._partition_left -= 1
 
-    def _take_head(self, key: bytes, value: bytes, moment: Moment) -> None:
+    def _take_head(self, key: bytes, value: bytes, row_context: LiveRowContext) -> None:
         """Heads that were read only for what they delete are in none of the spans."""
-        if has_static(value, moment.schema, moment.now_s) and contains_key(self.rest, key):
+        if has_static(value, row_context.schema, row_context.now_s) and contains_key(self.rest, key):
             self.items.append((key, value))
             self._bytes_left -= len(key) + len(value)
 
     def _go_behind(self, key: bytes) -> None:
         is_reversed = self._query.is_reversed
-        self.rest = rest_of(self.rest, key, is_reversed=is_reversed)
-        if self._query.partition_rows_max and self._partition_left == 0 and prefix_of(key) == self._prefix:
-            self.rest = rest_behind_rows(self.rest, self._prefix, is_reversed=is_reversed)
+        self.rest = spans_after(self.rest, key, is_reversed=is_reversed)
+        if self._query.partition_rows_max and self._partition_left == 0 and partition_of_start(key) == self._prefix:
+            self.rest = spans_after_rows(self.rest, self._prefix, is_reversed=is_reversed)

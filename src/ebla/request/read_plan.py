@@ -5,24 +5,24 @@ nearest first. Pure.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ebla.model.consistency import LEVELS, ConsistencyLevel, Needed, Scope, answers_needed, is_met
+from ebla.feed.topology_view import View
+from ebla.model.consistency import LEVELS, ConsistencyLevel, ReplicaScope, RequiredReplies, is_met, required_replies
 from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, Replica, TableId
 from ebla.model.schema import TombstoneGc
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN
-from ebla.request.write_plan import Away, table_replicas
-from ebla.storage.key_codec import TOKEN_BYTES, decode_token, encode_token
-from ebla.topology.replica_sets import TableReplicas
+from ebla.request.write_plan import UnavailableReplicas, table_replicas
+from ebla.storage.codec.key_codec import TOKEN_BYTES, decode_token, encode_token
+from ebla.topology.routing.replica_sets import TableReplicas
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
 from ebla.wire.row_messages import Span
-from ebla.wire.topology_view import View
 
 _CHOICES_MAX = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReplicaSpans:
     """Spans, ascending, that the same shards serve: a page of it takes one request to each."""
 
     spans: tuple[Span, ...]
@@ -30,7 +30,7 @@ class Piece:
     partition_rows_max: int = 0
 
 
-def cut_into_pieces(replicas: TableReplicas, spans: Sequence[Span]) -> Iterator[Piece]:
+def split_by_replicas(replicas: TableReplicas, spans: Sequence[Span]) -> Iterator[ReplicaSpans]:
     """In ascending order. Spans of one stretch of the ring come together, up to one that goes on beyond it."""
     gathered: list[Span] = []
     stretch_end = TOKEN_MIN - 1
@@ -41,9 +41,9 @@ def cut_into_pieces(replicas: TableReplicas, spans: Sequence[Span]) -> Iterator[
             token = first_token(start)
             if token > stretch_end:
                 if gathered:
-                    yield Piece(tuple(gathered), shards)
+                    yield ReplicaSpans(tuple(gathered), shards)
                     gathered = []
-                shards, stretch_end = replicas.reading(token), replicas.reading_until(token)
+                shards, stretch_end = replicas.reading(token), replicas.same_readers_until(token)
             if last_token(end) <= stretch_end:
                 gathered.append((start, end))
                 break
@@ -51,18 +51,18 @@ def cut_into_pieces(replicas: TableReplicas, spans: Sequence[Span]) -> Iterator[
             gathered.append((start, cut))
             start = cut
     if gathered:
-        yield Piece(tuple(gathered), shards)
+        yield ReplicaSpans(tuple(gathered), shards)
 
 
-def pieces_of(
+def replica_spans(
     replicas: TableReplicas, spans: Sequence[Span], partition_rows_max: int, *, is_reversed: bool
-) -> Iterator[Piece]:
+) -> Iterator[ReplicaSpans]:
     """In the order of the read."""
-    found: Iterable[Piece] = cut_into_pieces(replicas, spans)
+    found: Iterable[ReplicaSpans] = split_by_replicas(replicas, spans)
     if is_reversed:
         found = reversed(list(found))
     for piece in found:
-        yield Piece(piece.spans, piece.replicas, partition_rows_max) if partition_rows_max else piece
+        yield ReplicaSpans(piece.spans, piece.replicas, partition_rows_max) if partition_rows_max else piece
 
 
 def is_one_token(spans: Sequence[Span]) -> bool:
@@ -86,12 +86,12 @@ def last_token(end: bytes | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ReadReplicaPlan:
     """Whom to ask, the nearest first, and who may stand in for one of them."""
 
-    asked: ReplicaSet
+    contacts: ReplicaSet
     spares: ReplicaSet
-    needed: tuple[Needed, ...]
+    needed: tuple[RequiredReplies, ...]
 
     @property
     def required(self) -> int:
@@ -104,13 +104,13 @@ class RepairRoute:
     is also seen by reads that a change under way sends elsewhere."""
 
     targets: ReplicaSet
-    needed: tuple[Needed, ...]
+    needed: tuple[RequiredReplies, ...]
     is_changing: bool
     """Some of them are not read from now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RouterLocation:
     """Where the router is."""
 
     own: Replica
@@ -120,21 +120,21 @@ class Place:
 class ReadPlanner:
     """Choices at one version, with those down that are down now; each is made once."""
 
-    def __init__(self, view: View, place: Place, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
+    def __init__(self, view: View, place: RouterLocation, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
         left = frozenset(host for host, node in view.snapshot.nodes.items() if node.state is NodeState.LEFT)
         self.view = view
         self._place = place
         self._down = down
         self._refused = refused
-        self._away = Away(left | down, refused)
+        self._away = UnavailableReplicas(left | down, refused)
         self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
-        self._chosen: dict[tuple[TableId, ReplicaSet, ConsistencyLevel], Chosen] = {}
+        self._chosen: dict[tuple[TableId, ReplicaSet, ConsistencyLevel], ReadReplicaPlan] = {}
 
-    def holds(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
+    def is_for(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
         """By identity: all three are replaced when they change."""
         return view is self.view and down is self._down and refused is self._refused
 
-    def chosen(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> Chosen:
+    def chosen(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> ReadReplicaPlan:
         """Raises `TooFewReplicas`."""
         key = (table, replicas, level)
         found = self._chosen.get(key)
@@ -152,21 +152,23 @@ class ReadPlanner:
         replicas = sets.of(table)
         writing = replicas.writing(token)
         targets = (*writing.natural, *writing.pending)
-        needed = sets.write_answers_needed(table, token, level, self._place.datacenter)
+        needed = sets.required_write_replies(table, token, level, self._place.datacenter)
         reading = replicas.reading(token)
         return RepairRoute(targets, needed, any(each not in reading for each in targets))
 
     def is_away(self, replica: Replica) -> bool:
         return self._away.has(replica)
 
-    def _choose(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> Chosen:
+    def _choose(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> ReadReplicaPlan:
         counts = table_replicas(self.view, table).counts(replicas)
-        needed = answers_needed(level, counts, self._place.datacenter)
+        needed = required_replies(level, counts, self._place.datacenter)
         there = [each for each in replicas if not self._away.has(each)]
-        return choose(by_distance(there, self._place, self._datacenters), needed, self._datacenters)
+        return choose_replicas(sort_by_distance(there, self._place, self._datacenters), needed, self._datacenters)
 
 
-def by_distance(replicas: Iterable[Replica], place: Place, datacenters: Mapping[HostId, str]) -> ReplicaSet:
+def sort_by_distance(
+    replicas: Iterable[Replica], place: RouterLocation, datacenters: Mapping[HostId, str]
+) -> ReplicaSet:
     """The own shard, the own node, the own datacenter, the others; among equals in the order of the set, which differs
     from tablet to tablet and so spreads the reads."""
 
@@ -180,19 +182,21 @@ def by_distance(replicas: Iterable[Replica], place: Place, datacenters: Mapping[
     return tuple(sorted(replicas, key=distance))
 
 
-def choose(there: ReplicaSet, needed: tuple[Needed, ...], datacenters: Mapping[HostId, str]) -> Chosen:
+def choose_replicas(
+    there: ReplicaSet, needed: tuple[RequiredReplies, ...], datacenters: Mapping[HostId, str]
+) -> ReadReplicaPlan:
     """As few of those that are there as meet the level. Raises `TooFewReplicas`."""
-    asked: list[Replica] = []
+    contacts: list[Replica] = []
     spares: list[Replica] = []
     lacking = {each.datacenter: each.count for each in needed}
     for replica in there:
         for name in (None, datacenters[replica.host]):
             if name in lacking:
-                (asked if lacking[name] > 0 else spares).append(replica)
+                (contacts if lacking[name] > 0 else spares).append(replica)
                 lacking[name] -= 1
                 break
     missing = next(((name, count) for name, count in lacking.items() if count > 0), None)
-    if missing is None and not asked:
+    if missing is None and not contacts:
         missing = (None, 1)
     if missing is not None:
         required = max(1, sum(each.count for each in needed))
@@ -201,21 +205,21 @@ def choose(there: ReplicaSet, needed: tuple[Needed, ...], datacenters: Mapping[H
             f"{required} replicas are needed for this read, {missing[1]} too few are up{where}",
             advice="bring nodes back or read at a lower consistency level",
             required=required,
-            alive=len(asked),
+            alive=len(contacts),
         )
-    return Chosen(tuple(asked), tuple(spares), needed)
+    return ReadReplicaPlan(tuple(contacts), tuple(spares), needed)
 
 
 def level_is_met(
-    needed: Sequence[Needed], answered: Collection[Replica], datacenter_of: Callable[[Replica], str]
+    needed: Sequence[RequiredReplies], answered: Collection[Replica], datacenter_of: Callable[[Replica], str]
 ) -> bool:
     if needed and needed[0].datacenter is None:
         return len(answered) >= needed[0].count
     return is_met(needed, [datacenter_of(each) for each in answered])
 
 
-def stand_in(
-    spares: Iterable[Replica], missing: Replica, plan: tuple[Sequence[Needed], Callable[[Replica], str]]
+def find_spare(
+    spares: Iterable[Replica], missing: Replica, plan: tuple[Sequence[RequiredReplies], Callable[[Replica], str]]
 ) -> Replica | None:
     """The nearest spare whose answer counts where the missing one's would have."""
     needed, datacenter_of = plan
@@ -225,26 +229,28 @@ def stand_in(
     return next((each for each in spares if datacenter_of(each) == wanted), None)
 
 
-def without_slow(chosen: Chosen, is_slow: Callable[[Replica], bool], datacenter_of: Callable[[Replica], str]) -> Chosen:
+def replace_slow(
+    chosen: ReadReplicaPlan, is_slow: Callable[[Replica], bool], datacenter_of: Callable[[Replica], str]
+) -> ReadReplicaPlan:
     """Spares in the place of those that seem to have stopped. These become the last spares."""
-    slow = [each for each in chosen.asked if is_slow(each)]
+    slow = [each for each in chosen.contacts if is_slow(each)]
     if not slow:
         return chosen
-    asked = list(chosen.asked)
+    contacts = list(chosen.contacts)
     spares = [each for each in chosen.spares if not is_slow(each)]
     others = [each for each in chosen.spares if is_slow(each)]
     for each in slow:
-        instead = stand_in(spares, each, (chosen.needed, datacenter_of))
+        instead = find_spare(spares, each, (chosen.needed, datacenter_of))
         if instead is not None:
-            asked.remove(each)
-            asked.append(instead)
+            contacts.remove(each)
+            contacts.append(instead)
             spares.remove(instead)
             others.append(each)
-    return Chosen(tuple(asked), (*spares, *others), chosen.needed)
+    return ReadReplicaPlan(tuple(contacts), (*spares, *others), chosen.needed)
 
 
-ANY_ONE = frozenset(
-    level for level, rule in LEVELS.items() if rule.count == 1 and rule.scope is not Scope.EACH_DATACENTER
+SINGLE_REPLICA_LEVELS = frozenset(
+    level for level, rule in LEVELS.items() if rule.count == 1 and rule.scope is not ReplicaScope.EACH_DATACENTER
 )
 """Levels that one near replica meets alone."""
 

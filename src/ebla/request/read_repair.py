@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from ebla.model.errors import DeadlineExceeded, EblaError, InternalError, Stale
 from ebla.model.identity import Replica, TableId, TopologyVersion
-from ebla.request.gather import Question, ReadStanding, read_error
-from ebla.request.parts import RouterParts
+from ebla.request.read_executor import ReadProgress, ReplicaQuery, read_error
 from ebla.request.read_plan import ReadPlanner, RepairRoute, level_is_met
-from ebla.storage.key_codec import decode_token, split_key
-from ebla.wire.failures import ERROR_TAGS
+from ebla.request.router_types import RouterDeps
+from ebla.storage.codec.key_codec import decode_token, split_key
+from ebla.wire.errors import ERROR_TAGS
 from ebla.wire.row_messages import Item, RowWrite, WriteRowsRequest
 
 REQUEST_BYTES_MAX = 1 << 20
 
-Lacking = Mapping[Replica, Sequence[Item]]
+MissingItems = Mapping[Replica, Sequence[Item]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class RepairPlan:
     """What is sent to whom."""
 
 
-def repair_plans(
-    planner: ReadPlanner, question: Question, lacking: Lacking, answered: Collection[Replica]
+def plan_repairs(
+    planner: ReadPlanner, replica_query: ReplicaQuery, lacking: MissingItems, answered: Collection[Replica]
 ) -> Iterator[RepairPlan]:
     """By the replicas that a write of each item would go to."""
     groups: dict[RepairRoute, dict[Replica, dict[bytes, bytes]]] = {}
     for replica, items in lacking.items():
         for key, value in items:
-            route = planner.repair_route(question.data.table, decode_token(key), question.level)
+            route = planner.repair_route(replica_query.data.table, decode_token(key), replica_query.level)
             groups.setdefault(route, {}).setdefault(replica, {})[key] = value
     for route, by_replica in groups.items():
         sent = dict(by_replica)
@@ -53,7 +53,7 @@ def repair_plans(
         yield RepairPlan(route, have, {replica: tuple(sorted(items.items())) for replica, items in sent.items()})
 
 
-def requests_of(version: TopologyVersion, table: TableId, items: Sequence[Item]) -> Iterator[WriteRowsRequest]:
+def repair_requests(version: TopologyVersion, table: TableId, items: Sequence[Item]) -> Iterator[WriteRowsRequest]:
     """One write for each partition, in requests of bounded size."""
     writes: list[RowWrite] = []
     gathered: list[Item] = []
@@ -73,12 +73,12 @@ def requests_of(version: TopologyVersion, table: TableId, items: Sequence[Item])
     yield WriteRowsRequest(tuple(writes))
 
 
-class Repair:
+class ReadRepair:
     """One plan being carried out."""
 
-    def __init__(self, parts: RouterParts, question: Question, plan: RepairPlan) -> None:
+    def __init__(self, parts: RouterDeps, replica_query: ReplicaQuery, plan: RepairPlan) -> None:
         self._parts = parts
-        self._question = question
+        self._question = replica_query
         self._plan = plan
         self._loop = asyncio.get_running_loop()
         self._done = list(plan.have)
@@ -106,7 +106,7 @@ class Repair:
         if stale is not None:
             raise stale
         silent = (each for each, error in self._failures.items() if isinstance(error, DeadlineExceeded))
-        standing = ReadStanding(
+        standing = ReadProgress(
             len(self._done), True, tuple(self._failures.items()), self._meets((*self._done, *silent))
         )
         raise read_error(self._question.level, self._plan.route.needed, standing)
@@ -119,11 +119,11 @@ class Repair:
         return level_is_met(self._plan.route.needed, replicas, self._question.datacenter_of)
 
     async def _write(self, target: Replica, items: Sequence[Item]) -> None:
-        question = self._question
+        replica_query = self._question
         try:
-            for request in requests_of(question.version, question.data.table, items):
-                left_ms = max(1, int((question.expires_at - self._loop.time()) * 1000))
-                answer = await self._parts.doors.write(target, request, left_ms)
+            for request in repair_requests(replica_query.version, replica_query.data.table, items):
+                left_ms = max(1, int((replica_query.expires_at - self._loop.time()) * 1000))
+                answer = await self._parts.clients.write(target, request, left_ms)
                 for one in answer.failures:
                     raise ERROR_TAGS.get(one.error, InternalError)(one.message, advice=one.advice)
         except Exception as error:  # a defect below must fail this read, not the shard
@@ -134,7 +134,7 @@ class Repair:
             self._done.append(target)
         finally:
             del self._waiting[target]
-            self._parts.view.release(question.version)
+            self._parts.view.release(replica_query.version)
         if self._is_met or not self._meets((*self._done, *self._waiting)):
             self._wake()
 

@@ -9,42 +9,42 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ebla.model.identity import Replica
-from ebla.model.rows import EMPTY_HEAD, EMPTY_ROW, Head
+from ebla.model.rows import EMPTY_HEAD, EMPTY_ROW, PartitionHead
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING
 from ebla.request.short_reads import (
-    Moment,
+    LiveRowContext,
     PartitionLimit,
-    Settled,
-    begun_partitions,
+    SettledPage,
+    common_end,
+    cut_at_stops,
     is_beyond,
-    joined_stops,
-    least_end,
+    merge_stops,
     partition_stops,
-    settled,
-    up_to_stops,
+    partitions_entered_midway,
+    settle_page,
 )
-from ebla.storage.key_codec import decode_token, head_key, split_key
-from ebla.storage.live_rows import is_head
-from ebla.storage.merge import merge_values, uncovered
-from ebla.storage.row_codec import decode_head, decode_row
-from ebla.storage.tombstone_gc import Collector, GcRule, GcSpan
+from ebla.storage.codec.key_codec import decode_token, head_key, split_key
+from ebla.storage.codec.live_rows import is_head
+from ebla.storage.codec.row_codec import decode_head, decode_row
+from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector
+from ebla.storage.merge.row_merge import merge_values, without_deleted_cells
 from ebla.wire.row_messages import Item, ReadRowsAnswer, Span
 
 _ANY_TIMESTAMP_US = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ReplicaAnswer:
     replica: Replica
     page: ReadRowsAnswer
     heads: tuple[Item, ...] = ()
-    """Heads of partitions in the page that were asked for apart from it (`unknown_heads`)."""
+    """Heads of partitions in the page that were asked for apart from it (`missing_heads`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    moment: Moment
+class ReconcileOptions:
+    row_context: LiveRowContext
     gc_before_s: int
     """What was deleted or has expired before is no difference: a replica may have dropped it and be right."""
     is_reversed: bool = False
@@ -52,12 +52,12 @@ class Terms:
 
     @property
     def limit(self) -> PartitionLimit:
-        return PartitionLimit(self.partition_rows_max, self.moment, self.is_reversed)
+        return PartitionLimit(self.partition_rows_max, self.row_context, self.is_reversed)
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciled:
-    page: Settled
+class ReconcileResult:
+    page: SettledPage
     repairs: Mapping[Replica, tuple[Item, ...]]
     """Those that lack nothing are not in it."""
 
@@ -66,27 +66,27 @@ def digests_match(answers: Sequence[ReadRowsAnswer]) -> bool:
     return all(answer.digest == answers[0].digest for answer in answers)
 
 
-def agreed(data: ReadRowsAnswer, answers: Sequence[ReadRowsAnswer], terms: Terms) -> Settled:
+def page_of_matching(data: ReadRowsAnswer, answers: Sequence[ReadRowsAnswer], terms: ReconcileOptions) -> SettledPage:
     """What one replica's data says where all digests are the same as its own."""
-    end = least_end(answers, is_reversed=terms.is_reversed)
+    end = common_end(answers, is_reversed=terms.is_reversed)
     items: Sequence[Item] = data.items
     if len(answers) > 1 and end is not None:
         items = [item for item in items if not is_beyond(item[0], end, is_reversed=terms.is_reversed)]
     if not terms.partition_rows_max:
-        return Settled(tuple(items), end)
-    stops = partition_stops(items, terms.partition_rows_max, terms.moment)
-    return settled(items, end, stops, terms.limit)
+        return SettledPage(tuple(items), end)
+    stops = partition_stops(items, terms.partition_rows_max, terms.row_context)
+    return settle_page(items, end, stops, terms.limit)
 
 
-def reconciled(answers: Sequence[Answered], terms: Terms) -> Reconciled:
+def reconcile_answers(answers: Sequence[ReplicaAnswer], terms: ReconcileOptions) -> ReconcileResult:
     """Of two or more replicas."""
-    end = least_end((one.page for one in answers), is_reversed=terms.is_reversed)
+    end = common_end((one.page for one in answers), is_reversed=terms.is_reversed)
     stops: dict[bytes, bytes] = {}
     if terms.partition_rows_max:
-        found = (partition_stops(one.page.items, terms.partition_rows_max, terms.moment) for one in answers)
-        stops = joined_stops(found, is_reversed=terms.is_reversed)
+        found = (partition_stops(one.page.items, terms.partition_rows_max, terms.row_context) for one in answers)
+        stops = merge_stops(found, is_reversed=terms.is_reversed)
     known = [_known(one, end, stops, terms) for one in answers]
-    merged = _merged(known, terms.moment.schema)
+    merged = _merged(known, terms.row_context.schema)
     items = [
         (key, value)
         for key, value in sorted(merged.items(), reverse=terms.is_reversed)
@@ -94,12 +94,12 @@ def reconciled(answers: Sequence[Answered], terms: Terms) -> Reconciled:
     ]
     lacks = _Lacks(terms, merged)
     repairs = {one.replica: lacks.items_for(have) for one, have in zip(answers, known)}
-    return Reconciled(
-        settled(items, end, stops, terms.limit), {replica: found for replica, found in repairs.items() if found}
+    return ReconcileResult(
+        settle_page(items, end, stops, terms.limit), {replica: found for replica, found in repairs.items() if found}
     )
 
 
-def unknown_heads(answers: Iterable[ReadRowsAnswer], spans: Sequence[Span], *, is_reversed: bool) -> tuple[bytes, ...]:
+def missing_heads(answers: Iterable[ReadRowsAnswer], spans: Sequence[Span], *, is_reversed: bool) -> tuple[bytes, ...]:
     """The partitions of these pages whose heads are to be asked for: what other replicas have deleted stands there.
 
     A reversed read meets heads only behind their rows, or not at all where it was cut off. Another read misses those
@@ -108,16 +108,18 @@ def unknown_heads(answers: Iterable[ReadRowsAnswer], spans: Sequence[Span], *, i
     prefixes = {split_key(key)[0]: None for page in answers for key, _ in page.items}
     if is_reversed:
         return tuple(prefixes)
-    return tuple(prefix for prefix in begun_partitions(spans) if prefix in prefixes)
+    return tuple(prefix for prefix in partitions_entered_midway(spans) if prefix in prefixes)
 
 
-def _known(one: Answered, end: bytes | None, stops: Mapping[bytes, bytes], terms: Terms) -> dict[bytes, bytes]:
+def _known(
+    one: ReplicaAnswer, end: bytes | None, stops: Mapping[bytes, bytes], terms: ReconcileOptions
+) -> dict[bytes, bytes]:
     """What the replica has of that of which every page speaks."""
     items = [item for item in one.page.items if not is_beyond(item[0], end, is_reversed=terms.is_reversed)]
-    known = dict(up_to_stops(items, stops, is_reversed=terms.is_reversed))
+    known = dict(cut_at_stops(items, stops, is_reversed=terms.is_reversed))
     for key, value in one.heads:
         mine = known.get(key)
-        known[key] = value if mine is None else merge_values(mine, value, terms.moment.schema)
+        known[key] = value if mine is None else merge_values(mine, value, terms.row_context.schema)
     return known
 
 
@@ -134,27 +136,27 @@ def _merged(known: Sequence[Mapping[bytes, bytes]], schema: TableSchema) -> dict
     return {key: value if is_head(value) else _uncovered(key, value, heads, schema) for key, value in merged.items()}
 
 
-def _heads_of(values: Mapping[bytes, bytes | None]) -> dict[bytes, Head]:
+def _heads_of(values: Mapping[bytes, bytes | None]) -> dict[bytes, PartitionHead]:
     return {
         split_key(key)[0]: decode_head(value) for key, value in values.items() if value is not None and is_head(value)
     }
 
 
-def _uncovered(key: bytes, value: bytes, heads: Mapping[bytes, Head], schema: TableSchema) -> bytes | None:
+def _uncovered(key: bytes, value: bytes, heads: Mapping[bytes, PartitionHead], schema: TableSchema) -> bytes | None:
     prefix, _, clustering = split_key(key)
     head = heads.get(prefix)
-    return value if head is None else uncovered(value, head, clustering, schema)
+    return value if head is None else without_deleted_cells(value, head, clustering, schema)
 
 
 class _Lacks:
     """What a replica lacks of the merged whole."""
 
-    def __init__(self, terms: Terms, merged: Mapping[bytes, bytes | None]) -> None:
-        self._schema = terms.moment.schema
+    def __init__(self, terms: ReconcileOptions, merged: Mapping[bytes, bytes | None]) -> None:
+        self._schema = terms.row_context.schema
         self._merged = merged
         self._heads = _heads_of(merged)
         rule = GcRule((GcSpan(WHOLE_RING, terms.gc_before_s),), _ANY_TIMESTAMP_US) if terms.gc_before_s else GcRule()
-        self._collector = Collector(rule)
+        self._collector = TombstoneCollector(rule)
 
     def items_for(self, have: Mapping[bytes, bytes]) -> tuple[Item, ...]:
         wanted: dict[bytes, bytes] = {}

@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import Sequence
 
 from ebla.model.consistency import ConsistencyLevel
-from ebla.request.parts import Mutation, ReadPage, ReadQuery, RouterParts
-from ebla.request.reads import RoutedReads
-from ebla.request.timestamps import Timestamps
-from ebla.request.writes import RoutedWrites
+from ebla.request.read_router import ReadRouter
+from ebla.request.router_types import Mutation, ReadPage, ReadQuery, RouterDeps
+from ebla.request.timestamps import TimestampGenerator
+from ebla.request.write_router import WriteRouter
 
 
 class Router:
-    def __init__(self, parts: RouterParts) -> None:
+    def __init__(self, parts: RouterDeps) -> None:
         self.parts = parts
-        self.timestamps = Timestamps(parts.clock)
-        self.writes = RoutedWrites(parts)
-        self.reads = RoutedReads(parts)
+        self.timestamps = TimestampGenerator(parts.clock)
+        self.writes = WriteRouter(parts)
+        self.reads = ReadRouter(parts)
 
     async def write(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> None:
         """See `RoutedWrites.write`."""

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ebla.model.schema import TableSchema
-from ebla.storage.key_codec import after_prefix, head_key, row_key, split_key
-from ebla.storage.live_rows import is_head, is_live_row, may_be_live
-from ebla.storage.merge import clip_span
+from ebla.storage.codec.key_codec import head_key, prefix_end, row_key, split_key
+from ebla.storage.codec.live_rows import is_head, is_live_row, may_be_live
+from ebla.storage.merge.row_merge import clip_span
 from ebla.wire.row_messages import Item, ReadRowsAnswer, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LiveRowContext:
     """Under which terms rows are live."""
 
     schema: TableSchema
@@ -27,7 +27,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledPage:
     """What is known for certain, in the order of the read."""
 
     items: tuple[Item, ...]
@@ -35,7 +35,7 @@ class Settled:
     """The last key of which all is known; None: all of the spans is."""
 
 
-def least_end(pages: Iterable[ReadRowsAnswer], *, is_reversed: bool) -> bytes | None:
+def common_end(pages: Iterable[ReadRowsAnswer], *, is_reversed: bool) -> bytes | None:
     """The last key of which every page speaks; None: they all speak of everything that was asked."""
     ends = [page.last_key for page in pages if not page.is_whole]
     if not ends:
@@ -49,7 +49,7 @@ def is_beyond(key: bytes, end: bytes | None, *, is_reversed: bool) -> bool:
     return key < end if is_reversed else key > end
 
 
-def partition_stops(page: Sequence[Item], rows_max: int, moment: Moment) -> dict[bytes, bytes]:
+def partition_stops(page: Sequence[Item], rows_max: int, row_context: LiveRowContext) -> dict[bytes, bytes]:
     """By partition, the last row of a page in the partitions in which the replica stopped at the limit.
 
     Replicas count the rows that are live by their own version of the schema. Counting every row that may be live finds
@@ -61,12 +61,12 @@ def partition_stops(page: Sequence[Item], rows_max: int, moment: Moment) -> dict
             continue
         prefix = split_key(key)[0]
         last[prefix] = key
-        if may_be_live(value, moment.schema, moment.now_s):
+        if may_be_live(value, row_context.schema, row_context.now_s):
             counts[prefix] = counts.get(prefix, 0) + 1
     return {prefix: last[prefix] for prefix, count in counts.items() if count >= rows_max}
 
 
-def joined_stops(stops: Iterable[Mapping[bytes, bytes]], *, is_reversed: bool) -> dict[bytes, bytes]:
+def merge_stops(stops: Iterable[Mapping[bytes, bytes]], *, is_reversed: bool) -> dict[bytes, bytes]:
     """The first stop of each partition, in the order of the read."""
     joined: dict[bytes, bytes] = {}
     for one in stops:
@@ -77,7 +77,7 @@ def joined_stops(stops: Iterable[Mapping[bytes, bytes]], *, is_reversed: bool) -
     return joined
 
 
-def up_to_stops(items: Sequence[Item], stops: Mapping[bytes, bytes], *, is_reversed: bool) -> tuple[Item, ...]:
+def cut_at_stops(items: Sequence[Item], stops: Mapping[bytes, bytes], *, is_reversed: bool) -> tuple[Item, ...]:
     """Without the rows beyond the stop of their partition. Heads stay: no limit is about them."""
     if not stops:
         return tuple(items)
@@ -91,49 +91,51 @@ def up_to_stops(items: Sequence[Item], stops: Mapping[bytes, bytes], *, is_rever
 @dataclass(frozen=True, slots=True)
 class PartitionLimit:
     rows_max: int
-    moment: Moment
+    row_context: LiveRowContext
     is_reversed: bool
 
 
-def settled(items: Sequence[Item], end: bytes | None, stops: Mapping[bytes, bytes], limit: PartitionLimit) -> Settled:
+def settle_page(
+    items: Sequence[Item], end: bytes | None, stops: Mapping[bytes, bytes], limit: PartitionLimit
+) -> SettledPage:
     """Merged items, cut where a partition has fewer live rows than its limit although some replica stopped in it: the
     rest of that partition is not known."""
     live: dict[bytes, int] = dict.fromkeys(stops, 0)
     for key, value in items:
         prefix = split_key(key)[0]
         if prefix in live and not is_head(value):
-            live[prefix] += is_live_row(value, limit.moment.schema, limit.moment.now_s)
+            live[prefix] += is_live_row(value, limit.row_context.schema, limit.row_context.now_s)
     for prefix, stop in sorted(stops.items(), reverse=limit.is_reversed):
         if is_beyond(stop, end, is_reversed=limit.is_reversed):
             break
         if live[prefix] < limit.rows_max:
             known = [item for item in items if not is_beyond(item[0], stop, is_reversed=limit.is_reversed)]
-            return Settled(tuple(known), stop)
-    return Settled(tuple(items), end)
+            return SettledPage(tuple(known), stop)
+    return SettledPage(tuple(items), end)
 
 
 # -- what is left to read ------------------------------------------------------------------------------------------
 
 
-def rest_of(spans: Sequence[Span], after: bytes, *, is_reversed: bool) -> tuple[Span, ...]:
+def spans_after(spans: Sequence[Span], after: bytes, *, is_reversed: bool) -> tuple[Span, ...]:
     """The spans behind a key, in the order of the read."""
-    return clipped(spans, (b"", after) if is_reversed else (after + b"\0", None))
+    return clip_spans(spans, (b"", after) if is_reversed else (after + b"\0", None))
 
 
-def rest_behind_rows(spans: Sequence[Span], prefix: bytes, *, is_reversed: bool) -> tuple[Span, ...]:
+def spans_after_rows(spans: Sequence[Span], prefix: bytes, *, is_reversed: bool) -> tuple[Span, ...]:
     """The spans behind the rows of a partition. In a reversed read its head is still to come."""
-    return clipped(spans, (b"", row_key(prefix)) if is_reversed else (after_prefix(prefix), None))
+    return clip_spans(spans, (b"", row_key(prefix)) if is_reversed else (prefix_end(prefix), None))
 
 
 def split_partition(
     spans: Sequence[Span], prefix: bytes, *, is_reversed: bool
 ) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """What is left of a partition, and what comes behind it."""
-    end = after_prefix(prefix)
-    return clipped(spans, (prefix, end)), clipped(spans, (b"", prefix) if is_reversed else (end, None))
+    end = prefix_end(prefix)
+    return clip_spans(spans, (prefix, end)), clip_spans(spans, (b"", prefix) if is_reversed else (end, None))
 
 
-def clipped(spans: Sequence[Span], limits: Span) -> tuple[Span, ...]:
+def clip_spans(spans: Sequence[Span], limits: Span) -> tuple[Span, ...]:
     return tuple(part for span in spans for part in clip_span(span, (limits,)))
 
 
@@ -141,9 +143,9 @@ def contains_key(spans: Iterable[Span], key: bytes) -> bool:
     return any(start <= key and (end is None or key < end) for start, end in spans)
 
 
-def begun_partitions(spans: Sequence[Span]) -> tuple[bytes, ...]:
+def partitions_entered_midway(spans: Sequence[Span]) -> tuple[bytes, ...]:
     """The partitions in whose middle a span begins, and whose heads are in none of the spans."""
-    prefixes = [prefix_of(start) for start, _ in spans]
+    prefixes = [partition_of_start(start) for start, _ in spans]
     found = {prefix: None for prefix in prefixes if prefix is not None and not contains_key(spans, head_key(prefix))}
     return tuple(found)
 
@@ -157,7 +159,7 @@ _LENGTH_ENDS = 10
 """Token and length of the partition key."""
 
 
-def prefix_of(start: bytes) -> bytes | None:
+def partition_of_start(start: bytes) -> bytes | None:
     """The partition in which a span begins; None where it begins between partitions."""
     if len(start) < _LENGTH_ENDS:
         return None

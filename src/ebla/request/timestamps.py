@@ -3,7 +3,7 @@
 from ebla.ports.clock import Clock
 
 
-class Timestamps:
+class TimestampGenerator:
     __slots__ = ("_clock", "_last_us")
 
     def __init__(self, clock: Clock) -> None:

@@ -12,12 +12,12 @@ import msgspec
 
 from ebla.model.errors import EblaError
 from ebla.model.identity import Replica
-from ebla.wire.failures import failure_of
+from ebla.wire.errors import failure_frame
 
 
 class AckRule(msgspec.Struct, frozen=True):
     """What the copies of one write must bring; shared by all writes that go the same way. A copy is known by its
-    position among the targets. Made by `ack_rule`."""
+    position among the targets. Made by `make_ack_rule`."""
 
     needed: tuple[int, ...]
     """Of each requirement."""
@@ -34,7 +34,7 @@ class AckRule(msgspec.Struct, frozen=True):
         return bool(self.counts_for) and all(spare >= 0 for spare in self.spare)
 
 
-def ack_rule(needed: Sequence[int], counts_for: Sequence[tuple[int, ...]]) -> AckRule:
+def make_ack_rule(needed: Sequence[int], counts_for: Sequence[tuple[int, ...]]) -> AckRule:
     counting = [0] * len(needed)
     for requirements in counts_for:
         for requirement in requirements:
@@ -43,7 +43,7 @@ def ack_rule(needed: Sequence[int], counts_for: Sequence[tuple[int, ...]]) -> Ac
     return AckRule(tuple(needed), tuple(counts_for), spare, sum(1 for want in needed if want > 0))
 
 
-class Acks:
+class AckCounter:
     """The answers to one write. Each position answers once, by `acknowledge` or `refuse`, or never."""
 
     __slots__ = ("_answered", "_lacking", "_missing", "_rule", "_spare", "is_impossible", "refused")
@@ -99,7 +99,7 @@ class Acks:
         self._answered |= bit
 
 
-class Refusal(enum.Enum):
+class ReplicaRefusal(enum.Enum):
     """Why a copy was not acknowledged, as far as it decides what is done next."""
 
     STALE = enum.auto()
@@ -110,7 +110,7 @@ class Refusal(enum.Enum):
     """This copy will not be acknowledged any more: refused, not sent, or the connection ended."""
 
 
-class CopyFailure(msgspec.Struct, frozen=True):
+class ReplicaWriteFailure(msgspec.Struct, frozen=True):
     """A copy of a write that was not acknowledged. Error and outcome as in a `Failure` frame."""
 
     target: Replica
@@ -119,14 +119,14 @@ class CopyFailure(msgspec.Struct, frozen=True):
     advice: str = ""
 
     @property
-    def refusal(self) -> Refusal:
-        return _REFUSALS.get(self.error, Refusal.REFUSED)
+    def refusal(self) -> ReplicaRefusal:
+        return _REFUSALS.get(self.error, ReplicaRefusal.REFUSED)
 
 
-_REFUSALS = {"stale": Refusal.STALE, "deadline_exceeded": Refusal.SILENT}
+_REFUSALS = {"stale": ReplicaRefusal.STALE, "deadline_exceeded": ReplicaRefusal.SILENT}
 
 
-def failure_from(target: Replica, error: EblaError) -> CopyFailure:
+def replica_write_failure(target: Replica, error: EblaError) -> ReplicaWriteFailure:
     """For a whole frame that was not answered."""
-    told = failure_of(0, error)
-    return CopyFailure(target, told.error, told.message, told.advice)
+    told = failure_frame(0, error)
+    return ReplicaWriteFailure(target, told.error, told.message, told.advice)

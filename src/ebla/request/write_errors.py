@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import EblaError, WriteFailed, WriteTimeout
-from ebla.request.write_acks import Acks, CopyFailure
+from ebla.request.write_acks import AckCounter, ReplicaWriteFailure
 
 _MAYBE = "it may be there or appear later; repeat it with the same timestamp"
 _FAILURES_TOLD_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WriteProgress:
     """How far the writes of one request are that are not acknowledged."""
 
     level: ConsistencyLevel
     writes: int
     """All of the request."""
-    lacking: Sequence[Acks]
+    lacking: Sequence[AckCounter]
     """Of those that are not acknowledged, the newest try."""
-    failures: Sequence[CopyFailure]
+    failures: Sequence[ReplicaWriteFailure]
 
     @property
-    def least(self) -> Acks:
+    def least(self) -> AckCounter:
         """The one that lacks most: what is told of it holds for all."""
         return max(self.lacking, key=lambda acks: acks.required - acks.received)
 
 
-def timeout_of(standing: Standing, waited_ms: int) -> WriteTimeout:
+def write_timeout(standing: WriteProgress, waited_ms: int) -> WriteTimeout:
     least = standing.least
     return WriteTimeout(
         f"{_counted(standing)} within {waited_ms} ms{_why(standing.failures)}",
@@ -41,7 +41,7 @@ def timeout_of(standing: Standing, waited_ms: int) -> WriteTimeout:
     )
 
 
-def failed_of(standing: Standing) -> WriteFailed:
+def write_failed(standing: WriteProgress) -> WriteFailed:
     least = standing.least
     advice = next((failure.advice for failure in standing.failures if failure.advice), "")
     return WriteFailed(
@@ -53,7 +53,7 @@ def failed_of(standing: Standing) -> WriteFailed:
     )
 
 
-def not_again_of(standing: Standing, cause: EblaError) -> WriteFailed:
+def write_retry_failed(standing: WriteProgress, cause: EblaError) -> WriteFailed:
     """A first try was refused as stale, and a second one could not be started. What the cause says of its own outcome
     is true of the second try alone."""
     least = standing.least
@@ -66,7 +66,7 @@ def not_again_of(standing: Standing, cause: EblaError) -> WriteFailed:
     )
 
 
-def _counted(standing: Standing) -> str:
+def _counted(standing: WriteProgress) -> str:
     least = standing.least
     counted = f"{least.received} of {least.required} replicas acknowledged"
     if standing.writes == 1:
@@ -75,7 +75,7 @@ def _counted(standing: Standing) -> str:
     return f"{lacking}, of one only {counted}"
 
 
-def _why(failures: Sequence[CopyFailure]) -> str:
+def _why(failures: Sequence[ReplicaWriteFailure]) -> str:
     if not failures:
         return ""
     told = "; ".join(

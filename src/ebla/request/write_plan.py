@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ebla.model.consistency import ConsistencyLevel, Needed, answers_needed
+from ebla.feed.topology_view import View
+from ebla.model.consistency import ConsistencyLevel, RequiredReplies, required_replies
 from ebla.model.errors import NotFound, TooFewReplicas, Unavailable
 from ebla.model.identity import HostId, Replica, TableId
-from ebla.request.write_acks import AckRule, ack_rule
-from ebla.topology.replica_sets import TableReplicas, WriteReplicas, count_by_datacenter
+from ebla.request.write_acks import AckRule, make_ack_rule
+from ebla.topology.routing.replica_sets import TableReplicas, WriteReplicas, count_by_datacenter
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
-from ebla.wire.topology_view import View
 
 PLANS_MAX = 16_384
 """Of one view and level. A tablet has one; a vnode one per shard."""
 
 
-class WritePlan(msgspec.Struct, frozen=True, eq=False):
+class WriteReplicaPlan(msgspec.Struct, frozen=True, eq=False):
     """One object for all writes that go the same way, known by its identity."""
 
     targets: ReplicaSet
@@ -35,7 +35,7 @@ class WritePlan(msgspec.Struct, frozen=True, eq=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class UnavailableReplicas:
     """Who is not there to be sent anything: hosts that are down or left, shards that take no connection."""
 
     hosts: frozenset[HostId]
@@ -45,30 +45,33 @@ class Away:
         return replica.host in self.hosts or replica in self.shards
 
 
-def write_plan(
-    replicas: WriteReplicas, needed: tuple[Needed, ...], datacenters: Mapping[HostId, str], away: Away
-) -> WritePlan:
+def plan_write(
+    replicas: WriteReplicas,
+    needed: tuple[RequiredReplies, ...],
+    datacenters: Mapping[HostId, str],
+    away: UnavailableReplicas,
+) -> WriteReplicaPlan:
     targets: list[Replica] = []
     skipped: list[Replica] = []
     for replica in (*replicas.natural, *replicas.pending):
         (skipped if away.has(replica) else targets).append(replica)
     counts_for = tuple(_requirements_of(datacenters[target.host], needed) for target in targets)
-    return _plan(targets, skipped, ack_rule([each.count for each in needed], counts_for))
+    return _plan(targets, skipped, make_ack_rule([each.count for each in needed], counts_for))
 
 
-def plan_without(plan: WritePlan, left_out: frozenset[Replica]) -> WritePlan:
+def plan_without(plan: WriteReplicaPlan, left_out: frozenset[Replica]) -> WriteReplicaPlan:
     """The same write with fewer copies; what must come back stays as it was."""
     kept = [position for position, target in enumerate(plan.targets) if target not in left_out]
     dropped = tuple(target for target in plan.targets if target in left_out)
-    rule = ack_rule(plan.rule.needed, [plan.rule.counts_for[position] for position in kept])
+    rule = make_ack_rule(plan.rule.needed, [plan.rule.counts_for[position] for position in kept])
     return _plan([plan.targets[position] for position in kept], plan.skipped + dropped, rule)
 
 
-def _plan(targets: Sequence[Replica], skipped: Sequence[Replica], rule: AckRule) -> WritePlan:
-    return WritePlan(tuple(targets), tuple(skipped), rule, rule.can_be_met)
+def _plan(targets: Sequence[Replica], skipped: Sequence[Replica], rule: AckRule) -> WriteReplicaPlan:
+    return WriteReplicaPlan(tuple(targets), tuple(skipped), rule, rule.can_be_met)
 
 
-def _requirements_of(datacenter: str, needed: tuple[Needed, ...]) -> tuple[int, ...]:
+def _requirements_of(datacenter: str, needed: tuple[RequiredReplies, ...]) -> tuple[int, ...]:
     return tuple(index for index, each in enumerate(needed) if each.datacenter is None or each.datacenter == datacenter)
 
 
@@ -77,12 +80,12 @@ class _TablePlans:
 
     __slots__ = ("_known", "_make", "_replicas")
 
-    def __init__(self, book: "PlanBook", replicas: TableReplicas, level: ConsistencyLevel) -> None:
+    def __init__(self, book: "WritePlanCache", replicas: TableReplicas, level: ConsistencyLevel) -> None:
         self._replicas = replicas
-        self._known: dict[tuple[ReplicaSet, ReplicaSet], WritePlan] = {}
+        self._known: dict[tuple[ReplicaSet, ReplicaSet], WriteReplicaPlan] = {}
         self._make = (book, level)
 
-    def plan(self, token: int) -> WritePlan:
+    def plan(self, token: int) -> WriteReplicaPlan:
         writing = self._replicas.writing(token)
         key = (writing.natural, writing.pending)
         found = self._known.get(key)
@@ -90,11 +93,11 @@ class _TablePlans:
             book, level = self._make
             if len(self._known) >= PLANS_MAX:
                 self._known.clear()
-            found = self._known[key] = book.work_out(self._replicas, writing, level)
+            found = self._known[key] = book.compute_plan(self._replicas, writing, level)
         return found
 
 
-class PlanBook:
+class WritePlanCache:
     """The plans of one view and one idea of who is up. Another one is made when either changes."""
 
     def __init__(self, view: View, datacenter: str, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
@@ -103,15 +106,15 @@ class PlanBook:
         self._down = down
         self._refused = refused
         self._datacenter = datacenter
-        self._away = Away(left | down, refused)
+        self._away = UnavailableReplicas(left | down, refused)
         self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
         self._tables: dict[tuple[TableId, ConsistencyLevel], _TablePlans] = {}
 
-    def holds(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
+    def is_for(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
         """By identity: all three are replaced when they change."""
         return view is self.view and down is self._down and refused is self._refused
 
-    def plan(self, table: TableId, token: int, level: ConsistencyLevel) -> WritePlan:
+    def plan(self, table: TableId, token: int, level: ConsistencyLevel) -> WriteReplicaPlan:
         """Raises `NotFound` where the view has no such table."""
         key = (table, level)
         found = self._tables.get(key)
@@ -119,10 +122,12 @@ class PlanBook:
             found = self._tables[key] = _TablePlans(self, table_replicas(self.view, table), level)
         return found.plan(token)
 
-    def work_out(self, replicas: TableReplicas, writing: WriteReplicas, level: ConsistencyLevel) -> WritePlan:
+    def compute_plan(
+        self, replicas: TableReplicas, writing: WriteReplicas, level: ConsistencyLevel
+    ) -> WriteReplicaPlan:
         pending = count_by_datacenter(writing.pending, self._datacenters)
-        needed = answers_needed(level, replicas.counts(writing.natural), self._datacenter, pending)
-        return write_plan(writing, needed, self._datacenters, self._away)
+        needed = required_replies(level, replicas.counts(writing.natural), self._datacenter, pending)
+        return plan_write(writing, needed, self._datacenters, self._away)
 
 
 def table_replicas(view: View, table: TableId) -> TableReplicas:
@@ -134,7 +139,7 @@ def table_replicas(view: View, table: TableId) -> TableReplicas:
     return view.sets.of(table)
 
 
-def too_few(plan: WritePlan, level: ConsistencyLevel) -> TooFewReplicas:
+def too_few_replicas(plan: WriteReplicaPlan, level: ConsistencyLevel) -> TooFewReplicas:
     """What is said of a plan that is not available."""
     required = sum(plan.rule.needed)
     alive = sum(min(want, want + spare) for want, spare in zip(plan.rule.needed, plan.rule.spare))
@@ -156,25 +161,25 @@ class FullTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveOut:
+class SkipTargets:
     """Send, without copies for these; read repair mends it."""
 
     targets: frozenset[Replica]
 
 
 @dataclass(frozen=True, slots=True)
-class WaitFor:
+class WaitForTarget:
     target: Replica
 
 
-def room_choice(plans: Sequence[WritePlan], full: Sequence[FullTarget]) -> LeaveOut | WaitFor:
+def choose_when_full(plans: Sequence[WriteReplicaPlan], full: Sequence[FullTarget]) -> SkipTargets | WaitForTarget:
     """What writes do whose targets have no room. A replica that lags but answers is waited for, which is how its
     pace reaches the clients; one that does not answer holds nobody up who can do without it, and memory does not grow
     for it."""
     for each in full:
         if not each.is_given_up:
-            return WaitFor(each.target)
+            return WaitForTarget(each.target)
     left_out = frozenset(each.target for each in full)
     if all(plan_without(plan, left_out).is_available for plan in plans):
-        return LeaveOut(left_out)
-    return WaitFor(full[0].target)
+        return SkipTargets(left_out)
+    return WaitForTarget(full[0].target)

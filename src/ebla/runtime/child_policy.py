@@ -7,7 +7,7 @@ Events go in by `step`, effects come out, `supervise.py` carries them out. What 
 - `exits_max` exits of one essential child within `exits_window_ms` stop the node, with the reason;
 - an optional child runs while it is wanted; however often it ends, the node goes on, and it is started again after a
   pause that doubles from `again_ms` to `again_ms_max`, until it has run for `exits_window_ms`;
-- after `StopAsked` nothing is started any more; whoever does not end when asked is killed after `ask_ms`.
+- after `StopRequested` nothing is started any more; whoever does not end when asked is killed after `ask_ms`.
 """
 
 import enum
@@ -38,12 +38,12 @@ class ChildKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class NotStarted:
     """Optional and not wanted: never started, or reaped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class StartPending:
     """Not running; to be started when due."""
 
     due_ms: int
@@ -58,14 +58,14 @@ class Starting:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningChild:
     pid: int
     since_ms: int
     heard_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Terminating:
     """Told to end (SIGTERM)."""
 
     pid: int
@@ -82,15 +82,15 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Finished:
     """Reaped, or never started, and not coming back."""
 
 
-ChildState: TypeAlias = Absent | Waiting | Starting | Running | Asked | Killed | Gone
+ChildState: TypeAlias = NotStarted | StartPending | Starting | RunningChild | Terminating | Killed | Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class PolicyTick:
     """Time passed; sent at least every few hundred milliseconds."""
 
 
@@ -101,13 +101,13 @@ class Spawned:
 
 
 @dataclass(frozen=True, slots=True)
-class NotSpawned:
+class SpawnFailed:
     name: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeartbeatReceived:
     """A heartbeat. The pid tells a child from the predecessor whose last words were under way."""
 
     name: str
@@ -124,7 +124,7 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedChanged:
     """Whether an optional child is to run from now on."""
 
     name: str
@@ -132,11 +132,11 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     pass
 
 
-Event: TypeAlias = Tick | Spawned | NotSpawned | Heard | Exited | Wanted | StopAsked
+ChildEvent: TypeAlias = PolicyTick | Spawned | SpawnFailed | HeartbeatReceived | Exited | WantedChanged | StopRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Spawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Terminate:
     pid: int
 
 
@@ -154,7 +154,7 @@ class Kill:
     pid: int
 
 
-Effect: TypeAlias = Spawn | Ask | Kill
+ChildEffect: TypeAlias = Spawn | Terminate | Kill
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class Child:
 
 
 def pid_of(state: ChildState) -> int | None:
-    return state.pid if isinstance(state, Starting | Running | Asked | Killed) else None
+    return state.pid if isinstance(state, Starting | RunningChild | Terminating | Killed) else None
 
 
 class ChildPolicy:
@@ -184,45 +184,45 @@ class ChildPolicy:
     def __init__(self, names: Sequence[str], limits: ChildLimits, now_ms: int, *, optional: Sequence[str] = ()) -> None:
         assert len({*names, *optional}) == len(names) + len(optional)
         self.limits = limits
-        self.children = {name: Child(name, Waiting(now_ms)) for name in names}
+        self.children = {name: Child(name, StartPending(now_ms)) for name in names}
         for name in optional:
-            self.children[name] = Child(name, Absent(), kind=ChildKind.OPTIONAL, wanted=False)
+            self.children[name] = Child(name, NotStarted(), kind=ChildKind.OPTIONAL, wanted=False)
         self.gave_up: str | None = None
         self.stopping = False
         self._ticked_ms = now_ms
 
     @property
     def finished(self) -> bool:
-        return all(isinstance(child.state, Gone) for child in self.children.values())
+        return all(isinstance(child.state, Finished) for child in self.children.values())
 
-    def step(self, event: Event, now_ms: int) -> list[Effect]:
+    def step(self, event: ChildEvent, now_ms: int) -> list[ChildEffect]:
         match event:
-            case Tick():
+            case PolicyTick():
                 return self._tick(now_ms)
             case Spawned(name, pid):
                 return self._spawned(self.children[name], pid, now_ms)
-            case NotSpawned(name, reason):
+            case SpawnFailed(name, reason):
                 return self._ended(self.children[name], f"could not be started: {reason}", now_ms)
-            case Heard(name, pid):
+            case HeartbeatReceived(name, pid):
                 self._heard(name, pid, now_ms)
                 return []
             case Exited(name, pid, how):
                 child = self.children[name]
                 assert pid_of(child.state) == pid
                 return self._ended(child, _story(child.state, how), now_ms)
-            case Wanted(name, wanted):
+            case WantedChanged(name, wanted):
                 return self._want(self.children[name], wanted, now_ms)
-            case StopAsked():
+            case StopRequested():
                 return self._stop(now_ms)
             case _:
                 assert_never(event)
 
-    def _tick(self, now_ms: int) -> list[Effect]:
+    def _tick(self, now_ms: int) -> list[ChildEffect]:
         pause_ms = now_ms - self._ticked_ms
         self._ticked_ms = now_ms
         if pause_ms > self.limits.stall_ms:
             self._forgive(pause_ms)
-        effects: list[Effect] = []
+        effects: list[ChildEffect] = []
         for child in self.children.values():
             effects += self._look_at(child, now_ms)
         return effects
@@ -237,47 +237,47 @@ class ChildPolicy:
             match child.state:
                 case Starting(since_ms=since_ms):
                     child.state = replace(child.state, since_ms=since_ms + pause_ms)
-                case Running(heard_ms=heard_ms):
+                case RunningChild(heard_ms=heard_ms):
                     child.state = replace(child.state, heard_ms=heard_ms + pause_ms)
                 case _:
                     pass
 
-    def _look_at(self, child: Child, now_ms: int) -> list[Effect]:
+    def _look_at(self, child: Child, now_ms: int) -> list[ChildEffect]:
         match child.state:
-            case Waiting(due_ms) if now_ms >= due_ms:
+            case StartPending(due_ms) if now_ms >= due_ms:
                 return [Spawn(child.name)]
             case Starting(pid, since_ms) if now_ms - since_ms >= self.limits.start_ms:
                 child.state = Killed(pid, now_ms, f"was not heard within {self.limits.start_ms} ms of its start")
                 return [Kill(pid)]
-            case Running(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.silence_ms:
+            case RunningChild(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.silence_ms:
                 child.state = Killed(pid, now_ms, f"was silent for {now_ms - heard_ms} ms")
                 return [Kill(pid)]
-            case Asked(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:
+            case Terminating(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:
                 child.state = Killed(pid, now_ms, f"did not end within {self.limits.ask_ms} ms of being asked")
                 return [Kill(pid)]
             case _:
                 return []
 
-    def _spawned(self, child: Child, pid: int, now_ms: int) -> list[Effect]:
-        assert isinstance(child.state, Waiting)
+    def _spawned(self, child: Child, pid: int, now_ms: int) -> list[ChildEffect]:
+        assert isinstance(child.state, StartPending)
         child.state = Starting(pid, now_ms)
         child.spawned_ms = now_ms
         return []
 
-    def _want(self, child: Child, wanted: bool, now_ms: int) -> list[Effect]:
+    def _want(self, child: Child, wanted: bool, now_ms: int) -> list[ChildEffect]:
         """What is on its way out ends first: two of one kind never run at once."""
         assert child.kind is ChildKind.OPTIONAL
         if self.stopping or child.wanted == wanted:
             return []
         child.wanted, child.failures = wanted, 0
         match child.state:
-            case Absent() if wanted:
-                child.state = Waiting(now_ms)
-            case Waiting() if not wanted:
-                child.state = Absent()
-            case Starting(pid=pid) | Running(pid=pid) if not wanted:
-                child.state = Asked(pid, now_ms)
-                return [Ask(pid)]
+            case NotStarted() if wanted:
+                child.state = StartPending(now_ms)
+            case StartPending() if not wanted:
+                child.state = NotStarted()
+            case Starting(pid=pid) | RunningChild(pid=pid) if not wanted:
+                child.state = Terminating(pid, now_ms)
+                return [Terminate(pid)]
             case _:
                 pass
         return []
@@ -288,16 +288,16 @@ class ChildPolicy:
             return
         match child.state:
             case Starting(since_ms=since_ms):
-                child.state = Running(pid, since_ms, now_ms)
-            case Running():
+                child.state = RunningChild(pid, since_ms, now_ms)
+            case RunningChild():
                 child.state = replace(child.state, heard_ms=now_ms)
             case _:
                 pass
 
-    def _ended(self, child: Child, story: str, now_ms: int) -> list[Effect]:
+    def _ended(self, child: Child, story: str, now_ms: int) -> list[ChildEffect]:
         child.last_exit = story
         if self.stopping:
-            child.state = Gone()
+            child.state = Finished()
             return []
         if child.kind is ChildKind.OPTIONAL:
             self._optional_ended(child, now_ms)
@@ -305,9 +305,9 @@ class ChildPolicy:
         child.exits_total += 1
         child.exits_ms = [at for at in child.exits_ms if now_ms - at < self.limits.exits_window_ms] + [now_ms]
         if len(child.exits_ms) < self.limits.exits_max:
-            child.state = Waiting(now_ms + self.limits.restart_pause_ms)
+            child.state = StartPending(now_ms + self.limits.restart_pause_ms)
             return []
-        child.state = Gone()
+        child.state = Finished()
         self.gave_up = (
             f"{child.name} ended {len(child.exits_ms)} times within {self.limits.exits_window_ms} ms; "
             f"the last time it {child.last_exit}"
@@ -316,32 +316,34 @@ class ChildPolicy:
 
     def _optional_ended(self, child: Child, now_ms: int) -> None:
         if not child.wanted:
-            child.state = Absent()
+            child.state = NotStarted()
             return
-        was_asked_to = isinstance(child.state, Asked)  # and has been wanted again since
+        was_asked_to = isinstance(child.state, Terminating)  # and has been wanted again since
         if was_asked_to:
-            child.state = Waiting(now_ms)
+            child.state = StartPending(now_ms)
             return
         child.exits_total += 1
-        ran_long = not isinstance(child.state, Waiting) and now_ms - child.spawned_ms >= self.limits.exits_window_ms
+        ran_long = (
+            not isinstance(child.state, StartPending) and now_ms - child.spawned_ms >= self.limits.exits_window_ms
+        )
         child.failures = 1 if ran_long else child.failures + 1
-        child.state = Waiting(now_ms + self._pause_ms(child.failures))
+        child.state = StartPending(now_ms + self._pause_ms(child.failures))
 
     def _pause_ms(self, failures: int) -> int:
         doublings = min(failures - 1, self.limits.again_ms_max.bit_length())
         return min(self.limits.again_ms << doublings, self.limits.again_ms_max)
 
-    def _stop(self, now_ms: int) -> list[Effect]:
+    def _stop(self, now_ms: int) -> list[ChildEffect]:
         self.stopping = True
-        effects: list[Effect] = []
+        effects: list[ChildEffect] = []
         for child in self.children.values():
             match child.state:
-                case Absent() | Waiting():
-                    child.state = Gone()
-                case Starting(pid=pid) | Running(pid=pid):
-                    child.state = Asked(pid, now_ms)
-                    effects.append(Ask(pid))
-                case Asked() | Killed() | Gone():
+                case NotStarted() | StartPending():
+                    child.state = Finished()
+                case Starting(pid=pid) | RunningChild(pid=pid):
+                    child.state = Terminating(pid, now_ms)
+                    effects.append(Terminate(pid))
+                case Terminating() | Killed() | Finished():
                     pass
                 case _:
                     assert_never(child.state)

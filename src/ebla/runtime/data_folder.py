@@ -23,7 +23,7 @@ class FolderRefused(Refused):
     """The folder cannot be used as it is; nothing in it was changed."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class NodeIdentity(msgspec.Struct, frozen=True):
     """Who the node is, for ever. Kept as JSON for people to read."""
 
     host: HostId
@@ -74,13 +74,13 @@ class DataFolder:
         """Of every process that control has started here, in this life or an earlier one."""
         return sorted(path for path in self.run.glob("*.lock") if path != self.control_lock)
 
-    def read_identity(self) -> Identity | None:
+    def read_identity(self) -> NodeIdentity | None:
         """None for a folder in which no node has started yet."""
         self._check_format()
         if not self.identity.exists():
             return None
         try:
-            return msgspec.json.decode(self.identity.read_bytes(), type=Identity)
+            return msgspec.json.decode(self.identity.read_bytes(), type=NodeIdentity)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             # Never taken for a fresh folder: a second identity over old data would split a node in two.
             raise Corruption(
@@ -94,12 +94,12 @@ class DataFolder:
         if not self.format.exists():
             write_durably(self.format, f"{FORMAT_NEWEST}\n".encode())
 
-    def keep_identity(self, identity: Identity) -> None:
+    def store_identity(self, identity: NodeIdentity) -> None:
         """The last step of a first start: a folder with an identity is complete."""
         assert self.format.exists()
         write_durably(self.identity, msgspec.json.format(msgspec.json.encode(identity)) + b"\n")
 
-    def check(self, free_bytes_min: int) -> Identity | None:
+    def check(self, free_bytes_min: int) -> NodeIdentity | None:
         """Everything that can be seen to be wrong without starting anything. Returns `read_identity`."""
         if self.path.exists():
             self._check_access()

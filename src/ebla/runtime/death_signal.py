@@ -16,11 +16,11 @@ _PR_SET_PDEATHSIG = 1
 
 def die_with_parent(parent: int, pipe: int) -> None:
     """To be called first thing in a child. `parent` is the pid that spawned it, `pipe` the reading end it was given."""
-    die_by_signal(parent)
+    set_death_signal(parent)
     threading.Thread(target=_watch, args=(pipe,), name="parent-pipe", daemon=True).start()
 
 
-def die_by_signal(parent: int) -> None:
+def set_death_signal(parent: int) -> None:
     """By the first means alone, for a child that looks after the second itself."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

@@ -13,11 +13,11 @@ UNKNOWN_SYNC_S = 0.1
 SHORT_SYNC_S = 0.001
 """A loop that is away for so long is away for less than many a turn of its own."""
 SHORT_SYNC_BYTES_MAX = 64 * 1024
-NEWEST_SHARE = 1 / 8
+NEWEST_WEIGHT = 1 / 8
 """Of the newest sync in what is taken for usual."""
 
-Ended = Callable[[BaseException | None], None]
-_Sync = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]", Callable[[], None], Ended]
+SyncCallback = Callable[[BaseException | None], None]
+_Sync = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]", Callable[[], None], SyncCallback]
 
 
 class SyncThreads:
@@ -38,7 +38,7 @@ class SyncThreads:
         self.under_way = 0
         """Asked for and not ended. Exact only for whoever has the guard; others see whether it is quiet."""
 
-    async def run(self, work: Callable[[], None], ended: Ended) -> None:
+    async def run(self, work: Callable[[], None], ended: SyncCallback) -> None:
         """`ended` is called in the thread, also if nobody waits any more."""
         if not self._threads:
             self._start()
@@ -95,7 +95,7 @@ class SyncThreads:
         loop: asyncio.AbstractEventLoop,
         done: "asyncio.Future[None]",
         work: Callable[[], None],
-        ended: Ended,
+        ended: SyncCallback,
     ) -> None:
         failure: BaseException | None = None
         try:
@@ -111,7 +111,7 @@ class SyncThreads:
             pass  # the loop is closed: nobody waits any more
 
 
-class SyncPace:
+class SyncLatency:
     """How long syncs of this disk took lately, and whether one may be made on the loop.
 
     To hand a sync to a thread and to hear of its end takes two wake-ups and the interpreter's lock twice: 0.1 to 0.2 ms
@@ -126,22 +126,22 @@ class SyncPace:
         self._usual_s = UNKNOWN_SYNC_S
 
     def note(self, took_s: float) -> None:
-        self._usual_s += (took_s - self._usual_s) * NEWEST_SHARE
+        self._usual_s += (took_s - self._usual_s) * NEWEST_WEIGHT
 
     @property
     def is_short(self) -> bool:
         return self._usual_s < SHORT_SYNC_S
 
 
-class Syncing:
+class DiskSyncer:
     """How the files of one disk are synced."""
 
     def __init__(self, threads: int) -> None:
         self.threads = SyncThreads(threads)
         self.work_under_way = 0
-        self._pace = SyncPace()
+        self._pace = SyncLatency()
 
-    def may_be_here(self) -> bool:
+    def can_sync_inline(self) -> bool:
         return self._pace.is_short and not self.threads.under_way and not self.work_under_way
 
     def sync_content(self, descriptor: int) -> None:

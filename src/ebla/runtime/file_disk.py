@@ -14,8 +14,8 @@ from functools import partial
 from typing import TypeVar
 
 from ebla.model.errors import DiskFull
-from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, Syncing
-from ebla.runtime.priorities import thread_stands_back
+from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, DiskSyncer
+from ebla.runtime.priorities import lower_thread_priority
 from ebla.runtime.write_behind import WriteBehind
 
 T = TypeVar("T")
@@ -40,14 +40,14 @@ def _full_disk_told(path: str) -> Iterator[None]:
         raise
 
 
-class FileOnDisk:
+class DiskFile:
     """One open file, used from the loop and, inside `FileDisk.run`, from worker threads.
 
     A descriptor is a number that the system gives out again: closing it under a thread that still writes or syncs
     would send that thread's bytes into another file. So uses are counted, and the last one out closes.
     """
 
-    def __init__(self, path: str, descriptor: int, syncing: Syncing, behind: WriteBehind | None = None) -> None:
+    def __init__(self, path: str, descriptor: int, syncing: DiskSyncer, behind: WriteBehind | None = None) -> None:
         self._path = path
         self._behind = behind
         self._descriptor = descriptor
@@ -123,7 +123,7 @@ class FileOnDisk:
             await syncing.threads.run(partial(syncing.sync_content, descriptor), self._note_sync_ended)
 
     def can_sync_now(self, more_bytes: int) -> bool:
-        return self._unsynced_bytes + more_bytes <= SHORT_SYNC_BYTES_MAX and self._syncing.may_be_here()
+        return self._unsynced_bytes + more_bytes <= SHORT_SYNC_BYTES_MAX and self._syncing.can_sync_inline()
 
     def sync_now(self) -> None:
         descriptor = self._enter_to_change()
@@ -181,7 +181,7 @@ class FileOnDisk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskWays:
+class DiskConfig:
     """How a process uses its disk."""
 
     sync_threads: int = 2
@@ -195,25 +195,25 @@ class DiskWays:
 class FileDisk:
     """Syncs and other blocking work have threads each, so that a long copy does not delay a commit."""
 
-    def __init__(self, ways: DiskWays | None = None) -> None:
-        self._ways = ways = ways or DiskWays()
-        self._syncing = Syncing(ways.sync_threads)
+    def __init__(self, ways: DiskConfig | None = None) -> None:
+        self._ways = ways = ways or DiskConfig()
+        self._syncing = DiskSyncer(ways.sync_threads)
         self._work_pool = ThreadPoolExecutor(
             ways.work_threads,
             thread_name_prefix="disk-work",
-            initializer=partial(thread_stands_back, ways.work_niceness),
+            initializer=partial(lower_thread_priority, ways.work_niceness),
         )
 
-    def open(self, path: str) -> FileOnDisk:
+    def open(self, path: str) -> DiskFile:
         return self._opened(path, os.O_RDWR)
 
-    def create(self, path: str) -> FileOnDisk:
+    def create(self, path: str) -> DiskFile:
         with _full_disk_told(path):
             return self._opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
-    def _opened(self, path: str, flags: int) -> FileOnDisk:
+    def _opened(self, path: str, flags: int) -> DiskFile:
         behind = WriteBehind(self._ways.step_bytes) if self._ways.step_bytes else None
-        return FileOnDisk(path, os.open(path, flags, _FILE_MODE), self._syncing, behind)
+        return DiskFile(path, os.open(path, flags, _FILE_MODE), self._syncing, behind)
 
     def rename(self, old: str, new: str) -> None:
         with _full_disk_told(new):

@@ -47,7 +47,7 @@ class FileLock:
 def acquire(path: Path) -> FileLock:
     """Takes the lock, or raises `LockHeld` after a moment.
 
-    The moment is for those who only look (`held_by_another`): they hold a shared lock for a few microseconds, and
+    The moment is for those who only look (`find_lock_holder`): they hold a shared lock for a few microseconds, and
     without it a status command at the wrong instant would make a starting child fail.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,7 +74,7 @@ def acquire_folder(path: Path) -> FileLock:
     return FileLock(path, descriptor)
 
 
-def held_by_another(path: Path) -> LockHeld | None:
+def find_lock_holder(path: Path) -> LockHeld | None:
     """Whether somebody holds the lock; a missing file is free. Leaves the file as it was."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -90,10 +90,10 @@ def held_by_another(path: Path) -> LockHeld | None:
     return None
 
 
-def held_in(folder: Path) -> LockHeld | None:
+def find_held_lock(folder: Path) -> LockHeld | None:
     """The first held lock among the files of a folder. A lock of this process itself counts as held."""
     for path in sorted(folder.glob("*.lock")):
-        held = held_by_another(path)
+        held = find_lock_holder(path)
         if held is not None:
             return held
     return None

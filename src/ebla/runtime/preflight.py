@@ -8,7 +8,7 @@ from ebla.model.errors import Refused
 from ebla.model.identity import Address
 from ebla.options import NodeOptions
 from ebla.runtime import file_lock
-from ebla.runtime.data_folder import DataFolder, FolderRefused, Identity
+from ebla.runtime.data_folder import DataFolder, FolderRefused, NodeIdentity
 from ebla.runtime.tls import TlsFolder
 
 LOCK_POLL_S = 0.05
@@ -18,7 +18,7 @@ class AddressTaken(Refused):
     """The node cannot listen where its options say."""
 
 
-def check_folder(options: NodeOptions) -> Identity | None:
+def check_folder(options: NodeOptions) -> NodeIdentity | None:
     """Raises what is wrong in words for the operator. Returns the node's identity, None before its first start."""
     folder = DataFolder(options.folder)
     identity = folder.check(options.limits.free_disk_bytes_min)
@@ -29,7 +29,7 @@ def check_folder(options: NodeOptions) -> Identity | None:
         )
     if identity is not None:
         TlsFolder(folder.tls).check_owner_only()
-    held = file_lock.held_by_another(folder.control_lock)
+    held = file_lock.find_lock_holder(folder.control_lock)
     if held is not None:
         raise FolderRefused(
             f"a node already runs in {folder.path} (process {held.holder})",
@@ -52,7 +52,7 @@ def wait_for_predecessors(folder: DataFolder, wait_ms: int) -> None:
 
 
 def _held_by_child(folder: DataFolder) -> file_lock.LockHeld | None:
-    held = (file_lock.held_by_another(path) for path in folder.child_locks())
+    held = (file_lock.find_lock_holder(path) for path in folder.child_locks())
     return next((one for one in held if one is not None), None)
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 NICENESS_MAX = 19
 SERVING_NICENESS = -10
 """Nine tenths of a processor that another wants as well. Serving wants little of it for long, but that at once."""
-GROUP_TRIES = 20
-GROUP_PAUSE_S = 0.1
+AUTOGROUP_TRIES_MAX = 20
+AUTOGROUP_PAUSE_S = 0.1
 """The kernel takes a word about a session every tenth of a second, from all of the machine, unless from its root."""
 
 SHORT_SLICE_NS = 300_000
@@ -38,7 +38,7 @@ _SCHED_ATTR = struct.Struct("=IIQiIQQQ")
 """Size, policy, flags, niceness, priority, runtime (which is the slice), deadline, period."""
 
 
-def serving_goes_first(niceness: int = SERVING_NICENESS, group: Path = _GROUP) -> None:
+def raise_serving_priority(niceness: int = SERVING_NICENESS, group: Path = _GROUP) -> None:
     """This process, where the kernel lets it: as root, with `CAP_SYS_NICE`, or within `RLIMIT_NICE`. Threads and
     processes that it starts from now on go first as well. Elsewhere it competes as an equal. Blocks for two seconds at
     most."""
@@ -47,7 +47,7 @@ def serving_goes_first(niceness: int = SERVING_NICENESS, group: Path = _GROUP) -
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
-def session_stands_back(niceness: int, group: Path = _GROUP) -> None:
+def lower_session_priority(niceness: int, group: Path = _GROUP) -> None:
     """All of the session that this process leads, where the kernel weighs sessions. For good: few may take it back.
     Only once the process has begun: a machine without a free processor would keep it from ever being heard. Blocks for
     two seconds at most."""
@@ -57,25 +57,25 @@ def session_stands_back(niceness: int, group: Path = _GROUP) -> None:
 def _weigh_session(niceness: int, group: Path) -> None:
     if os.getsid(0) != os.getpid():
         return  # somebody else's, who may have other things in it
-    for _ in range(GROUP_TRIES):
+    for _ in range(AUTOGROUP_TRIES_MAX):
         try:
             group.write_text(str(niceness))
         except BlockingIOError:
-            time.sleep(GROUP_PAUSE_S)
+            time.sleep(AUTOGROUP_PAUSE_S)
         except OSError:
             return  # a kernel that does not weigh sessions, or does not let us: niceness is all there is
         else:
             return
 
 
-def thread_stands_back(niceness: int) -> None:
+def lower_thread_priority(niceness: int) -> None:
     """The calling thread, and threads and processes that it starts from now on: nicer than they are by so much."""
     if sys.platform == "linux":  # elsewhere it would be the whole process
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, _sum(os.getpriority(os.PRIO_PROCESS, thread), niceness))
 
 
-def thread_answers_soon(slice_ns: int = SHORT_SLICE_NS) -> None:
+def shorten_thread_slice(slice_ns: int = SHORT_SLICE_NS) -> None:
     """The calling thread, and threads and processes that it starts from now on: gets its part of a processor in short
     slices, and so is let in soon after it wakes up. Its part stays the same. A kernel that knows of no such wish
     (before Linux 6.12) goes on as before."""
@@ -87,7 +87,7 @@ def thread_answers_soon(slice_ns: int = SHORT_SLICE_NS) -> None:
     ctypes.CDLL(None).syscall(number, 0, told, 0)  # refused: as it was
 
 
-def child_stands_back(pid: int, niceness: int) -> None:
+def lower_child_priority(pid: int, niceness: int) -> None:
     """A child that was just started and is not reaped: nicer than this thread by so much."""
     try:
         os.setpriority(os.PRIO_PROCESS, pid, _sum(os.getpriority(os.PRIO_PROCESS, 0), niceness))

@@ -17,7 +17,7 @@ _PROC = Path("/proc")
 _ZOMBIE = "Z"
 
 
-def is_over(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     """Whether a child of ours has ended. It is not reaped: until then nobody else gets its pid, nor a session or group
     of that number, and what is left of it can be looked for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -33,7 +33,7 @@ def kill_session(session: int) -> None:
         return
     killed: set[int] = set()  # they may show for a while yet, and start nothing any more
     for _ in range(ROUNDS_MAX):
-        left = [pid for pid in members(session) if pid not in killed]
+        left = [pid for pid in session_pids(session) if pid not in killed]
         if not left:
             return
         for pid in left:
@@ -41,7 +41,7 @@ def kill_session(session: int) -> None:
         killed.update(left)
 
 
-def members(session: int) -> Iterator[int]:
+def session_pids(session: int) -> Iterator[int]:
     """Living processes of a session, in no order. Linux only."""
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and _is_in(int(entry.name), session):

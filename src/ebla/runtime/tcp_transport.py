@@ -20,10 +20,10 @@ from typing import Protocol, cast
 
 from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import Address, HostId
+from ebla.observe.event_reporter import EventReporter, RateLimitedReporter
 from ebla.ports.transport import Link, LinkEvents, OpenLink
 from ebla.runtime.sockets import is_same_user, listen_local, listen_tcp, reason_of, tune_tcp
 from ebla.runtime.tls import host_in_peer_certificate
-from ebla.wire.report import CalmReport, Report
 
 _HEADER = struct.Struct(">I")
 _ACCEPT_PAUSE_S = 0.05
@@ -66,7 +66,7 @@ class TransportLimits:
 class _Shared:
     """What all links of one transport have in common."""
 
-    def __init__(self, limits: TransportLimits, report: Report) -> None:
+    def __init__(self, limits: TransportLimits, report: EventReporter) -> None:
         self.limits = limits
         self.report = report
         self.loop = asyncio.get_running_loop()
@@ -365,11 +365,11 @@ class TcpTransport:
     (for measurements). Use it as a context: what it accepts lives in its task group."""
 
     def __init__(
-        self, tls: TlsContexts | None, limits: TransportLimits, report: Report, *, plain: bool = False
+        self, tls: TlsContexts | None, limits: TransportLimits, report: EventReporter, *, plain: bool = False
     ) -> None:
         self._tls = tls
         self._limits = limits
-        self._report: Report = CalmReport(report)
+        self._report: EventReporter = RateLimitedReporter(report)
         self._plain = plain
         self._shared = _Shared(limits, self._report)
         self._loop = self._shared.loop

@@ -241,20 +241,20 @@ class TlsFolder:
     def node_certificate(self) -> NodeCertificate:
         return NodeCertificate(self._read("node.pem"), self._read("node.key"))
 
-    def keep_authority(self, authority: Authority) -> None:
+    def store_authority(self, authority: Authority) -> None:
         check_authority(authority)
         self._write("authority.key", authority.key_pem)
         self._write("authority.pem", authority.certificate_pem)
 
-    def keep_node_certificate(self, certificate: NodeCertificate) -> None:
+    def store_node_certificate(self, certificate: NodeCertificate) -> None:
         self._write("node.key", certificate.key_pem)
         self._write("node.pem", certificate.certificate_pem)
 
-    def make_missing(self, identity: TlsIdentity, clock: Clock) -> None:
+    def create_missing(self, identity: TlsIdentity, clock: Clock) -> None:
         """At first start: an authority if there is none (a node that joins has been handed one), and a certificate."""
         if not self.has_authority:
             validity = Validity.days(clock, AUTHORITY_DAYS)
-            self.keep_authority(make_authority(identity.cluster, identity.cluster_name, validity))
+            self.store_authority(make_authority(identity.cluster, identity.cluster_name, validity))
         if not self.has_node_certificate:
             self.renew(identity, clock)
 
@@ -263,7 +263,7 @@ class TlsFolder:
         certificate = make_node_certificate(
             self.authority(), identity.host, identity.cluster, Validity.days(clock, NODE_DAYS)
         )
-        self.keep_node_certificate(certificate)
+        self.store_node_certificate(certificate)
 
     def check_owner_only(self) -> None:
         """Raises `InvalidRequest` where somebody else could read a key."""
@@ -334,7 +334,7 @@ class NodeTls:
         return context
 
 
-class FrontTls:
+class CqlServerTls:
     """The context for clients of a node, who show no certificate of theirs. They may be older than the nodes are."""
 
     def __init__(self, folder: TlsFolder) -> None:
@@ -355,7 +355,7 @@ class FrontTls:
         return context
 
 
-class NewcomerTls:
+class JoiningNodeTls:
     """The contexts of a node that has no certificate yet and only connects. Until it has the authority's certificate
     it believes nothing it hears; with it, only a peer that shows a certificate of that authority."""
 

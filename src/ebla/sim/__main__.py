@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from ebla.model.errors import InvalidRequest
-from ebla.sim.scenario import Outcome, Scenario, all_scenarios, find_scenario, run_named, run_scenario
+from ebla.sim.scenario import RunOutcome, Scenario, all_scenarios, find_scenario, run_named, run_scenario
 
 SEED = 1
 SEEDS_MAX = 1_000_000
@@ -105,7 +105,7 @@ def _replay(scenario: Scenario, chosen: argparse.Namespace) -> int:
 def _sweep(scenarios: Sequence[Scenario], chosen: argparse.Namespace) -> int:
     """Each run in a worker process: a run is single-threaded, and a crash of one must not take the others along."""
     runs = [(scenario.name, seed, chosen.seconds) for seed in chosen.seeds for scenario in scenarios]
-    failed: list[Outcome] = []
+    failed: list[RunOutcome] = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         pending = [pool.submit(run_named, *run) for run in runs]
         for done, future in enumerate(as_completed(pending), start=1):

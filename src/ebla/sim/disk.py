@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ebla.model.errors import DiskFull
-from ebla.sim.chance import SimChance
-from ebla.sim.life import Life
-from ebla.sim.narrative import Narrative
+from ebla.sim.incarnation import ProcessIncarnation
+from ebla.sim.rng import SimRng
+from ebla.sim.trace import RunTrace
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class _Renaming:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DiskStrain:
+class DiskFault:
     """What one fault adds to a device while it lasts."""
 
     sync_ms: float = 0.0
@@ -96,7 +96,7 @@ class DiskStrain:
 
 
 @dataclass(slots=True)
-class Behaviour:
+class DiskBehaviour:
     """How the device behaves by itself. `SimDisk.heal` puts it back to this."""
 
     sync_ms: float = 0.4
@@ -109,14 +109,14 @@ class Behaviour:
 class SimDisk:
     """The device. Processes see it through `of(life)`."""
 
-    def __init__(self, chance: SimChance, narrative: Narrative, owner: str) -> None:
-        self.behaviour = Behaviour()
-        self._chance = chance
+    def __init__(self, rng: SimRng, narrative: RunTrace, owner: str) -> None:
+        self.behaviour = DiskBehaviour()
+        self._rng = rng
         self._narrative = narrative
         self._owner = owner
         self.root = _Folder()
         self._unsynced_names: list[_Renaming] = []
-        self._strains: list[DiskStrain] = []
+        self._strains: list[DiskFault] = []
         self._inodes = 0
         self.root.cached[DATA_FOLDER] = self.root.durable[DATA_FOLDER] = _Folder()
 
@@ -126,13 +126,13 @@ class SimDisk:
         assert isinstance(data, _Folder)
         data.cached[name] = data.durable[name] = _Folder()
 
-    def of(self, life: Life) -> "LifeDisk":
-        return LifeDisk(self, life)
+    def of(self, incarnation: ProcessIncarnation) -> "ProcessDisk":
+        return ProcessDisk(self, incarnation)
 
     # -- faults --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def strained(self, strain: DiskStrain) -> Iterator[None]:
+    def inject(self, strain: DiskFault) -> Iterator[None]:
         """Several at once add up, and each ends alone."""
         self._strains.append(strain)
         try:
@@ -144,15 +144,15 @@ class SimDisk:
         """Only what is durable stays, with whatever part of the rest chance had already brought to the medium."""
         self._settle_names()
         for content in _contents(self.root, durable=True):
-            _settle_content(content, self._chance)
+            _settle_content(content, self._rng)
         _forget_cache(self.root)
 
     def _settle_names(self) -> None:
         names, self._unsynced_names = self._unsynced_names, []
-        kept = self._chance.randrange(0, len(names) + 1)
-        in_order = self._chance.happens(0.5)
+        kept = self._rng.randrange(0, len(names) + 1)
+        in_order = self._rng.happens(0.5)
         for index, renaming in enumerate(names):
-            if index < kept if in_order else self._chance.happens(0.5):
+            if index < kept if in_order else self._rng.happens(0.5):
                 renaming.settle()
 
     def fill(self, left_bytes: int = 0) -> None:
@@ -164,9 +164,9 @@ class SimDisk:
         files = [(path, content) for path, content in _walk(self.root, "") if content.durable]
         if not files:
             return None
-        path, content = self._chance.choice(files)
-        position = self._chance.randrange(0, len(content.durable))
-        bit = 1 << self._chance.randrange(0, 8)
+        path, content = self._rng.choice(files)
+        position = self._rng.randrange(0, len(content.durable))
+        bit = 1 << self._rng.randrange(0, 8)
         content.durable[position] ^= bit
         if position < len(content.cached):
             content.cached[position] ^= bit
@@ -174,7 +174,7 @@ class SimDisk:
 
     def heal(self) -> None:
         """The device behaves again. What rotted or was lost stays so."""
-        self.behaviour = Behaviour()
+        self.behaviour = DiskBehaviour()
         self._strains = []
 
     @property
@@ -206,7 +206,7 @@ class SimDisk:
         if capacity is None or grows <= 0 or self.used_bytes() + grows <= capacity:
             content.note(offset, data)
             return
-        part = self._chance.randrange(0, len(data))
+        part = self._rng.randrange(0, len(data))
         if part:
             content.note(offset, data[:part])
         raise DiskFull(f"the disk of {self._owner} is full")
@@ -219,10 +219,10 @@ class SimDisk:
     async def sync_content(self, content: _Content, path: str) -> None:
         number = content.written
         await self._wait_for_device()
-        if self._chance.happens(self.fail_sync):
+        if self._rng.happens(self.fail_sync):
             # As real kernels do: the pages count as clean from now on and the next sync says nothing about them.
             content.unsynced = [write for write in content.unsynced if write.number > number]
-            self._narrative.tell(self._owner, f"a sync of {path} fails")
+            self._narrative.log(self._owner, f"a sync of {path} fails")
             raise OSError(5, f"sync of {path} failed")
         content.settle(number)
         self._narrative.synced(zlib.crc32(path.encode()), number)
@@ -230,29 +230,29 @@ class SimDisk:
     async def sync_names(self, folder: _Folder, path: str) -> None:
         due = [renaming for renaming in self._unsynced_names if renaming.touches(folder)]
         await self._wait_for_device()
-        if self._chance.happens(self.fail_sync):
-            self._narrative.tell(self._owner, f"a sync of folder {path} fails")
+        if self._rng.happens(self.fail_sync):
+            self._narrative.log(self._owner, f"a sync of folder {path} fails")
             raise OSError(5, f"sync of folder {path} failed")
         for renaming in due:
             renaming.settle()
         self._unsynced_names = [renaming for renaming in self._unsynced_names if renaming not in due]
 
     async def _wait_for_device(self) -> None:
-        ms = self.sync_ms * (0.5 + self._chance.random())
-        if self._chance.happens(self.behaviour.sync_tail):
-            ms += self._chance.exponential(self.behaviour.sync_tail_ms)
+        ms = self.sync_ms * (0.5 + self._rng.random())
+        if self._rng.happens(self.behaviour.sync_tail):
+            ms += self._rng.exponential(self.behaviour.sync_tail_ms)
         await asyncio.sleep(ms / 1000.0)
 
     def draw_work_s(self) -> float:
-        return self._chance.between(0.05, 5.0) / 1000.0
+        return self._rng.between(0.05, 5.0) / 1000.0
 
 
 class SimFile:
     """`ports.disk.File`, open in one life."""
 
-    def __init__(self, disk: SimDisk, life: Life, path: str, content: _Content) -> None:
+    def __init__(self, disk: SimDisk, incarnation: ProcessIncarnation, path: str, content: _Content) -> None:
         self._disk = disk
-        self._life = life
+        self._incarnation = incarnation
         self._path = path
         self._content = content
         self._open = True
@@ -264,7 +264,7 @@ class SimFile:
 
     @property
     def is_open(self) -> bool:
-        return self._open and self._life.alive
+        return self._open and self._incarnation.alive
 
     def size(self) -> int:
         self._check()
@@ -308,27 +308,27 @@ class SimFile:
     async def sync(self) -> None:
         self._check()
         await self._disk.sync_content(self._content, self._path)
-        self._life.check()
+        self._incarnation.check()
 
     def close(self) -> None:
-        self._life.check()
+        self._incarnation.check()
         self._open = False
         self._content.is_open()
 
     def _check(self) -> None:
-        self._life.check()
+        self._incarnation.check()
         assert self._open, f"{self._path} was closed"
 
 
-class LifeDisk:
+class ProcessDisk:
     """`ports.disk.Disk` as one life of a process sees it."""
 
-    def __init__(self, disk: SimDisk, life: Life) -> None:
+    def __init__(self, disk: SimDisk, incarnation: ProcessIncarnation) -> None:
         self._disk = disk
-        self._life = life
+        self._incarnation = incarnation
 
     def open(self, path: str) -> SimFile:
-        return SimFile(self._disk, self._life, path, self._file(path))
+        return SimFile(self._disk, self._incarnation, path, self._file(path))
 
     def create(self, path: str) -> SimFile:
         folder, name = self._place(path)
@@ -338,7 +338,7 @@ class LifeDisk:
             raise DiskFull(f"no room to create {path}")
         content = self._disk.new_content()
         self._disk.rename((folder, name, content))
-        return SimFile(self._disk, self._life, path, content)
+        return SimFile(self._disk, self._incarnation, path, content)
 
     def rename(self, old: str, new: str) -> None:
         node = self._find(old)
@@ -361,7 +361,7 @@ class LifeDisk:
         self._disk.rename((folder, name, None))
 
     def make_folder(self, path: str) -> None:
-        self._life.check()
+        self._incarnation.check()
         folder = self._disk.root
         for name in _parts(path):
             child = folder.cached.get(name)
@@ -401,22 +401,22 @@ class LifeDisk:
         return self._file(path).is_open()
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device for all paths
-        self._life.check()
+        self._incarnation.check()
         capacity = self._disk.capacity_bytes
         return (1 << 40) if capacity is None else max(0, capacity - self._disk.used_bytes())
 
     async def sync_folder(self, path: str) -> None:
         await self._disk.sync_names(self._folder(path), path)
-        self._life.check()
+        self._incarnation.check()
 
     async def run(self, work: Callable[[], T]) -> T:
-        self._life.check()
+        self._incarnation.check()
         await asyncio.sleep(self._disk.draw_work_s())
-        self._life.check()
+        self._incarnation.check()
         return work()
 
     def _find(self, path: str) -> _Node:
-        self._life.check()
+        self._incarnation.check()
         node: _Node | None = self._disk.root
         for name in _parts(path):
             node = node.cached.get(name) if isinstance(node, _Folder) else None
@@ -463,22 +463,22 @@ def _set_name(names: dict[str, _Node], name: str, node: _Node | None) -> None:
         names[name] = node
 
 
-def _settle_content(content: _Content, chance: SimChance) -> None:
+def _settle_content(content: _Content, rng: SimRng) -> None:
     """The fate of each unsynced write. Sometimes one fate for all of them: those runs find other bugs."""
-    common = chance.weighted((None, 0.0, 1.0), (6, 3, 1))
+    common = rng.weighted((None, 0.0, 1.0), (6, 3, 1))
     for write in content.unsynced:
-        survives = chance.random() if common is None else common
+        survives = rng.random() if common is None else common
         if survives >= 0.6:
             _apply(content.durable, write.offset, write.data)
         elif survives >= 0.3 and write.data is not None:
-            _tear(content.durable, write.offset, write.data, chance)
+            _tear(content.durable, write.offset, write.data, rng)
     content.unsynced = []
 
 
-def _tear(target: bytearray, offset: int, data: bytes, chance: SimChance) -> None:
+def _tear(target: bytearray, offset: int, data: bytes, rng: SimRng) -> None:
     """A part of the write: its beginning, some of its sectors, or its whole length with the end never written."""
-    kept = chance.randrange(0, len(data) + 1)
-    match chance.randrange(0, 4):
+    kept = rng.randrange(0, len(data) + 1)
+    match rng.randrange(0, 4):
         case 0:
             _apply(target, offset, data[:kept])
         case 1:
@@ -487,10 +487,10 @@ def _tear(target: bytearray, offset: int, data: bytes, chance: SimChance) -> Non
         case 2:  # blocks that belonged to another file before, which some file systems let through where a file grows
             garbage_from = max(kept, min(len(target) - offset, len(data)))
             _apply(target, offset, data[:kept])
-            _apply(target, offset + garbage_from, chance.bytes(len(data) - garbage_from))
+            _apply(target, offset + garbage_from, rng.bytes(len(data) - garbage_from))
         case _:
             for start in range(0, len(data), SECTOR_BYTES):
-                if chance.happens(0.5):
+                if rng.happens(0.5):
                     _apply(target, offset + start, data[start : start + SECTOR_BYTES])
 
 

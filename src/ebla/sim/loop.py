@@ -17,8 +17,8 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
-from ebla.sim.chance import SimChance
-from ebla.sim.life import OWNER, Gone, Life
+from ebla.sim.incarnation import CURRENT_INCARNATION, IncarnationEnded, ProcessIncarnation
+from ebla.sim.rng import SimRng
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -52,7 +52,7 @@ class NotSimulated(RuntimeError):
 class SimHandle(asyncio.TimerHandle):
     """One scheduled callback. Shares only the type with asyncio's own, none of its fields."""
 
-    __slots__ = ("args", "callback", "context", "dropped", "due", "life")
+    __slots__ = ("args", "callback", "context", "dropped", "due", "incarnation")
 
     def __init__(  # asyncio's parent initialiser would copy contexts and read debug flags once per callback
         self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context, due: float
@@ -61,7 +61,7 @@ class SimHandle(asyncio.TimerHandle):
         self.args = args
         self.context = context
         self.due = due
-        self.life: Life | None = context.get(OWNER)
+        self.incarnation: ProcessIncarnation | None = context.get(CURRENT_INCARNATION)
         self.dropped = False
 
     def cancel(self) -> None:
@@ -90,7 +90,7 @@ class SimTask(asyncio.Task[T]):
 
     def __init__(self, coro: Coro[T], loop: "SimLoop", name: str | None, context: contextvars.Context) -> None:
         self.number = loop.next_number()
-        self.life: Life | None = context.get(OWNER)
+        self.incarnation: ProcessIncarnation | None = context.get(CURRENT_INCARNATION)
         self.own_context = context
         super().__init__(coro, loop=loop, name=name or f"task-{self.number}", context=context)
 
@@ -110,9 +110,9 @@ class SimFuture(asyncio.Future[T]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    def __init__(self, chance: SimChance) -> None:
-        self._order = chance.fork("order")
-        self._work = chance.fork("work")
+    def __init__(self, rng: SimRng) -> None:
+        self._order = rng.fork("order")
+        self._work = rng.fork("work")
         self._now = 0.0
         self._ready: list[SimHandle] = []
         self._timers: list[tuple[float, int, SimHandle]] = []
@@ -121,8 +121,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._running = False
         self._stopping = False
         self._closed = False
-        self._burials: list[Life] = []
-        self._generators: dict[int, Life | None] = {}
+        self._burials: list[ProcessIncarnation] = []
+        self._generators: dict[int, ProcessIncarnation | None] = {}
         self._steps_at_now = 0
         self.steps = 0
         self.time_max = float("inf")
@@ -181,13 +181,13 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> SimTask[T]:
         self._check_thread()
         context = contextvars.copy_context() if context is None else context
-        life = context.get(OWNER)
-        if life is not None and not life.alive:
+        incarnation = context.get(CURRENT_INCARNATION)
+        if incarnation is not None and not incarnation.alive:
             coro.close()
-            raise Gone(life.name)
+            raise IncarnationEnded(incarnation.name)
         task = SimTask(coro, self, name, context)
-        if life is not None:
-            life.adopt(task)  # type: ignore[arg-type]  # kept only to be closed: its result type is of no interest
+        if incarnation is not None:
+            incarnation.adopt(task)  # type: ignore[arg-type]  # kept only to be closed: its result type is of no interest
         return task
 
     def run_in_executor(
@@ -262,47 +262,49 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._ready.append(heapq.heappop(timers)[2])
 
     def _run(self, handle: SimHandle) -> None:
-        life = handle.life
-        if life is not None:
-            if not life.alive:
+        incarnation = handle.incarnation
+        if incarnation is not None:
+            if not incarnation.alive:
                 return
-            if life.paused:
-                life.deferred.append(handle)
+            if incarnation.paused:
+                incarnation.deferred.append(handle)
                 return
         try:
             handle.context.run(handle.callback, *handle.args)
-        except Gone:
+        except IncarnationEnded:
             pass
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self.call_exception_handler({"message": f"exception in {handle!r}", "exception": error, "life": life})
+            self.call_exception_handler(
+                {"message": f"exception in {handle!r}", "exception": error, "life": incarnation}
+            )
         if self._burials:
             self._bury()
 
     # -- lives -------------------------------------------------------------------------------------------------
 
-    def pause(self, life: Life) -> None:
-        life.paused = True
+    def pause(self, incarnation: ProcessIncarnation) -> None:
+        incarnation.paused = True
 
-    def resume(self, life: Life) -> None:
-        life.paused = False
-        self._ready.extend(life.deferred)
-        life.deferred = []
+    def resume(self, incarnation: ProcessIncarnation) -> None:
+        incarnation.paused = False
+        self._ready.extend(incarnation.deferred)
+        incarnation.deferred = []
 
-    def end(self, life: Life) -> None:
+    def end(self, incarnation: ProcessIncarnation) -> None:
         """Ends a life now. Its coroutines are closed after the current callback: it may be one of them that asks."""
-        if life.alive:
-            life.alive = False
-            self._burials.append(life)
+        if incarnation.alive:
+            incarnation.alive = False
+            self._burials.append(incarnation)
             if not self._running:
                 self._bury()
 
     def _bury(self) -> None:
         """Closes what a dead life left suspended, in a fixed order, so that no collector does it at some later time."""
-        lives, self._burials = self._burials, []
-        for life in lives:
-            tasks, life.tasks, life.deferred = life.tasks, [], []
+        start_count, self._burials = self._burials, []
+        for incarnation in start_count:
+            tasks, incarnation.tasks, incarnation.deferred = incarnation.tasks, [], []
             for task in reversed(tasks):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # PRIVATE_NAMES
                 if not task.done():
@@ -311,12 +313,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _note_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         # By address: an object that takes another's place is noted anew, and its finalizer comes after the weak
         # references to it are gone.
-        self._generators[id(generator)] = OWNER.get(None)
+        self._generators[id(generator)] = CURRENT_INCARNATION.get(None)
 
     def _finalize_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        life = self._generators.pop(id(generator), None)
-        if self._running and (life is None or life.alive):
-            self.create_task(generator.aclose(), context=None if life is None else life.new_context())
+        incarnation = self._generators.pop(id(generator), None)
+        if self._running and (incarnation is None or incarnation.alive):
+            self.create_task(generator.aclose(), context=None if incarnation is None else incarnation.new_context())
 
     # -- the rest of the interface -------------------------------------------------------------------------------
 
@@ -348,8 +350,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         """asyncio's debug mode reads the real clock: it stays off."""
 
     def call_exception_handler(self, context: ExceptionContext) -> None:
-        life = _life_of(context)
-        if life is None or life.alive:
+        incarnation = _life_of(context)
+        if incarnation is None or incarnation.alive:
             self.on_problem(context)
 
     def default_exception_handler(self, context: ExceptionContext) -> None:
@@ -388,11 +390,11 @@ def _close(task: "SimTask[Any]") -> None:
         return
 
 
-def _life_of(context: ExceptionContext) -> Life | None:
+def _life_of(context: ExceptionContext) -> ProcessIncarnation | None:
     subject = context.get("task") or context.get("future")
-    life = context.get("life") or getattr(subject, "life", None)
-    assert life is None or isinstance(life, Life)
-    return life
+    incarnation = context.get("life") or getattr(subject, "life", None)
+    assert incarnation is None or isinstance(incarnation, ProcessIncarnation)
+    return incarnation
 
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
@@ -416,5 +418,5 @@ for _name in REFUSED_NAMES:
     setattr(SimLoop, _name, _refusal(_name))
 
 
-def simulated_loop(chance: SimChance) -> SimLoop:
-    return SimLoop(chance)  # type: ignore[abstract]  # the rest of the interface is refused, by the lines above
+def simulated_loop(rng: SimRng) -> SimLoop:
+    return SimLoop(rng)  # type: ignore[abstract]  # the rest of the interface is refused, by the lines above

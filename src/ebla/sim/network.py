@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import Address, HostId
 from ebla.ports.transport import LinkEvents, OpenLink
-from ebla.sim.chance import SimChance
-from ebla.sim.life import Life
+from ebla.sim.incarnation import ProcessIncarnation
 from ebla.sim.loop import SimFuture, SimLoop
-from ebla.sim.narrative import Narrative
+from ebla.sim.rng import SimRng
+from ebla.sim.trace import RunTrace
 
 LOW_WATER_BYTES = 64 * 1024
 CONNECT_RETRY_S = (0.0, 1.0, 2.0)
@@ -29,7 +29,7 @@ EPHEMERAL_PORT = 40_000
 
 
 @dataclass(slots=True)
-class Conditions:
+class NetworkConditions:
     """What holds on every path unless a fault says otherwise. Times in ms."""
 
     latency_ms: float = 0.4
@@ -43,51 +43,51 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PathStrain:
+class PathFault:
     """What one fault adds to a path while it lasts."""
 
-    extra_ms: float = 0.0
+    extra_latency_ms: float = 0.0
     extra_loss: float = 0.0
     bytes_per_s: float | None = None
 
 
 @dataclass(slots=True)
-class Path:
+class NetworkPath:
     """One direction between two units. `cuts` and `clogs` count, since two faults may strike the same path."""
 
     cuts: int = 0
     clogs: int = 0
-    extra_ms: float = 0.0
+    extra_latency_ms: float = 0.0
     extra_loss: float = 0.0
     bytes_per_s: float | None = None
     waiting: list["SimLink"] = field(default_factory=list)
-    strains: list[PathStrain] = field(default_factory=list)
+    faults: list[PathFault] = field(default_factory=list)
 
     @contextmanager
-    def strained(self, strain: PathStrain) -> Iterator[None]:
+    def inject(self, strain: PathFault) -> Iterator[None]:
         """Several at once add up, and each ends alone."""
-        self.strains.append(strain)
+        self.faults.append(strain)
         self._add_up()
         try:
             yield
         finally:
-            self.strains = [held for held in self.strains if held is not strain]
+            self.faults = [held for held in self.faults if held is not strain]
             self._add_up()
 
-    def relax(self) -> None:
-        self.strains = []
+    def clear_faults(self) -> None:
+        self.faults = []
         self._add_up()
 
     def _add_up(self) -> None:
         """Anew each time: a sum that is added to and taken from does not come back to nought exactly."""
-        self.extra_ms = sum((strain.extra_ms for strain in self.strains), 0.0)
-        self.extra_loss = sum((strain.extra_loss for strain in self.strains), 0.0)
-        paces = [strain.bytes_per_s for strain in self.strains if strain.bytes_per_s is not None]
+        self.extra_latency_ms = sum((strain.extra_latency_ms for strain in self.faults), 0.0)
+        self.extra_loss = sum((strain.extra_loss for strain in self.faults), 0.0)
+        paces = [strain.bytes_per_s for strain in self.faults if strain.bytes_per_s is not None]
         self.bytes_per_s = min(paces, default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class NetworkEndpoint:
     """Who is at one end: the unit's name and number, its machine's address, and its certificate's identity."""
 
     name: str
@@ -97,7 +97,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class LinkEnd:
     """The last thing a link delivers."""
 
     cause: str
@@ -105,8 +105,8 @@ class End:
 
 @dataclass(slots=True)
 class _Listener:
-    endpoint: Endpoint
-    life: Life
+    endpoint: NetworkEndpoint
+    incarnation: ProcessIncarnation
     address: Address
     on_open: OpenLink
 
@@ -114,9 +114,11 @@ class _Listener:
 class SimLink:
     """One end of a connection: `ports.transport.Link`."""
 
-    def __init__(self, network: "Network", life: Life, here: Endpoint, peer_address: Address) -> None:
+    def __init__(
+        self, network: "Network", incarnation: ProcessIncarnation, here: NetworkEndpoint, peer_address: Address
+    ) -> None:
         self._network = network
-        self.life = life
+        self.incarnation = incarnation
         self.here = here
         self.other: SimLink = self  # set right after both ends exist
         self.peer_address = peer_address
@@ -127,7 +129,7 @@ class SimLink:
         self.flush_due = False
         self.last_arrival = 0.0
         self._events: LinkEvents | None = None
-        self._inbox: deque[bytes | End] = deque()
+        self._inbox: deque[bytes | LinkEnd] = deque()
         self._pump_due = False
         self._drain_waiters: list[SimFuture[None]] = []
 
@@ -136,7 +138,7 @@ class SimLink:
         return self.other.here.host_id
 
     def send(self, frame: bytes) -> None:
-        self.life.check()
+        self.incarnation.check()
         if not self.open:
             return
         self.queue.append(bytes(frame))
@@ -150,14 +152,14 @@ class SimLink:
         self.send(frame)
 
     async def wait_drained(self) -> None:
-        self.life.check()
+        self.incarnation.check()
         while self.open and self.queued_bytes > LOW_WATER_BYTES:
             drained: SimFuture[None] = self._network.loop.create_future()
             self._drain_waiters.append(drained)
             await drained
 
     def close(self, cause: str) -> None:
-        self.life.check()
+        self.incarnation.check()
         if self.open:
             self._network.flush(self)
             self.break_off(cause)
@@ -170,18 +172,18 @@ class SimLink:
         self._events = events
         self._pump()
 
-    def arrive(self, item: bytes | End) -> None:
+    def arrive(self, item: bytes | LinkEnd) -> None:
         """The kernel has it. The owner takes it in a turn of its own, in the order of arrival: not while paused."""
         self._inbox.append(item)
         if not self._pump_due:
             self._pump_due = True
-            self._network.loop.call_soon(self._pump, context=self.life.context)
+            self._network.loop.call_soon(self._pump, context=self.incarnation.context)
 
     def _pump(self) -> None:
         self._pump_due = False
         while self._inbox and self._events is not None:
             match self._inbox.popleft():
-                case End(cause):
+                case LinkEnd(cause):
                     self.shut()
                     self._inbox.clear()
                     self._events.link_closed(cause)
@@ -198,10 +200,10 @@ class SimLink:
 
     def break_off(self, cause: str) -> None:
         """Ends this end at once: what had arrived and was not yet taken is lost, the owner hears only of the end."""
-        if self.open and self.life.alive:
+        if self.open and self.incarnation.alive:
             self.shut()
             self._inbox.clear()
-            self.arrive(End(cause))
+            self.arrive(LinkEnd(cause))
 
     def wake_drained(self) -> None:
         if self.queued_bytes <= LOW_WATER_BYTES or not self.open:
@@ -214,9 +216,9 @@ class SimLink:
 class SimListening:
     """`ports.transport.Listening`."""
 
-    def __init__(self, network: "Network", life: Life, key: tuple[str, Address]) -> None:
+    def __init__(self, network: "Network", incarnation: ProcessIncarnation, key: tuple[str, Address]) -> None:
         self._network = network
-        self._life = life
+        self._incarnation = incarnation
         self._key = key
 
     @property
@@ -224,69 +226,69 @@ class SimListening:
         return self._key[1]
 
     async def close(self) -> None:
-        self._life.check()
-        self._network.stop_listening(self._key, self._life)
+        self._incarnation.check()
+        self._network.stop_listening(self._key, self._incarnation)
 
 
 class SimTransport:
     """`ports.transport.Transport` of one life."""
 
-    def __init__(self, network: "Network", life: Life, here: Endpoint) -> None:
+    def __init__(self, network: "Network", incarnation: ProcessIncarnation, here: NetworkEndpoint) -> None:
         self._network = network
-        self._life = life
+        self._incarnation = incarnation
         self._here = here
         self._port = EPHEMERAL_PORT
 
     async def connect(self, address: Address, on_open: OpenLink) -> SimLink:
-        self._life.check()
+        self._incarnation.check()
         for pause_s in CONNECT_RETRY_S:
             await asyncio.sleep(pause_s)
-            self._life.check()
+            self._incarnation.check()
             listener = await self._network.reach(self._here, address)
             if listener is not None:
                 self._port += 1
-                link = self._network.open_link(self._life, self._here, self._port, listener)
+                link = self._network.open_link(self._incarnation, self._here, self._port, listener)
                 link.attach(on_open(link))
                 return link
         raise Unreachable(f"{address} did not answer {self._here.name}")
 
     async def listen(self, address: Address, on_open: OpenLink) -> SimListening:
-        self._life.check()
+        self._incarnation.check()
         if not address.is_local_socket and address.host != self._here.host:
             raise InvalidRequest(f"{address} is not an address of {self._here.name}, which is at {self._here.host}")
         key = self._network.key(self._here, address)
-        self._network.start_listening(key, _Listener(self._here, self._life, address, on_open))
-        return SimListening(self._network, self._life, key)
+        self._network.start_listening(key, _Listener(self._here, self._incarnation, address, on_open))
+        return SimListening(self._network, self._incarnation, key)
 
 
 class Network:
     """Every path, listener and link of a world. Faults talk to this."""
 
-    def __init__(self, loop: SimLoop, chance: SimChance, narrative: Narrative) -> None:
+    def __init__(self, loop: SimLoop, rng: SimRng, narrative: RunTrace) -> None:
         self.loop = loop
-        self.conditions = Conditions()
-        self._chance = chance
+        self.conditions = NetworkConditions()
+        self._rng = rng
         self._narrative = narrative
         self._kernel = contextvars.Context()
-        self._paths: dict[tuple[str, str], Path] = {}
+        self._paths: dict[tuple[str, str], NetworkPath] = {}
         self._listeners: dict[tuple[str, Address], _Listener] = {}
         self._links: dict[int, SimLink] = {}
         self._up: dict[str, bool] = {}
 
     # -- faults --------------------------------------------------------------------------------------------------
 
-    def path(self, source: str, target: str) -> Path:
+    def path(self, source: str, target: str) -> NetworkPath:
         key = (source, target)
         found = self._paths.get(key)
         if found is None:
-            found = self._paths[key] = Path()
+            found = self._paths[key] = NetworkPath()
         return found
 
     def cut(self, source: str, target: str) -> None:
         """From now on nothing passes in this direction. Silently: a link does not notice."""
         self.path(source, target).cuts += 1
 
-    def mend(self, source: str, target: str) -> None:
+    def uncut(self, source: str, target: str) -> None:
         path = self.path(source, target)
         path.cuts = max(0, path.cuts - 1)
 
@@ -314,29 +316,29 @@ class Network:
         """Every path as on the first day. Open links stay."""
         for (source, target), path in self._paths.items():
             path.cuts = 0
-            path.relax()
+            path.clear_faults()
             while path.clogs:
                 self.unclog(source, target)
 
     # -- lives ---------------------------------------------------------------------------------------------------
 
-    def transport(self, life: Life, here: Endpoint) -> SimTransport:
+    def transport(self, incarnation: ProcessIncarnation, here: NetworkEndpoint) -> SimTransport:
         self._up[here.name] = True
-        return SimTransport(self, life, here)
+        return SimTransport(self, incarnation, here)
 
-    def life_ended(self, life: Life, here: Endpoint, *, with_machine: bool) -> None:
+    def incarnation_ended(self, incarnation: ProcessIncarnation, here: NetworkEndpoint, *, with_machine: bool) -> None:
         """A killed process leaves a kernel behind that tells its peers; a machine without power tells nobody."""
         self._up[here.name] = False
-        for key in [key for key, listener in self._listeners.items() if listener.life is life]:
+        for key in [key for key, listener in self._listeners.items() if listener.incarnation is incarnation]:
             del self._listeners[key]
-        for link in [link for link in self._links.values() if link.life is life]:
+        for link in [link for link in self._links.values() if link.incarnation is incarnation]:
             link.shut()
             if not with_machine:
                 self.send_end(link, f"{here.name} died")
 
     # -- opening -------------------------------------------------------------------------------------------------
 
-    def key(self, here: Endpoint, address: Address) -> tuple[str, Address]:
+    def key(self, here: NetworkEndpoint, address: Address) -> tuple[str, Address]:
         """A socket's path means something on its own machine only."""
         return (here.host if address.is_local_socket else "", address)
 
@@ -345,30 +347,32 @@ class Network:
             raise InvalidRequest(f"{key[1]} is in use by {self._listeners[key].endpoint.name}")
         self._listeners[key] = listener
 
-    def stop_listening(self, key: tuple[str, Address], life: Life) -> None:
-        if key in self._listeners and self._listeners[key].life is life:
+    def stop_listening(self, key: tuple[str, Address], incarnation: ProcessIncarnation) -> None:
+        if key in self._listeners and self._listeners[key].incarnation is incarnation:
             del self._listeners[key]
 
-    async def reach(self, here: Endpoint, address: Address) -> _Listener | None:
+    async def reach(self, here: NetworkEndpoint, address: Address) -> _Listener | None:
         """One round trip to a listener. None: no answer. Raises where the answer is a refusal."""
-        await asyncio.sleep(self._latency_s(Path()))
+        await asyncio.sleep(self._latency_s(NetworkPath()))
         listener = self._listeners.get(self.key(here, address))
         if listener is None:
-            if self._chance.happens(0.5):  # the machine is up and refuses, or it is down and says nothing
+            if self._rng.happens(0.5):  # the machine is up and refuses, or it is down and says nothing
                 raise Unreachable(f"{address} refused {here.name}: nobody listens there")
             return None
         there, back = self.path(here.name, listener.endpoint.name), self.path(listener.endpoint.name, here.name)
         passes = self._passes(there) and self._passes(back)
         await asyncio.sleep(self._latency_s(there))
-        return listener if passes and listener.life.alive else None
+        return listener if passes and listener.incarnation.alive else None
 
-    def open_link(self, life: Life, here: Endpoint, port: int, listener: _Listener) -> SimLink:
-        ours = SimLink(self, life, here, listener.address)
-        theirs = SimLink(self, listener.life, listener.endpoint, Address(here.host, port))
+    def open_link(
+        self, incarnation: ProcessIncarnation, here: NetworkEndpoint, port: int, listener: _Listener
+    ) -> SimLink:
+        ours = SimLink(self, incarnation, here, listener.address)
+        theirs = SimLink(self, listener.incarnation, listener.endpoint, Address(here.host, port))
         ours.other, theirs.other = theirs, ours
         self._links[ours.number] = ours
         self._links[theirs.number] = theirs
-        self.loop.call_soon(_accept, theirs, listener.on_open, context=listener.life.context)
+        self.loop.call_soon(_accept, theirs, listener.on_open, context=listener.incarnation.context)
         return ours
 
     def forget(self, link: SimLink) -> None:
@@ -399,26 +403,26 @@ class Network:
                 break
         link.wake_drained()
 
-    def _transmit(self, link: SimLink, path: Path, frame: bytes) -> None:
+    def _transmit(self, link: SimLink, path: NetworkPath, frame: bytes) -> None:
         if not self._passes(path):
             return
         now = self.loop.time()
         arrival = now + self._latency_s(path)
-        if self._chance.happens(self.conditions.reorder):
-            self._arrive_at(arrival + self._chance.between(0.0, self.conditions.reorder_ms) / 1000.0, link.other, frame)
+        if self._rng.happens(self.conditions.reorder):
+            self._arrive_at(arrival + self._rng.between(0.0, self.conditions.reorder_ms) / 1000.0, link.other, frame)
         else:
             link.last_arrival = arrival = max(arrival, link.last_arrival + SERIAL_S)
             self._arrive_at(arrival, link.other, frame)
-        if self._chance.happens(self.conditions.duplicate):
-            later = self._chance.between(0.0, self.conditions.reorder_ms) / 1000.0
+        if self._rng.happens(self.conditions.duplicate):
+            later = self._rng.between(0.0, self.conditions.reorder_ms) / 1000.0
             self._arrive_at(arrival + later, link.other, frame)
 
     def _arrive_at(self, when: float, link: SimLink, frame: bytes) -> None:
         self.loop.call_at(when, self._arrive, link, frame, context=self._kernel)
 
     def _arrive(self, link: SimLink, frame: bytes) -> None:
-        life = link.life
-        if not life.alive:
+        incarnation = link.incarnation
+        if not incarnation.alive:
             # The machine may be back with a kernel that knows nothing of this link: it answers with a reset.
             if self._up.get(link.here.name, False):
                 self.send_end(link, f"{link.here.name} does not know this link")
@@ -435,20 +439,20 @@ class Network:
             self.loop.call_at(arrival, self._end, link.other, cause, context=self._kernel)
 
     def _end(self, link: SimLink, cause: str) -> None:
-        if link.open and link.life.alive:
-            link.arrive(End(cause))
+        if link.open and link.incarnation.alive:
+            link.arrive(LinkEnd(cause))
 
-    def _passes(self, path: Path) -> bool:
+    def _passes(self, path: NetworkPath) -> bool:
         if path.cuts:
             return False
-        return not self._chance.happens(self.conditions.loss + path.extra_loss)
+        return not self._rng.happens(self.conditions.loss + path.extra_loss)
 
-    def _latency_s(self, path: Path) -> float:
+    def _latency_s(self, path: NetworkPath) -> float:
         conditions = self.conditions
-        chance = self._chance
-        ms = conditions.latency_ms + path.extra_ms + chance.exponential(conditions.jitter_ms)
-        if chance.happens(conditions.tail):
-            ms += chance.exponential(conditions.tail_ms)
+        rng = self._rng
+        ms = conditions.latency_ms + path.extra_latency_ms + rng.exponential(conditions.jitter_ms)
+        if rng.happens(conditions.tail):
+            ms += rng.exponential(conditions.tail_ms)
         return ms / 1000.0
 
 

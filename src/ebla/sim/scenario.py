@@ -12,7 +12,7 @@ from ebla.model.errors import InvalidRequest
 from ebla.sim import scenarios
 from ebla.sim.world import World
 
-STORY_LINES_MAX = 60
+REPORT_LINES_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How one run ended. `failure` is None for a good one."""
 
     scenario: str
@@ -65,7 +65,7 @@ def find_scenario(name: str) -> Scenario:
 
 def run_scenario(
     scenario: Scenario, seed: int, seconds: float | None = None, show: Callable[[str], None] | None = None
-) -> Outcome:
+) -> RunOutcome:
     """One run. Never raises for what the run finds: the outcome tells it."""
     began_s = time.process_time()
     world = World(seed, scenario.seconds if seconds is None else seconds, show)
@@ -78,17 +78,17 @@ def run_scenario(
         world.run(scenario.run)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
-        story = list(world.narrative.lines)[-STORY_LINES_MAX:]
+        story = list(world.trace.lines)[-REPORT_LINES_MAX:]
         report = "\n".join([*story, "", "".join(traceback.format_exception(error))])
     finally:
         gc.enable()
         gc.unfreeze()
-    world.tell("world", f"ends: {failure or 'well'}")
-    return Outcome(
+    world.log("world", f"ends: {failure or 'well'}")
+    return RunOutcome(
         scenario=scenario.name,
         seed=seed,
         seconds=world.seconds,
-        trace=world.narrative.trace(),
+        trace=world.trace.trace(),
         simulated_s=world.now(),
         cpu_s=time.process_time() - began_s,
         steps=world.loop.steps,
@@ -97,6 +97,6 @@ def run_scenario(
     )
 
 
-def run_named(name: str, seed: int, seconds: float | None) -> Outcome:
+def run_named(name: str, seed: int, seconds: float | None) -> RunOutcome:
     """In a worker process, which finds the scenario by its name."""
     return run_scenario(find_scenario(name), seed, seconds)

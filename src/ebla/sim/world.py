@@ -29,8 +29,8 @@ What a scenario writer needs. A file `sim/scenarios/ping.py` is found by its `SC
 
 Time is virtual: `asyncio.sleep`, timeouts and `TaskGroup` just work, `world.now()` reads it. Chance for the scenario is
 `world.chance`. Anything that reads a real clock or randomness, or starts a thread, raises. An exception that leaves a
-unit's `main` fails the run, unless it is one of the unit's `may_end` (by default a full or failing disk): then the
-process has ended itself and can be started again; `harsh` does so.
+unit's `main` fails the run, unless it is one of the unit's `expected_errors` (by default a full or failing disk):
+then the process has ended itself and can be started again; `harsh` does so.
 """
 
 import asyncio
@@ -41,26 +41,26 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ebla.model.error_groups import leaves
+from ebla.model.error_groups import leaf_errors
 from ebla.model.errors import DiskFull
 from ebla.model.identity import Address, HostId
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.chance import SimChance
+from ebla.ports.environment import Environment
 from ebla.sim.clock import SimClock
-from ebla.sim.disk import LifeDisk, SimDisk
-from ebla.sim.guard import sealed
-from ebla.sim.life import Life
+from ebla.sim.disk import ProcessDisk, SimDisk
+from ebla.sim.incarnation import ProcessIncarnation
 from ebla.sim.loop import Deadlock, ExceptionContext, SimTask, simulated_loop
-from ebla.sim.narrative import Narrative
-from ebla.sim.network import Endpoint, Network
+from ebla.sim.network import Network, NetworkEndpoint
+from ebla.sim.rng import SimRng
+from ebla.sim.sandbox import sandboxed
+from ebla.sim.trace import RunTrace
 
-Main = Callable[[Surroundings], Coroutine[Any, Any, None]]
-MAY_END: tuple[type[Exception], ...] = (DiskFull, OSError)
+Main = Callable[[Environment], Coroutine[Any, Any, None]]
+EXPECTED_ERRORS: tuple[type[Exception], ...] = (DiskFull, OSError)
 OVERRUN_FACTOR = 10.0
-OVERRUN_S = 600.0
+OVERRUN_SLACK_S = 600.0
 
 
-class Failed(AssertionError):
+class RunFailed(AssertionError):
     """The run found something wrong. The message says what."""
 
 
@@ -71,7 +71,7 @@ class UnitState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimMachine:
     """What outlives a process: an address, a disk, clocks. Several units may share one; and two of them may be one
     piece of hardware with two addresses, on the same disk."""
 
@@ -84,17 +84,17 @@ class Machine:
 class Unit:
     """One process that can die and start again on its machine."""
 
-    def __init__(self, world: "World", main: Main, machine: Machine, endpoint: Endpoint) -> None:
+    def __init__(self, world: "World", main: Main, machine: SimMachine, endpoint: NetworkEndpoint) -> None:
         self.name = endpoint.name
         self.machine = machine
         self.state = UnitState.DOWN
-        self.may_end = MAY_END
-        self.lives = 0
+        self.expected_errors = EXPECTED_ERRORS
+        self.start_count = 0
         self._world = world
         self._main = main
         self._endpoint = endpoint
-        self.life = Life(self.name)
-        self.life.alive = False
+        self.incarnation = ProcessIncarnation(self.name)
+        self.incarnation.alive = False
 
     def __repr__(self) -> str:
         return f"<unit {self.name} {self.state.name.lower()}>"
@@ -118,12 +118,12 @@ class Unit:
         assert self.down, f"{self.name} is already up"
         world = self._world
         self.state = UnitState.RUNNING
-        self.lives += 1
-        self.life = Life(self.name)
-        world.tell(self.name, "starts" if self.lives == 1 else f"starts, life {self.lives}")
-        around = world.surround(self.life, self._endpoint, self.machine)
-        task = world.loop.create_task(self._main(around), name=self.name, context=self.life.new_context())
-        task.add_done_callback(functools.partial(self._ended, self.life), context=world.kernel)
+        self.start_count += 1
+        self.incarnation = ProcessIncarnation(self.name)
+        world.log(self.name, "starts" if self.start_count == 1 else f"starts, life {self.start_count}")
+        environment = world.make_environment(self.incarnation, self._endpoint, self.machine)
+        task = world.loop.create_task(self._main(environment), name=self.name, context=self.incarnation.new_context())
+        task.add_done_callback(functools.partial(self._ended, self.incarnation), context=world.kernel)
 
     def crash(self) -> None:
         """Power loss of the unit's machine: every unit on it dies, and what was not synced may be gone."""
@@ -131,7 +131,7 @@ class Unit:
         on_machine = [unit for unit in self._world.units.values() if unit.machine.disk is disk]
         for unit in on_machine:
             if not unit.down:
-                self._world.tell(unit.name, "crashes")
+                self._world.log(unit.name, "crashes")
                 unit.end(with_machine=True)
         self.machine.disk.lose_power()
         self.machine.clock.reboot()
@@ -139,70 +139,70 @@ class Unit:
     def kill(self) -> None:
         """The process dies, its machine lives: the page cache stays, peers learn that its links ended."""
         if not self.down:
-            self._world.tell(self.name, "is killed")
+            self._world.log(self.name, "is killed")
             self.end(with_machine=False)
 
     def pause(self) -> None:
         if self.running:
-            self._world.tell(self.name, "is paused")
+            self._world.log(self.name, "is paused")
             self.state = UnitState.PAUSED
-            self._world.loop.pause(self.life)
+            self._world.loop.pause(self.incarnation)
 
     def resume(self) -> None:
         if self.state is UnitState.PAUSED:
-            self._world.tell(self.name, "goes on")
+            self._world.log(self.name, "goes on")
             self.state = UnitState.RUNNING
-            self._world.loop.resume(self.life)
+            self._world.loop.resume(self.incarnation)
 
     def end(self, *, with_machine: bool) -> None:
         self.state = UnitState.DOWN
-        self._world.loop.end(self.life)
-        self._world.network.life_ended(self.life, self._endpoint, with_machine=with_machine)
+        self._world.loop.end(self.incarnation)
+        self._world.network.incarnation_ended(self.incarnation, self._endpoint, with_machine=with_machine)
 
-    def _ended(self, life: Life, task: "asyncio.Task[None]") -> None:
-        if not life.alive or task.cancelled():
+    def _ended(self, incarnation: ProcessIncarnation, task: "asyncio.Task[None]") -> None:
+        if not incarnation.alive or task.cancelled():
             return
         error = task.exception()
-        self._world.tell(self.name, "ends" if error is None else f"ends: {_told(error)}")
+        self._world.log(self.name, "ends" if error is None else f"ends: {_told(error)}")
         self.end(with_machine=False)
-        if error is not None and not _is_one_of(error, self.may_end):
+        if error is not None and not _is_one_of(error, self.expected_errors):
             self._world.fail_with(error, f"{self.name} died of {_told(error)}")
 
 
 class World:
     def __init__(self, seed: int, seconds: float, show: Callable[[str], None] | None = None) -> None:
-        chance = SimChance(f"seed {seed}")
+        rng = SimRng(f"seed {seed}")
         self.seed = seed
         self.seconds = seconds
-        self.chance = chance.fork("world")
-        self.loop = simulated_loop(chance)
-        self.loop.time_max = seconds * OVERRUN_FACTOR + OVERRUN_S
+        self.rng = rng.fork("world")
+        self.loop = simulated_loop(rng)
+        self.loop.time_max = seconds * OVERRUN_FACTOR + OVERRUN_SLACK_S
         self.loop.on_problem = self._problem
-        self.narrative = Narrative(self.loop.time, show)
-        self.network = Network(self.loop, chance.fork("network"), self.narrative)
+        self.trace = RunTrace(self.loop.time, show)
+        self.network = Network(self.loop, rng.fork("network"), self.trace)
         self.units: dict[str, Unit] = {}
         self.kernel = contextvars.Context()
-        self._root = chance
-        self._life = Life("world")
-        self._machines: dict[str, Machine] = {}
+        self._root = rng
+        self._incarnation = ProcessIncarnation("world")
+        self._machines: dict[str, SimMachine] = {}
         self._endpoints = 0
         self._failure: BaseException | None = None
         self._main: SimTask[None] | None = None
 
     # -- building ------------------------------------------------------------------------------------------------
 
-    def machine(self, name: str, *, beside: str | None = None) -> Machine:
+    def machine(self, name: str, *, beside: str | None = None) -> SimMachine:
         """The machine of that name; made at the first call. `beside`: another address of the hardware of that one."""
         found = self._machines.get(name)
         if found is None:
             number = len(self._machines) + 1
-            chance = self._root.fork(f"machine {name}")
+            rng = self._root.fork(f"machine {name}")
             if beside is None:
-                disk = SimDisk(chance.fork("disk"), self.narrative, name)
-                clock = SimClock(self.loop.time, chance.fork("clock").random)
+                disk = SimDisk(rng.fork("disk"), self.trace, name)
+                clock = SimClock(self.loop.time, rng.fork("clock").random)
             else:
                 disk, clock = self._machines[beside].disk, self._machines[beside].clock
-            found = self._machines[name] = Machine(name, f"10.0.{number // 250}.{number % 250}", disk, clock)
+            found = self._machines[name] = SimMachine(name, f"10.0.{number // 250}.{number % 250}", disk, clock)
         return found
 
     def unit(self, name: str, main: Main, *, machine: str | None = None, host_id: HostId | None = None) -> Unit:
@@ -212,26 +212,28 @@ class World:
         unit = self.units[name] = Unit(self, main, home, self._endpoint(name, home, host_id))
         return unit
 
-    def outside(self, name: str, host_id: HostId | None = None) -> Surroundings:
+    def scenario_environment(self, name: str, host_id: HostId | None = None) -> Environment:
         """Ports for code of the scenario itself, which never dies: a probe, a client."""
         home = self.machine(name)
-        return self.surround(self._life, self._endpoint(name, home, host_id), home)
+        return self.make_environment(self._incarnation, self._endpoint(name, home, host_id), home)
 
-    def look_at(self, machine: Machine) -> LifeDisk:
+    def disk_of(self, machine: SimMachine) -> ProcessDisk:
         """The disk of a machine for code of the scenario itself."""
-        return machine.disk.of(self._life)
+        return machine.disk.of(self._incarnation)
 
-    def surround(self, life: Life, endpoint: Endpoint, machine: Machine) -> Surroundings:
-        return Surroundings(
+    def make_environment(
+        self, incarnation: ProcessIncarnation, endpoint: NetworkEndpoint, machine: SimMachine
+    ) -> Environment:
+        return Environment(
             clock=machine.clock,
-            chance=self._root.fork(f"unit {endpoint.name} {self.loop.next_number()}"),
-            disk=machine.disk.of(life),
-            transport=self.network.transport(life, endpoint),
+            rng=self._root.fork(f"unit {endpoint.name} {self.loop.next_number()}"),
+            disk=machine.disk.of(incarnation),
+            transport=self.network.transport(incarnation, endpoint),
         )
 
-    def _endpoint(self, name: str, machine: Machine, host_id: HostId | None) -> Endpoint:
+    def _endpoint(self, name: str, machine: SimMachine, host_id: HostId | None) -> NetworkEndpoint:
         self._endpoints += 1
-        return Endpoint(name, self._endpoints, machine.host, host_id)
+        return NetworkEndpoint(name, self._endpoints, machine.host, host_id)
 
     # -- during the run ------------------------------------------------------------------------------------------
 
@@ -239,12 +241,12 @@ class World:
         """Virtual seconds since the start, which no unit's clock shows."""
         return self.loop.time()
 
-    def tell(self, subject: str, text: str) -> None:
-        self.narrative.tell(subject, text)
+    def log(self, subject: str, text: str) -> None:
+        self.trace.log(subject, text)
 
     def check(self, condition: bool, text: str) -> None:
         if not condition:
-            raise Failed(text)
+            raise RunFailed(text)
 
     def fail(self, text: str) -> None:
         """For code that may not raise where it is, such as a checker called from inside a unit."""
@@ -252,8 +254,8 @@ class World:
 
     def fail_with(self, cause: BaseException | None, text: str) -> None:
         if self._failure is None:
-            self.tell("world", f"FAILS: {text}")
-            self._failure = Failed(text)
+            self.log("world", f"FAILS: {text}")
+            self._failure = RunFailed(text)
             self._failure.__cause__ = cause
         self.loop.stop()
 
@@ -273,9 +275,9 @@ class World:
 
     def run(self, scenario: Callable[["World"], Awaitable[None]]) -> None:
         """Runs the scenario to its end; raises what it found."""
-        with sealed(self.loop):
+        with sandboxed(self.loop):
             try:
-                context = self._life.new_context()
+                context = self._incarnation.new_context()
                 self._main = self.loop.create_task(_await(scenario(self)), name="scenario", context=context)
                 self._main.add_done_callback(lambda _: self.loop.stop(), context=self.kernel)
                 self._turn_until_done()
@@ -289,20 +291,20 @@ class World:
         try:
             self.loop.run_forever()
         except Deadlock as error:
-            waiting = [task for life in self._lives() for task in life.tasks if not task.done()]
+            waiting = [task for incarnation in self._lives() for task in incarnation.tasks if not task.done()]
             raise Deadlock(f"{error}; waiting: {'; '.join(_where(task) for task in waiting)}") from None
 
-    def _lives(self) -> Iterator[Life]:
-        yield self._life
+    def _lives(self) -> Iterator[ProcessIncarnation]:
+        yield self._incarnation
         for unit in self.units.values():
-            yield unit.life
+            yield unit.incarnation
 
     def _close(self) -> None:
         """Ends every life in order, so that nothing is left for the collector to find."""
         for unit in self.units.values():
             if not unit.down:
                 unit.end(with_machine=True)
-        self.loop.end(self._life)
+        self.loop.end(self._incarnation)
         self.loop.close()
 
 
@@ -321,8 +323,8 @@ async def _await(work: Awaitable[None]) -> None:
 
 
 def _told(error: BaseException) -> str:
-    return ", ".join(f"{type(each).__name__}: {each}" for each in leaves(error))
+    return ", ".join(f"{type(each).__name__}: {each}" for each in leaf_errors(error))
 
 
 def _is_one_of(error: BaseException, allowed: tuple[type[Exception], ...]) -> bool:
-    return all(isinstance(each, allowed) for each in leaves(error))
+    return all(isinstance(each, allowed) for each in leaf_errors(error))

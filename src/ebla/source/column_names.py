@@ -1,10 +1,10 @@
 """Which column of a table a column of Spark's is meant for."""
 
 from ebla.model.schema import Column, TableSchema
-from ebla.source.errors import missing_column
+from ebla.source.suggestions import missing_column
 
 
-def matching(schema: TableSchema, name: str) -> Column:
+def find_column(schema: TableSchema, name: str) -> Column:
     """The column of this name or, since Spark's names have no case, the one whose name differs by that alone. Raises
     `NotFound`."""
     found = schema.by_name.get(name)

@@ -12,10 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from ebla.cql import notation
-from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, VERSION, BatchKind, Flag, Opcode, QueryFlag
-from ebla.cql.notation import BodyReader
-from ebla.cql.results import UNSET, BoundValue
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.error_codes import CqlCode
 from ebla.model.errors import (
@@ -41,13 +37,17 @@ from ebla.model.errors import (
     WriteTimeout,
 )
 from ebla.model.identity import Address
+from ebla.wire.cql import notation
+from ebla.wire.cql.frames import HEADER, HEADER_BYTES, RESPONSE, VERSION, BatchKind, FrameFlag, Opcode, QueryFlag
+from ebla.wire.cql.messages import UNSET, BoundValue
+from ebla.wire.cql.notation import BodyReader
 
 ANSWER_BYTES_MAX = 256 << 20
 _ROWS_KIND = 2
 _GLOBAL_TABLE, _MORE_PAGES, _NO_METADATA = 1, 2, 4
 _UNSET_LENGTH = struct.pack(">i", -2)
 
-ERRORS: Mapping[int, type[EblaError]] = {
+ERROR_CLASSES: Mapping[int, type[EblaError]] = {
     CqlCode.SERVER_ERROR: InternalError,
     CqlCode.PROTOCOL_ERROR: BadProtocol,
     CqlCode.BAD_CREDENTIALS: BadCredentials,
@@ -68,7 +68,7 @@ ERRORS: Mapping[int, type[EblaError]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class CqlSecurity:
     """How to connect. Certificates of nodes name them by their ids and not by addresses, so it is the authority alone
     that is checked: it signs nothing but nodes of its cluster."""
 
@@ -104,7 +104,7 @@ class CqlRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class BoundStatement:
     """Values are in wire form; `UNSET` leaves a column as it is."""
 
     text: str
@@ -131,7 +131,7 @@ class CqlConnection:
         self.is_open = False
         self._socket.close()
 
-    def greet(self, security: Security, deadline: float) -> None:
+    def handshake(self, security: CqlSecurity, deadline: float) -> None:
         """STARTUP, and the proof of who we are where it is asked for."""
         options = {"CQL_VERSION": "3.0.0", "DRIVER_NAME": "ebla-spark"}
         body = notation.short(len(options)) + b"".join(map(_pair, options, options.values()))
@@ -147,7 +147,11 @@ class CqlConnection:
             raise BadProtocol(f"{self._peer} answered a greeting by opcode {opcode}")
 
     def query(
-        self, statement: Statement, level: ConsistencyLevel, timeout_s: float, paging: tuple[int, bytes | None] | None
+        self,
+        statement: BoundStatement,
+        level: ConsistencyLevel,
+        timeout_s: float,
+        paging: tuple[int, bytes | None] | None,
     ) -> CqlRows:
         """`paging`: rows at most, and where to go on."""
         flags, extra = _paging(paging)
@@ -162,7 +166,7 @@ class CqlConnection:
 
     def batch(
         self,
-        statements: Sequence[Statement],
+        statements: Sequence[BoundStatement],
         level: ConsistencyLevel,
         timeout_s: float,
         timestamp_us: int | None = None,
@@ -192,7 +196,7 @@ class CqlConnection:
         reader = BodyReader(answer)
         _skip_extras(reader, flags)
         if found == Opcode.ERROR:
-            raise error_in(reader, self._peer)
+            raise read_error(reader, self._peer)
         return found, reader
 
     def _send(self, data: bytes, deadline: float) -> None:
@@ -243,7 +247,7 @@ class CqlConnection:
         return CqlRows(columns, rows, paging_state)
 
 
-def connect(address: Address, security: Security, timeout_s: float) -> CqlConnection:
+def connect(address: Address, security: CqlSecurity, timeout_s: float) -> CqlConnection:
     """Raises `Unreachable` for whatever comes before the greeting."""
     peer, deadline = str(address), time.monotonic() + timeout_s
     try:
@@ -255,7 +259,7 @@ def connect(address: Address, security: Security, timeout_s: float) -> CqlConnec
         context = security.context()
         connected = plain if context is None else context.wrap_socket(plain)
         connection = CqlConnection(connected, peer)
-        connection.greet(security, deadline)
+        connection.handshake(security, deadline)
     except ssl.SSLError as error:
         plain.close()
         raise Unreachable(
@@ -272,9 +276,9 @@ def connect(address: Address, security: Security, timeout_s: float) -> CqlConnec
     return connection
 
 
-def error_in(reader: BodyReader, peer: str) -> EblaError:
+def read_error(reader: BodyReader, peer: str) -> EblaError:
     code, message = reader.integer(), reader.string()
-    kind = ERRORS.get(code)
+    kind = ERROR_CLASSES.get(code)
     if kind is None:
         return InternalError(f"{peer} answered error {code:#06x}: {message}")
     return kind(message)
@@ -296,7 +300,7 @@ def _values(values: Sequence[BoundValue]) -> bytes:
     return notation.short(len(parts)) + b"".join(parts)
 
 
-def _batch_item(statement: Statement) -> bytes:
+def _batch_item(statement: BoundStatement) -> bytes:
     text = statement.text.encode()
     return notation.byte(0) + notation.integer(len(text)) + text + _values(statement.values)
 
@@ -311,12 +315,12 @@ def _paging(paging: tuple[int, bytes | None] | None) -> tuple[int, bytes]:
 
 
 def _skip_extras(reader: BodyReader, flags: int) -> None:
-    if flags & Flag.TRACING:
+    if flags & FrameFlag.TRACING:
         reader.long()
         reader.long()
-    if flags & Flag.WARNING:
+    if flags & FrameFlag.WARNING:
         reader.string_list()
-    if flags & Flag.CUSTOM_PAYLOAD:
+    if flags & FrameFlag.CUSTOM_PAYLOAD:
         reader.bytes_map()
 
 

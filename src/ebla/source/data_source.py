@@ -11,32 +11,34 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from ebla.source.options import read_options
+from ebla.source.options import parse_read_options
 
 FILTERS_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def table_schema(options: Mapping[str, str]) -> StructType:
-    asked = read_options(options)
-    found: StructType = importlib.import_module("ebla.source.reader").shown_schema(asked)
+    asked = parse_read_options(options)
+    found: StructType = importlib.import_module("ebla.source.read.reader").infer_schema(asked)
     return found
 
 
 def make_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
-    asked = read_options(options)
-    reader = importlib.import_module("ebla.source.reader")
+    asked = parse_read_options(options)
+    reader = importlib.import_module("ebla.source.read.reader")
     is_pushing = asked.takes_filters and _is_asked_for_filters()
-    found: DataSourceReader = (reader.PushingReader if is_pushing else reader.TableReader)(asked, schema)
+    found: DataSourceReader = (reader.PushdownReader if is_pushing else reader.TableReader)(asked, schema)
     return found
 
 
 def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
-    found: DataSourceWriter = importlib.import_module("ebla.source.writer").make_writer(options, schema, overwrite)
+    found: DataSourceWriter = importlib.import_module("ebla.source.write.writer").make_writer(
+        options, schema, overwrite
+    )
     return found
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    streams = importlib.import_module("ebla.source.stream_writer")
+    streams = importlib.import_module("ebla.source.write.stream_writer")
     found: DataSourceStreamWriter = streams.make_stream_writer(options, schema, overwrite)
     return found
 

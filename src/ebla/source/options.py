@@ -12,72 +12,100 @@ from pathlib import Path
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest
-from ebla.source.contact import ContactSettings, parse_contacts
-from ebla.source.cql_client import Security
+from ebla.source.contact_points import ContactPoints, parse_contacts
+from ebla.source.cql_client import CqlSecurity
 
 
-class Side(enum.StrEnum):
+class OptionSide(enum.StrEnum):
     BOTH = "reading and writing"
     READ = "reading"
     WRITE = "writing"
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class SparkOption:
     name: str
     meaning: str
     default: str = ""
-    side: Side = Side.BOTH
+    side: OptionSide = OptionSide.BOTH
 
 
-OPTIONS: tuple[Option, ...] = (
-    Option("contact", "CQL addresses of nodes, any of them: host:port, with commas between", "127.0.0.1:9042"),
-    Option("keyspace", "the table's keyspace"),
-    Option("table", "the table's name; keyspace.table names both, and so does load('keyspace.table')"),
-    Option("username", "who logs in, where nodes ask for it"),
-    Option("password", "of the user"),
-    Option("ssl", "true: the CQL port of the nodes wants TLS", "false"),
-    Option("ssl.ca", "file with the certificate of the cluster's authority, tls/authority.pem in a node's folder"),
-    Option(
+OPTIONS: tuple[SparkOption, ...] = (
+    SparkOption("contact", "CQL addresses of nodes, any of them: host:port, with commas between", "127.0.0.1:9042"),
+    SparkOption("keyspace", "the table's keyspace"),
+    SparkOption("table", "the table's name; keyspace.table names both, and so does load('keyspace.table')"),
+    SparkOption("username", "who logs in, where nodes ask for it"),
+    SparkOption("password", "of the user"),
+    SparkOption("ssl", "true: the CQL port of the nodes wants TLS", "false"),
+    SparkOption("ssl.ca", "file with the certificate of the cluster's authority, tls/authority.pem in a node's folder"),
+    SparkOption(
         "ssl.verify", "false: any certificate is taken, so that whoever is in between can read the password", "true"
     ),
-    Option("consistency", "ONE, TWO, THREE, QUORUM, ALL, LOCAL_ONE, LOCAL_QUORUM or EACH_QUORUM", "LOCAL_QUORUM"),
-    Option("timeout", "how long nodes may take to answer what the driver asks", "60s"),
-    Option("shortcut", "false: files are not read or written directly where nodes are on the same machine", "true"),
-    Option("columns", "names of the columns to read, with commas between; all, unless given", side=Side.READ),
-    Option("token", "name of a further column that has the token of each row's partition", side=Side.READ),
-    Option("writetime", "columns whose write times, in microseconds, come as <column>_writetime", side=Side.READ),
-    Option("ttl", "columns whose seconds left to live come as <column>_ttl", side=Side.READ),
-    Option("where", "conditions on key columns and token() in CQL; nodes leave out other rows", side=Side.READ),
-    Option("pushdown", "true: filters on keys go to nodes, of frames used once in one query alone", "false", Side.READ),
-    Option("split_bytes", "about how much a task reads", "128m", Side.READ),
-    Option("life", "how long a DataFrame may be used again: the right to read ends then", "24h", Side.READ),
-    Option(
+    SparkOption("consistency", "ONE, TWO, THREE, QUORUM, ALL, LOCAL_ONE, LOCAL_QUORUM or EACH_QUORUM", "LOCAL_QUORUM"),
+    SparkOption("timeout", "how long nodes may take to answer what the driver asks", "60s"),
+    SparkOption(
+        "shortcut", "false: files are not read or written directly where nodes are on the same machine", "true"
+    ),
+    SparkOption(
+        "columns", "names of the columns to read, with commas between; all, unless given", side=OptionSide.READ
+    ),
+    SparkOption("token", "name of a further column that has the token of each row's partition", side=OptionSide.READ),
+    SparkOption(
+        "writetime", "columns whose write times, in microseconds, come as <column>_writetime", side=OptionSide.READ
+    ),
+    SparkOption("ttl", "columns whose seconds left to live come as <column>_ttl", side=OptionSide.READ),
+    SparkOption(
+        "where", "conditions on key columns and token() in CQL; nodes leave out other rows", side=OptionSide.READ
+    ),
+    SparkOption(
+        "pushdown",
+        "true: filters on keys go to nodes, of frames used once in one query alone",
+        "false",
+        OptionSide.READ,
+    ),
+    SparkOption("split_bytes", "about how much a task reads", "128m", OptionSide.READ),
+    SparkOption("life", "how long a DataFrame may be used again: the right to read ends then", "24h", OptionSide.READ),
+    SparkOption(
         "job",
         "a name for what is written: the same job again writes with the same timestamp, and nothing at all once it has "
         "ended well; of a stream, the id in its checkpoint unless given",
-        side=Side.WRITE,
+        side=OptionSide.WRITE,
     ),
-    Option("nulls", "unset: a null leaves the column as it is; delete: it deletes the value", "unset", Side.WRITE),
-    Option("ttl", "how long what is written stays; 0: for ever; the table's default unless given", side=Side.WRITE),
-    Option(
-        "ttl_column", "column that has the TTL of each row in seconds; where it is null, `ttl` counts", side=Side.WRITE
+    SparkOption(
+        "nulls", "unset: a null leaves the column as it is; delete: it deletes the value", "unset", OptionSide.WRITE
     ),
-    Option("op", "column that says what each row is for: upsert, delete or delete_partition", side=Side.WRITE),
-    Option("timestamps", "exact: microseconds in a timestamp are an error; cut: they are dropped", "exact", Side.WRITE),
-    Option("confirm.truncate", "true: mode overwrite may delete all rows of the table first", "false", Side.WRITE),
-    Option(
+    SparkOption(
+        "ttl", "how long what is written stays; 0: for ever; the table's default unless given", side=OptionSide.WRITE
+    ),
+    SparkOption(
+        "ttl_column",
+        "column that has the TTL of each row in seconds; where it is null, `ttl` counts",
+        side=OptionSide.WRITE,
+    ),
+    SparkOption(
+        "op", "column that says what each row is for: upsert, delete or delete_partition", side=OptionSide.WRITE
+    ),
+    SparkOption(
+        "timestamps",
+        "exact: microseconds in a timestamp are an error; cut: they are dropped",
+        "exact",
+        OptionSide.WRITE,
+    ),
+    SparkOption(
+        "confirm.truncate", "true: mode overwrite may delete all rows of the table first", "false", OptionSide.WRITE
+    ),
+    SparkOption(
         "small_rows",
         "a task with at most so many rows leaves it to the driver to write them by CQL",
         "1000",
-        Side.WRITE,
+        OptionSide.WRITE,
     ),
-    Option("run_bytes", "how much a task gathers and sorts before it sends it", "64m", Side.WRITE),
-    Option("life", "how long the job may take; the nodes' own limit unless given", side=Side.WRITE),
+    SparkOption("run_bytes", "how much a task gathers and sorts before it sends it", "64m", OptionSide.WRITE),
+    SparkOption("life", "how long the job may take; the nodes' own limit unless given", side=OptionSide.WRITE),
 )
 """What stands here is what the documentation shows."""
 
-OF_SPARK = ("path", "checkpointlocation", "queryname", "outputmode", "mergeschema")
+SPARK_OWN_OPTIONS = ("path", "checkpointlocation", "queryname", "outputmode", "mergeschema")
 """Names that Spark itself adds."""
 
 _BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -85,15 +113,15 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-class Given:
+class OptionValues:
     """What a user gave, for one side; every name is known. Raises `InvalidRequest`."""
 
-    def __init__(self, options: Mapping[str, str], side: Side) -> None:
+    def __init__(self, options: Mapping[str, str], side: OptionSide) -> None:
         self.side = side
         self._values = {name.lower(): value for name, value in options.items()}
-        self._known = {option.name: option for option in OPTIONS if option.side in (Side.BOTH, side)}
+        self._known = {option.name: option for option in OPTIONS if option.side in (OptionSide.BOTH, side)}
         for name in self._values:
-            if name not in self._known and name not in OF_SPARK:
+            if name not in self._known and name not in SPARK_OWN_OPTIONS:
                 raise self._unknown(name)
 
     def has(self, name: str) -> bool:
@@ -140,10 +168,10 @@ class Given:
         other = next((option for option in OPTIONS if option.name == name), None)
         if other is not None:
             return InvalidRequest(f"option {name!r} is for {other.side}, not for {self.side}")
-        return InvalidRequest(f"there is no option {name!r}", advice=nearest(name, tuple(self._known)))
+        return InvalidRequest(f"there is no option {name!r}", advice=suggest_name(name, tuple(self._known)))
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def suggest_name(name: str, known: Sequence[str]) -> str:
     """What may have been meant: advice for an unknown name."""
     close = difflib.get_close_matches(name, known, n=1)
     there = ", ".join(sorted(known)[:40])
@@ -151,33 +179,33 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class TableAccess:
     """How to get at a table."""
 
-    contact: ContactSettings
+    contact: ContactPoints
     keyspace: str
     table: str
     level: ConsistencyLevel
     timeout_s: float
-    uses_short_cut: bool
+    uses_local_files: bool
 
     @property
     def full_name(self) -> str:
         return f"{self.keyspace}.{self.table}"
 
 
-def access_of(given: Given) -> Access:
+def parse_table_access(given: OptionValues) -> TableAccess:
     keyspace, table = _named_table(given)
-    security = Security(
+    security = CqlSecurity(
         given.text("username"), given.text("password"), given.flag("ssl"), _authority(given), given.flag("ssl.verify")
     )
-    contact = ContactSettings(parse_contacts(given.text("contact")), security)
-    return Access(contact, keyspace, table, given.level(), given.seconds("timeout"), given.flag("shortcut"))
+    contact = ContactPoints(parse_contacts(given.text("contact")), security)
+    return TableAccess(contact, keyspace, table, given.level(), given.seconds("timeout"), given.flag("shortcut"))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    access: Access
+    access: TableAccess
     columns: tuple[str, ...]
     """Empty: all."""
     token: str
@@ -189,10 +217,10 @@ class ReadOptions:
     life_ms: int
 
 
-def read_options(options: Mapping[str, str]) -> ReadOptions:
-    given = Given(options, Side.READ)
+def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
+    given = OptionValues(options, OptionSide.READ)
     return ReadOptions(
-        access_of(given),
+        parse_table_access(given),
         given.names("columns"),
         given.text("token"),
         given.names("writetime"),
@@ -204,7 +232,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def _named_table(given: Given) -> tuple[str, str]:
+def _named_table(given: OptionValues) -> tuple[str, str]:
     keyspace, table = given.text("keyspace"), given.text("table") or given.path()
     if not keyspace and "." in table:
         keyspace, _, table = table.partition(".")
@@ -214,7 +242,7 @@ def _named_table(given: Given) -> tuple[str, str]:
     return keyspace, table
 
 
-def _authority(given: Given) -> str:
+def _authority(given: OptionValues) -> str:
     """The text and not the path: it is used on other machines too."""
     path = given.text("ssl.ca")
     if not path:

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ebla.model.errors import InvalidRequest
-from ebla.storage.byte_columns import Mask
-from ebla.storage.wire_columns import valid_of
+from ebla.storage.columns.binary_columns import Mask
+from ebla.storage.columns.wire_columns import valid_of
 
 BYTES = 16
 TEXT_BYTES = 36

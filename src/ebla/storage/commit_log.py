@@ -17,12 +17,12 @@ from typing import NoReturn, Self
 import msgspec
 
 from ebla.journal.manifest import segment_sequence
-from ebla.journal.recovery import LogLimits
-from ebla.journal.segments import LogFailed, SegmentedLog
+from ebla.journal.recovery import JournalLimits
+from ebla.journal.segmented_log import LogFailed, SegmentedLog
 from ebla.model.errors import Corruption, DiskFull, EblaError, Outcome, Overloaded, TooLarge
-from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk
-from ebla.storage.layer import Item
+from ebla.ports.rng import Rng
+from ebla.storage.layers.layer import Item
 from ebla.storage.manifest import Incarnation
 
 
@@ -43,7 +43,7 @@ class CommitLogLimits:
     """After a full disk."""
     segments_max: int = 32
     """With more, the layers that hold back the oldest are flushed; with twice as many, writes are refused."""
-    log: LogLimits = field(default_factory=LogLimits)
+    log: JournalLimits = field(default_factory=JournalLimits)
 
 
 class LogRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -82,8 +82,8 @@ class CommitLog:
         self._segments = self._list_segments()
 
     @classmethod
-    async def open(cls, disk: Disk, chance: Chance, folder: str, limits: CommitLogLimits) -> Self:
-        return cls(disk, folder, await SegmentedLog.open(disk, chance, folder, limits.log), limits)
+    async def open(cls, disk: Disk, rng: Rng, folder: str, limits: CommitLogLimits) -> Self:
+        return cls(disk, folder, await SegmentedLog.open(disk, rng, folder, limits.log), limits)
 
     @property
     def next_sequence(self) -> int:

@@ -14,13 +14,13 @@ from typing import NewType, NoReturn
 
 import msgspec
 
-from ebla.journal.replace import discard_temporary, read_checked_file, replace_file, write_for_a_while
+from ebla.journal.checked_file import discard_temporary, read_checked_file, replace_file, write_unsynced_file
 from ebla.model.errors import Corruption, DiskFull, EblaError, InternalError, Refused
 from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.ports.disk import Disk
-from ebla.storage.layer_facts import NO_FACTS, LayerFacts
+from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 
 MANIFEST_FORMAT = 1
 ADOPTED_MAX = 1024
@@ -63,7 +63,7 @@ class StackEntry(msgspec.Struct, frozen=True, array_like=True):
         return (*self.bases, self.live)
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True):
+class ShardManifest(msgspec.Struct, frozen=True, array_like=True):
     format: int = MANIFEST_FORMAT
     generation: int = 0
     """Grows with every write of it."""
@@ -79,7 +79,7 @@ class ManifestFailed(InternalError):
     """The disk failed under the manifest. Which one is there is known only after opening the store again."""
 
 
-Edit = Callable[[Manifest], Manifest]
+ManifestEdit = Callable[[ShardManifest], ShardManifest]
 
 
 def manifest_path(folder: str) -> str:
@@ -98,39 +98,39 @@ def layer_folder(folder: str, incarnation: Incarnation, layer: LayerId) -> str:
     return f"{layers_folder(folder)}/{layer_name(incarnation, layer)}"
 
 
-def with_stack(manifest: Manifest, entry: StackEntry) -> Manifest:
+def with_stack(manifest: ShardManifest, entry: StackEntry) -> ShardManifest:
     """In the place of the one with its incarnation, or added."""
     kept = tuple(one for one in manifest.stacks if one.incarnation != entry.incarnation)
     return msgspec.structs.replace(manifest, stacks=(*kept, entry))
 
 
-def without_stack(manifest: Manifest, incarnation: Incarnation) -> Manifest:
+def without_stack(manifest: ShardManifest, incarnation: Incarnation) -> ShardManifest:
     kept = tuple(one for one in manifest.stacks if one.incarnation != incarnation)
     return msgspec.structs.replace(manifest, stacks=kept)
 
 
-def with_table(manifest: Manifest, schema: TableSchema) -> Manifest:
+def with_table(manifest: ShardManifest, schema: TableSchema) -> ShardManifest:
     kept = tuple(one for one in manifest.tables if one.id != schema.id)
     return msgspec.structs.replace(manifest, tables=(*kept, schema))
 
 
-def without_table(manifest: Manifest, table: TableId) -> Manifest:
+def without_table(manifest: ShardManifest, table: TableId) -> ShardManifest:
     """With its stacks."""
     tables = tuple(one for one in manifest.tables if one.id != table)
     stacks = tuple(one for one in manifest.stacks if one.table != table)
     return msgspec.structs.replace(manifest, tables=tables, stacks=stacks)
 
 
-async def save_manifest(disk: Disk, folder: str, manifest: Manifest, *, lasting: bool = True) -> None:
+async def save_manifest(disk: Disk, folder: str, manifest: ShardManifest, *, durable: bool = True) -> None:
     """Durable on return, if it is to last. One that is not must be the folder's first."""
     path, content = manifest_path(folder), msgspec.msgpack.encode(manifest)
-    if lasting:
+    if durable:
         await replace_file(disk, path, content)
     else:
-        await disk.run(partial(write_for_a_while, disk, path, content))
+        await disk.run(partial(write_unsynced_file, disk, path, content))
 
 
-async def load_manifest(disk: Disk, folder: str) -> Manifest | None:
+async def load_manifest(disk: Disk, folder: str) -> ShardManifest | None:
     """None where there is none. Raises `Corruption`, or `Refused` for a newer format.
 
     The folder is synced first. A killed process may have left a new manifest in the page cache alone; whoever swept by
@@ -141,7 +141,7 @@ async def load_manifest(disk: Disk, folder: str) -> Manifest | None:
     return await read_manifest(disk, folder)
 
 
-async def read_manifest(disk: Disk, folder: str) -> Manifest | None:
+async def read_manifest(disk: Disk, folder: str) -> ShardManifest | None:
     """The same for those who only look, and change nothing."""
     path = manifest_path(folder)
     try:
@@ -156,7 +156,7 @@ async def read_manifest(disk: Disk, folder: str) -> Manifest | None:
                 f"{path} has format {stored}, this program knows formats up to {MANIFEST_FORMAT}",
                 advice="run the version that wrote it, or a newer one",
             )
-        return msgspec.msgpack.decode(data, type=Manifest)
+        return msgspec.msgpack.decode(data, type=ShardManifest)
     except (msgspec.DecodeError, IndexError) as failure:
         raise Corruption(
             f"{path} has a good checksum and no manifest in it ({failure})",
@@ -166,7 +166,7 @@ async def read_manifest(disk: Disk, folder: str) -> Manifest | None:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    edit: Edit
+    edit: ManifestEdit
     then: Callable[[], None]
     done: asyncio.Future[None]
 
@@ -178,7 +178,7 @@ class ManifestWriter:
     cancelled between the rename and the folder's sync.
     """
 
-    def __init__(self, disk: Disk, folder: str, manifest: Manifest) -> None:
+    def __init__(self, disk: Disk, folder: str, manifest: ShardManifest) -> None:
         self._disk = disk
         self._folder = folder
         self._current = manifest
@@ -187,10 +187,10 @@ class ManifestWriter:
         self._ended = False
 
     @property
-    def current(self) -> Manifest:
+    def current(self) -> ShardManifest:
         return self._current
 
-    async def change(self, edit: Edit, then: Callable[[], None] = lambda: None) -> None:
+    async def change(self, edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:
         """Durable on return; `then` was called in the same step in which `current` became the new one. Raises
         `DiskFull`, and the old manifest stands. A cancelled caller is kept until it is known which one stands: whoever
         comes next builds on that."""

@@ -12,14 +12,16 @@ from itertools import chain
 import msgspec
 
 from ebla.model.errors import Overloaded, Stale
-from ebla.model.rows import EMPTY_HEAD, NEVER_US, Head
+from ebla.model.rows import EMPTY_HEAD, NEVER_US, PartitionHead
 from ebla.model.schema import TableSchema
-from ebla.storage.fold_plan import StackedLayer
-from ebla.storage.key_codec import KeyKind, head_key, split_key
-from ebla.storage.layer import Item, Layer, LayerDamaged
-from ebla.storage.layer_facts import LayerFacts
+from ebla.storage.codec.key_codec import KeyKind, head_key, split_key
+from ebla.storage.codec.row_codec import decode_head
+from ebla.storage.compaction.compaction_plan import LayerSummary
+from ebla.storage.layers.layer import Item, Layer, LayerDamaged
+from ebla.storage.layers.layer_cache import LayerCache, LayerRef
+from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.manifest import LayerEntry, LayerId, StackEntry, layer_folder
-from ebla.storage.merge import (
+from ebla.storage.merge.row_merge import (
     KeySpan,
     clip_span,
     facts_of,
@@ -28,25 +30,23 @@ from ebla.storage.merge import (
     merge_all,
     merge_streams,
     merge_values,
-    uncovered,
-    uncovered_items,
+    without_deleted_cells,
+    without_deleted_rows,
 )
-from ebla.storage.open_layers import LayerPlace, OpenLayers
-from ebla.storage.row_codec import decode_head
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
     """A layer's part in reads. `clip` is None where its range covers the stack's."""
 
-    place: LayerPlace
+    place: LayerRef
     clip: tuple[KeySpan, ...] | None
     has_heads: bool | None
     """None: the layer itself tells, since it grows."""
 
 
 class Stack:
-    def __init__(self, folder: str, entry: StackEntry, schema: TableSchema, layers: OpenLayers) -> None:
+    def __init__(self, folder: str, entry: StackEntry, schema: TableSchema, layers: LayerCache) -> None:
         self._folder = folder
         self._layers = layers
         self.schema = schema
@@ -58,7 +58,7 @@ class Stack:
         self.replay_from = entry.replay_from
         self.dropped = False
         self.folding: LayerId | None = None
-        self.fold_keeps_all = False
+        self.compaction_keeps_all = False
         """The last fold was thrown away for what it dropped. Old timestamps may keep coming: the next one drops
         nothing, so that the stack does not grow for ever."""
         self.changing = asyncio.Lock()
@@ -66,7 +66,7 @@ class Stack:
         self.pins = 0
         """Who may hold layers of it; none of them is removed meanwhile."""
         self.gc_holds: set[str] = set()
-        self.refused_upto_us = NEVER_US
+        self.reject_upto_us = NEVER_US
         """While a fold that dropped tombstones is being swapped in. A write that is not newer than those would be
         covered before the swap and come out after it."""
         self._dirty_from: int | None = None
@@ -143,12 +143,12 @@ class Stack:
     def folder_of(self, entry: LayerEntry) -> str:
         return layer_folder(self._folder, self.incarnation, entry.id)
 
-    def place_of(self, entry: LayerEntry) -> LayerPlace:
+    def place_of(self, entry: LayerEntry) -> LayerRef:
         """The frozen layer still has something to flush, so it is opened as a writable one."""
         writable = entry.id == self.live.id or (self.frozen is not None and entry.id == self.frozen.id)
-        return LayerPlace(self.folder_of(entry), writable)
+        return LayerRef(self.folder_of(entry), writable)
 
-    def stacked(self, live: Layer, frozen: Layer | None = None) -> tuple[StackedLayer, ...]:
+    def stacked(self, live: Layer, frozen: Layer | None = None) -> tuple[LayerSummary, ...]:
         """As decisions see it."""
         found = [_stacked(one, one.facts, one.size_bytes) for one in self.entry.bases]
         if self.frozen is not None:
@@ -167,9 +167,9 @@ class Stack:
                 raise Stale(f"key {key.hex()} is not in the range of replica {self.incarnation:016x}")
             if value[2:4] > version:
                 raise Stale(f"table {self.schema.full_name} is known here in version {self.schema.version} only")
-        if self.refused_upto_us > NEVER_US:
+        if self.reject_upto_us > NEVER_US:
             least_us = facts_of([value for _, value in items], self.schema).least_us
-            if least_us <= self.refused_upto_us:
+            if least_us <= self.reject_upto_us:
                 raise Overloaded("a fold is being swapped in", advice="try again in a moment")
 
     def merge_into(self, live: Layer, items: Sequence[Item]) -> None:
@@ -283,9 +283,9 @@ class OpenStack:
         prefix, kind, clustering = split_key(key)
         if kind is KeyKind.PARTITION_HEAD:
             return value
-        return uncovered(value, self.head(prefix), clustering, self._stack.schema)
+        return without_deleted_cells(value, self.head(prefix), clustering, self._stack.schema)
 
-    def head(self, prefix: bytes) -> Head:
+    def head(self, prefix: bytes) -> PartitionHead:
         value = self.get(head_key(prefix)) if self.has_heads else None
         return EMPTY_HEAD if value is None else decode_head(value)
 
@@ -301,7 +301,7 @@ class OpenStack:
         merged = self.scan_merged((start, end))
         if not self.has_heads:
             return merged
-        return uncovered_items(merged, self._stack.schema, self._head_before(start))
+        return without_deleted_rows(merged, self._stack.schema, self._head_before(start))
 
     def scan_merged(self, span: KeySpan, *, is_reversed: bool = False) -> Iterator[Item]:
         """Merged rows and heads in key order, or from the last to the first, without regard to what heads delete."""
@@ -313,7 +313,7 @@ class OpenStack:
         ]
         return merge_streams(streams, self._stack.schema, is_reversed=is_reversed) if streams else iter(())
 
-    def _head_before(self, start: bytes) -> Head:
+    def _head_before(self, start: bytes) -> PartitionHead:
         """The head of the partition in whose middle a scan begins."""
         if len(start) < _PREFIX_BYTES_MIN:
             return EMPTY_HEAD
@@ -327,7 +327,7 @@ _PREFIX_BYTES_MIN = 10
 
 def _scan_parts(layer: Layer, parts: list[KeySpan], *, is_reversed: bool) -> Iterator[Item]:
     if is_reversed:
-        return chain.from_iterable(layer.scan_back(start, end) for start, end in reversed(parts))
+        return chain.from_iterable(layer.scan_reverse(start, end) for start, end in reversed(parts))
     return chain.from_iterable(layer.scan(start, end) for start, end in parts)
 
 
@@ -335,5 +335,5 @@ def _clipped(spans: list[KeySpan], clip: tuple[KeySpan, ...] | None) -> list[Key
     return spans if clip is None else [part for span in spans for part in clip_span(span, clip)]
 
 
-def _stacked(entry: LayerEntry, facts: LayerFacts, size_bytes: int) -> StackedLayer:
-    return StackedLayer(entry.id, entry.range, facts, size_bytes, is_damaged=bool(entry.damage))
+def _stacked(entry: LayerEntry, facts: LayerFacts, size_bytes: int) -> LayerSummary:
+    return LayerSummary(entry.id, entry.range, facts, size_bytes, is_damaged=bool(entry.damage))

@@ -12,32 +12,34 @@ from functools import partial
 
 import msgspec
 
-from ebla.journal.replace import parent_folder
+from ebla.journal.checked_file import parent_folder
 from ebla.model.errors import DiskFull, EblaError, Overloaded
 from ebla.model.rows import NEVER_US
 from ebla.model.token import TokenRange
-from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk
+from ebla.ports.rng import Rng
 from ebla.storage.commit_log import CommitLog
-from ebla.storage.fold_plan import (
-    FoldEnd,
-    FoldInput,
-    FoldJob,
-    FoldLimits,
-    FoldResult,
+from ebla.storage.compaction.compaction_plan import (
+    CompactionInput,
+    CompactionJob,
+    CompactionLimits,
+    CompactionResult,
+    SwapOutcome,
     choose_inputs,
     judge_result,
-    plan_rule,
+    plan_gc_rule,
 )
-from ebla.storage.layer import LayerDamaged, LayerEngine
-from ebla.storage.layer_facts import NO_FACTS
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import LayerDamaged, LayerEngine
+from ebla.storage.layers.layer_cache import LayerCache
+from ebla.storage.layers.layer_facts import NO_FACTS
 from ebla.storage.manifest import (
     ADOPTED_MAX,
     LayerEntry,
     LayerId,
-    Manifest,
     ManifestFailed,
     ManifestWriter,
+    ShardManifest,
     StackEntry,
     layer_folder,
     layers_folder,
@@ -45,27 +47,25 @@ from ebla.storage.manifest import (
     with_stack,
     without_stack,
 )
-from ebla.storage.open_layers import OpenLayers
 from ebla.storage.stack import Stack
-from ebla.storage.tombstone_gc import GcTerms
 
 
 @dataclass(slots=True)
-class StoreParts:
+class StoreContext:
     """What changes of a stack work with."""
 
     disk: Disk
-    chance: Chance
+    rng: Rng
     folder: str
     engine: LayerEngine
-    layers: OpenLayers
+    layers: LayerCache
     manifest: ManifestWriter
     log: CommitLog
-    doomed: list[tuple[Stack, str]] = field(default_factory=list)
+    obsolete: list[tuple[Stack, str]] = field(default_factory=list)
     """Folders that no manifest names any more, waiting for whoever still reads them."""
 
-    def draw_layer(self) -> LayerId:
-        return LayerId(int.from_bytes(self.chance.bytes(8)))
+    def new_layer_id(self) -> LayerId:
+        return LayerId(int.from_bytes(self.rng.bytes(8)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ def scratch_folder(folder: str) -> str:
     return f"{folder}/folds"
 
 
-def aside_folder(folder: str) -> str:
+def quarantine_folder(folder: str) -> str:
     """Damaged layers of replicas that were dropped, kept for people."""
     return f"{folder}/damaged"
 
 
-async def flush(parts: StoreParts, stack: Stack) -> None:
+async def flush(parts: StoreContext, stack: Stack) -> None:
     """The commit log is not needed for what was written before the call."""
     async with stack.changing:
         stack.check()
@@ -96,7 +96,7 @@ async def flush(parts: StoreParts, stack: Stack) -> None:
         await _flush_live(parts, stack)
 
 
-async def _flush_live(parts: StoreParts, stack: Stack) -> None:
+async def _flush_live(parts: StoreContext, stack: Stack) -> None:
     if stack.needed_from is None:
         return
     async with parts.layers.hold(stack.place_of(stack.live)) as live:
@@ -109,25 +109,25 @@ async def _flush_live(parts: StoreParts, stack: Stack) -> None:
             stack.end_flush(done=done)
 
 
-async def seal(parts: StoreParts, stack: Stack) -> None:
+async def seal(parts: StoreContext, stack: Stack) -> None:
     """The live layer becomes a base, and an empty one takes its place. Nothing happens where it is empty."""
     async with stack.changing:
         stack.check()
         await _seal(parts, stack)
 
 
-async def _seal(parts: StoreParts, stack: Stack) -> None:
+async def _seal(parts: StoreContext, stack: Stack) -> None:
     if stack.frozen is None:
         # Most of it while writes still go there, so that little is left to flush behind the switch.
         await _flush_live(parts, stack)
         async with parts.layers.hold(stack.place_of(stack.live)) as live:
             if live.facts == NO_FACTS:
                 return
-            stack.begin_seal(parts.draw_layer(), parts.log.next_sequence)
+            stack.begin_seal(parts.new_layer_id(), parts.log.next_sequence)
     await _finish_seal(parts, stack)
 
 
-async def _finish_seal(parts: StoreParts, stack: Stack) -> None:
+async def _finish_seal(parts: StoreContext, stack: Stack) -> None:
     """Also what a full disk or a cancelled caller interrupted."""
     frozen = stack.frozen
     assert frozen is not None
@@ -140,11 +140,11 @@ async def _finish_seal(parts: StoreParts, stack: Stack) -> None:
     await _commit(parts, stack, entry)
 
 
-AdoptTerms = tuple[Collection[str], Callable[[], None]]
+AdoptionTerms = tuple[Collection[str], Callable[[], None]]
 """Origins that may be forgotten, and what is asked just before the effect: it raises where there must be none."""
 
 
-async def adopt_all(parts: StoreParts, stack: Stack, adoptions: Sequence[Adoption], terms: AdoptTerms) -> int:
+async def adopt_all(parts: StoreContext, stack: Stack, adoptions: Sequence[Adoption], terms: AdoptionTerms) -> int:
     """Layers that others built become bases, all of them by one write of the manifest. INV-XFER-3: nobody sees some of
     them, since a row may be in one and its tombstone in another; and none comes twice. Says how many there were."""
     forget, check = terms
@@ -166,11 +166,11 @@ async def adopt_all(parts: StoreParts, stack: Stack, adoptions: Sequence[Adoptio
 
 
 async def _adopt_fresh(
-    parts: StoreParts, stack: Stack, fresh: Sequence[Adoption], terms: tuple[tuple[str, ...], Callable[[], None]]
+    parts: StoreContext, stack: Stack, fresh: Sequence[Adoption], terms: tuple[tuple[str, ...], Callable[[], None]]
 ) -> None:
     origins, check = terms
     before = stack.entry
-    ids = [parts.draw_layer() for _ in fresh]
+    ids = [parts.new_layer_id() for _ in fresh]
     try:
         bases = [await _link_base(parts, stack, one, layer_id) for one, layer_id in zip(fresh, ids)]
         check()
@@ -185,7 +185,7 @@ async def _adopt_fresh(
         raise
 
 
-async def _link_base(parts: StoreParts, stack: Stack, adoption: Adoption, layer_id: LayerId) -> LayerEntry:
+async def _link_base(parts: StoreContext, stack: Stack, adoption: Adoption, layer_id: LayerId) -> LayerEntry:
     """Facts and size are the layer's own: what whoever brought it says of it decides nothing."""
     source = await parts.engine.open(adoption.folder, writable=False)
     try:
@@ -195,7 +195,7 @@ async def _link_base(parts: StoreParts, stack: Stack, adoption: Adoption, layer_
         await source.discard()
 
 
-async def drop(parts: StoreParts, stack: Stack) -> None:
+async def drop(parts: StoreContext, stack: Stack) -> None:
     """Gone from here on, and its folders as soon as nobody reads them."""
     async with stack.changing:
         if stack.dropped:
@@ -210,11 +210,11 @@ async def drop(parts: StoreParts, stack: Stack) -> None:
             if entry.damage:
                 await _put_aside(parts, stack, entry)
             else:
-                parts.doomed.append((stack, stack.folder_of(entry)))
-    await remove_doomed(parts)
+                parts.obsolete.append((stack, stack.folder_of(entry)))
+    await remove_obsolete(parts)
 
 
-async def set_aside(parts: StoreParts, stack: Stack, failure: LayerDamaged) -> None:
+async def quarantine(parts: StoreContext, stack: Stack, failure: LayerDamaged) -> None:
     """The replica is refused from here on, also after a restart, until it is dropped and rebuilt: what it can still
     read may be missing the newest version of a row."""
     async with stack.changing:
@@ -229,7 +229,7 @@ async def set_aside(parts: StoreParts, stack: Stack, failure: LayerDamaged) -> N
             await _commit(parts, stack, entry)
 
 
-async def checkpoint(parts: StoreParts, stack: Stack, folder: str, *, lasting: bool = True) -> Manifest:
+async def checkpoint(parts: StoreContext, stack: Stack, folder: str, *, durable: bool = True) -> ShardManifest:
     """The whole stack as it is, by hard links, in a folder of its own with a manifest: every write answered before the
     call is in it. The manifest comes last, so a folder without one is not a checkpoint. One that need not last is not
     made durable: syncs are most of what it takes."""
@@ -242,21 +242,21 @@ async def checkpoint(parts: StoreParts, stack: Stack, folder: str, *, lasting: b
             async with parts.layers.hold(stack.place_of(entry)) as layer:
                 if layer.facts == NO_FACTS:
                     continue
-                await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id), lasting=lasting)
+                await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id), durable=durable)
                 entries.append(msgspec.structs.replace(entry, facts=layer.facts, size_bytes=layer.size_bytes()))
-        empty = LayerEntry(parts.draw_layer(), stack.entry.range)
+        empty = LayerEntry(parts.new_layer_id(), stack.entry.range)
         whole = msgspec.structs.replace(stack.entry, live=empty, bases=tuple(entries))
-    manifest = Manifest(tables=(stack.schema,), stacks=(whole,))
+    manifest = ShardManifest(tables=(stack.schema,), stacks=(whole,))
     # The layers' names are durable by their own checkpoints; those above them by the syncs around the manifest.
-    if lasting:
+    if durable:
         await parts.disk.sync_folder(parent_folder(folder))
-    await save_manifest(parts.disk, folder, manifest, lasting=lasting)
+    await save_manifest(parts.disk, folder, manifest, durable=durable)
     return manifest
 
 
-async def begin_fold(
-    parts: StoreParts, stack: Stack, limits: FoldLimits, terms: GcTerms, *, whole: bool
-) -> FoldJob | None:
+async def begin_compaction(
+    parts: StoreContext, stack: Stack, limits: CompactionLimits, terms: GcContext, *, whole: bool
+) -> CompactionJob | None:
     """A fold to be run by whoever has time, on checkpoints of its inputs; None: there is nothing to fold. With `whole`
     it takes all there is, the live layer included. One fold of a stack at a time."""
     async with stack.changing:
@@ -269,11 +269,11 @@ async def begin_fold(
         async with parts.layers.hold(stack.place_of(stack.live)) as live:
             layers = stack.stacked(live)
             inputs = tuple(one.id for one in stack.entry.bases) if whole else choose_inputs(layers, limits)
-            held = bool(stack.gc_holds) or stack.fold_keeps_all
-            rule = plan_rule(layers, inputs, stack.schema, terms, held=held)
+            held = bool(stack.gc_holds) or stack.compaction_keeps_all
+            rule = plan_gc_rule(layers, inputs, stack.schema, terms, held=held)
         if not inputs:
             return None
-        output = parts.draw_layer()
+        output = parts.new_layer_id()
         scratch = f"{scratch_folder(parts.folder)}/{output:016x}"
         parts.disk.make_folder(scratch)
         stack.folding = output
@@ -283,43 +283,45 @@ async def begin_fold(
             stack.folding = None
             raise
         output_folder = layer_folder(parts.folder, stack.incarnation, output)
-        return FoldJob(
+        return CompactionJob(
             stack.incarnation, tuple(linked), output, output_folder, stack.entry.range, rule, stack.schema, scratch
         )
 
 
-async def _link_input(parts: StoreParts, stack: Stack, entry: LayerEntry, scratch: str) -> FoldInput:
+async def _link_input(parts: StoreContext, stack: Stack, entry: LayerEntry, scratch: str) -> CompactionInput:
     folder = f"{scratch}/{entry.id:016x}"
     async with parts.layers.hold(stack.place_of(entry)) as layer:
-        await layer.checkpoint(folder, lasting=False)  # a start empties the folder it is in
-    return FoldInput(entry.id, folder, entry.range)
+        await layer.checkpoint(folder, durable=False)  # a start empties the folder it is in
+    return CompactionInput(entry.id, folder, entry.range)
 
 
-async def finish_fold(parts: StoreParts, stack: Stack, job: FoldJob, result: FoldResult) -> FoldEnd:
+async def finish_compaction(
+    parts: StoreContext, stack: Stack, job: CompactionJob, result: CompactionResult
+) -> SwapOutcome:
     """The built layer takes the place of its inputs, unless the stack has changed under it. `INV-LAYER-GC`."""
     async with stack.changing:
         if stack.dropped or stack.damage:
             await _end_fold(parts, stack, job, unused=True)
-            return FoldEnd.INPUTS_GONE
+            return SwapOutcome.INPUTS_GONE
         await _settle_seal(parts, stack)
         async with parts.layers.hold(stack.place_of(stack.live)) as live:
             end = judge_result(stack.stacked(live), job, result, held=bool(stack.gc_holds))
-            stack.fold_keeps_all = end in (FoldEnd.OLDER_CELLS, FoldEnd.HELD)
-            if end is FoldEnd.SWAPPED:
-                stack.refused_upto_us = result.dropped_greatest_us
-        if end is not FoldEnd.SWAPPED:
+            stack.compaction_keeps_all = end in (SwapOutcome.OLDER_CELLS, SwapOutcome.HELD)
+            if end is SwapOutcome.SWAPPED:
+                stack.reject_upto_us = result.dropped_greatest_us
+        if end is not SwapOutcome.SWAPPED:
             await _end_fold(parts, stack, job, unused=True)
             return end
         try:
             await _swap(parts, stack, job)
         finally:
-            stack.refused_upto_us = NEVER_US
+            stack.reject_upto_us = NEVER_US
         await _end_fold(parts, stack, job, unused=False)
-    await remove_doomed(parts)
+    await remove_obsolete(parts)
     return end
 
 
-async def _swap(parts: StoreParts, stack: Stack, job: FoldJob) -> None:
+async def _swap(parts: StoreContext, stack: Stack, job: CompactionJob) -> None:
     built = await parts.engine.open(job.output_folder, writable=False)
     try:
         entry = LayerEntry(job.output, job.range, built.facts, built.size_bytes())
@@ -330,15 +332,15 @@ async def _swap(parts: StoreParts, stack: Stack, job: FoldJob) -> None:
     kept = [one for one in stack.entry.bases if one not in replaced]
     bases = (*kept[:place], entry, *kept[place:])
     await _commit(parts, stack, msgspec.structs.replace(stack.entry, bases=bases))
-    parts.doomed += [(stack, stack.folder_of(one)) for one in replaced]
+    parts.obsolete += [(stack, stack.folder_of(one)) for one in replaced]
 
 
-async def abandon_fold(parts: StoreParts, stack: Stack, job: FoldJob) -> None:
+async def abandon_compaction(parts: StoreContext, stack: Stack, job: CompactionJob) -> None:
     async with stack.changing:
         await _end_fold(parts, stack, job, unused=True)
 
 
-async def _end_fold(parts: StoreParts, stack: Stack, job: FoldJob, *, unused: bool) -> None:
+async def _end_fold(parts: StoreContext, stack: Stack, job: CompactionJob, *, unused: bool) -> None:
     """Asked again it does nothing, also where another fold of the stack has begun since."""
     if stack.folding == job.output:
         stack.folding = None
@@ -347,31 +349,31 @@ async def _end_fold(parts: StoreParts, stack: Stack, job: FoldJob, *, unused: bo
         await parts.disk.run(partial(parts.disk.remove_folder, job.scratch_folder))
 
 
-async def remove_doomed(parts: StoreParts) -> None:
+async def remove_obsolete(parts: StoreContext) -> None:
     """Old folders that nobody reads any more. Whatever fails here is swept at the next start."""
-    waiting, parts.doomed = parts.doomed, []
+    waiting, parts.obsolete = parts.obsolete, []
     for stack, folder in waiting:
         if stack.pins:
-            parts.doomed.append((stack, folder))
+            parts.obsolete.append((stack, folder))
             continue
         await parts.layers.close(folder, flush=False)
         await parts.engine.drop(folder)
 
 
-async def _settle_seal(parts: StoreParts, stack: Stack) -> None:
+async def _settle_seal(parts: StoreContext, stack: Stack) -> None:
     if stack.frozen is not None:
         await _finish_seal(parts, stack)
 
 
-async def _commit(parts: StoreParts, stack: Stack, entry: StackEntry) -> None:
+async def _commit(parts: StoreContext, stack: Stack, entry: StackEntry) -> None:
     await parts.manifest.change(partial(with_stack, entry=entry), partial(stack.install, entry))
 
 
-async def _put_aside(parts: StoreParts, stack: Stack, entry: LayerEntry) -> None:
+async def _put_aside(parts: StoreContext, stack: Stack, entry: LayerEntry) -> None:
     folder = stack.folder_of(entry)
     await parts.layers.close(folder, flush=False)
     if parts.disk.exists(folder):
-        parts.disk.make_folder(aside_folder(parts.folder))
-        parts.disk.rename(folder, f"{aside_folder(parts.folder)}/{folder.rpartition('/')[2]}")
+        parts.disk.make_folder(quarantine_folder(parts.folder))
+        parts.disk.rename(folder, f"{quarantine_folder(parts.folder)}/{folder.rpartition('/')[2]}")
         await parts.disk.sync_folder(parent_folder(folder))
-        await parts.disk.sync_folder(aside_folder(parts.folder))
+        await parts.disk.sync_folder(quarantine_folder(parts.folder))

@@ -24,20 +24,20 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.storage import stack_changes
 from ebla.storage.commit_log import CommitLogLimits, SyncMode
-from ebla.storage.fold_plan import FoldEnd, FoldJob, FoldLimits, FoldResult
-from ebla.storage.layer import Item, Layer, LayerDamaged
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionLimits, CompactionResult, SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Item, Layer, LayerDamaged
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,
-    Manifest,
+    ShardManifest,
     StackEntry,
     with_stack,
     with_table,
     without_table,
 )
 from ebla.storage.stack import OpenStack, Stack
-from ebla.storage.stack_changes import Adoption, StoreParts
-from ebla.storage.tombstone_gc import GcTerms
+from ebla.storage.stack_changes import Adoption, StoreContext
 
 GC_HOLD_AT_START = "not yet told of transitions and stagings"
 
@@ -45,17 +45,17 @@ GC_HOLD_AT_START = "not yet told of transitions and stagings"
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
     log: CommitLogLimits = field(default_factory=CommitLogLimits)
-    fold: FoldLimits = field(default_factory=FoldLimits)
+    compact: CompactionLimits = field(default_factory=CompactionLimits)
     layers_open_max: int = 512
     free_bytes_min: int = 256 << 20
     """With less, writes are refused: what is left is for flushes, manifests and folds, which make space."""
     upkeep_ms: int = 250
 
 
-class Store:
+class ShardStore:
     """Made by `store_recovery.open_store`."""
 
-    def __init__(self, parts: StoreParts, stacks: Sequence[Stack], limits: StoreLimits) -> None:
+    def __init__(self, parts: StoreContext, stacks: Sequence[Stack], limits: StoreLimits) -> None:
         self._parts = parts
         self._limits = limits
         self._stacks: dict[Incarnation, Stack] = {stack.incarnation: stack for stack in stacks}
@@ -66,7 +66,7 @@ class Store:
         self._pressed: dict[Incarnation, Stack] = {}
         """Their live layers refused a write: a flush makes room, or shows that there is none yet."""
         self._creating = asyncio.Lock()
-        self.fold_wanted = asyncio.Event()
+        self.compaction_wanted = asyncio.Event()
         """Some stack has grown; for whoever folds."""
         self._check_space()
 
@@ -228,12 +228,12 @@ class Store:
         schema = self._parts.manifest.current.table(table)
         if schema is None:
             raise InvalidRequest(f"table {table} is not known here")
-        incarnation = Incarnation(int.from_bytes(self._parts.chance.bytes(8)))
+        incarnation = Incarnation(int.from_bytes(self._parts.rng.bytes(8)))
         entry = StackEntry(
             incarnation,
             table,
             token_range,
-            LayerEntry(self._parts.draw_layer(), token_range),
+            LayerEntry(self._parts.new_layer_id(), token_range),
             replay_from=self._parts.log.next_sequence,
         )
         stack = Stack(self._parts.folder, entry, schema, self._parts.layers)
@@ -268,12 +268,12 @@ class Store:
         in `forget` are never asked for again, so that they need not be remembered. `check` may refuse it by raising,
         and is asked once all is ready, just before it takes effect."""
         adopted = await stack_changes.adopt_all(self._parts, stack, adoptions, (forget, check))
-        if self.wants_fold(stack):
-            self.fold_wanted.set()
+        if self.needs_compaction(stack):
+            self.compaction_wanted.set()
         return adopted
 
-    async def checkpoint(self, stack: Stack, folder: str, *, lasting: bool = True) -> Manifest:
-        return await stack_changes.checkpoint(self._parts, stack, folder, lasting=lasting)
+    async def checkpoint(self, stack: Stack, folder: str, *, durable: bool = True) -> ShardManifest:
+        return await stack_changes.checkpoint(self._parts, stack, folder, durable=durable)
 
     # -- folds -------------------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Store:
         async with stack.changing:
             stack.gc_holds.add(reason)
 
-    def keep_gc_held(self, stack: Stack, reason: str) -> None:
+    def add_gc_hold(self, stack: Stack, reason: str) -> None:
         """The same at once, for one that is held by something else already: no swap that drops can be under way."""
         assert stack.gc_holds
         stack.gc_holds.add(reason)
@@ -292,29 +292,29 @@ class Store:
         """After a start every stack is held until the shard has been told of its transitions and stagings."""
         stack.gc_holds.discard(reason)
 
-    def wants_fold(self, stack: Stack) -> bool:
+    def needs_compaction(self, stack: Stack) -> bool:
         """Whether the stack has grown so that a fold of it should be begun."""
-        grown = len(stack.entry.bases) > self._limits.fold.bases_max
+        grown = len(stack.entry.bases) > self._limits.compact.bases_max
         return grown and stack.folding is None and not stack.dropped and not stack.damage
 
-    async def begin_fold(self, stack: Stack, terms: GcTerms, *, whole: bool = False) -> FoldJob | None:
-        return await stack_changes.begin_fold(self._parts, stack, self._limits.fold, terms, whole=whole)
+    async def begin_compaction(self, stack: Stack, terms: GcContext, *, whole: bool = False) -> CompactionJob | None:
+        return await stack_changes.begin_compaction(self._parts, stack, self._limits.compact, terms, whole=whole)
 
-    async def finish_fold(self, job: FoldJob, result: FoldResult) -> FoldEnd:
+    async def finish_compaction(self, job: CompactionJob, result: CompactionResult) -> SwapOutcome:
         stack = self._stacks.get(job.incarnation)
         if stack is None:
             await self._discard(job)
-            return FoldEnd.INPUTS_GONE
-        return await stack_changes.finish_fold(self._parts, stack, job, result)
+            return SwapOutcome.INPUTS_GONE
+        return await stack_changes.finish_compaction(self._parts, stack, job, result)
 
-    async def abandon_fold(self, job: FoldJob) -> None:
+    async def abandon_compaction(self, job: CompactionJob) -> None:
         stack = self._stacks.get(job.incarnation)
         if stack is None:
             await self._discard(job)
         else:
-            await stack_changes.abandon_fold(self._parts, stack, job)
+            await stack_changes.abandon_compaction(self._parts, stack, job)
 
-    async def _discard(self, job: FoldJob) -> None:
+    async def _discard(self, job: CompactionJob) -> None:
         await self._parts.engine.drop(job.output_folder)
         await self._parts.disk.run(partial(self._parts.disk.remove_folder, job.scratch_folder))
 
@@ -365,7 +365,7 @@ class Store:
 
     async def _upkeep(self) -> None:
         await self._tell_damages()
-        await stack_changes.remove_doomed(self._parts)
+        await stack_changes.remove_obsolete(self._parts)
         for stack in tuple(self._stacks.values()):
             if stack.dropped or stack.damage:
                 continue
@@ -378,7 +378,7 @@ class Store:
 
     def _live_is_large(self, stack: Stack) -> bool:
         live = self._parts.layers.find(stack.folder_of(stack.live))
-        return live is not None and live.size_bytes() > self._limits.fold.live_bytes_max
+        return live is not None and live.size_bytes() > self._limits.compact.live_bytes_max
 
     async def _shorten_log(self) -> None:
         log = self._parts.log
@@ -400,7 +400,7 @@ class Store:
 
     async def _tell_damages(self) -> None:
         while self._damages:
-            await stack_changes.set_aside(self._parts, *self._damages[-1])
+            await stack_changes.quarantine(self._parts, *self._damages[-1])
             self._damages.pop()
 
     async def _with_damage(self, stack: Stack, work: Coroutine[Any, Any, None]) -> None:
@@ -413,5 +413,5 @@ class Store:
             assert stack.dropped
 
 
-def _with_stacks(manifest: Manifest, new: Sequence[Stack]) -> Manifest:
+def _with_stacks(manifest: ShardManifest, new: Sequence[Stack]) -> ShardManifest:
     return msgspec.structs.replace(manifest, stacks=(*manifest.stacks, *(stack.entry for stack in new)))

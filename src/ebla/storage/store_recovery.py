@@ -7,31 +7,31 @@ import msgspec
 
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, Overloaded
-from ebla.ports.chance import Chance
 from ebla.ports.disk import Disk
+from ebla.ports.rng import Rng
 from ebla.storage.commit_log import CommitLog
-from ebla.storage.layer import Item, LayerDamaged, LayerEngine
+from ebla.storage.layers.layer import Item, LayerDamaged, LayerEngine
+from ebla.storage.layers.layer_cache import LayerCache
 from ebla.storage.manifest import (
     Incarnation,
-    Manifest,
     ManifestWriter,
+    ShardManifest,
     layer_name,
     layers_folder,
     load_manifest,
     save_manifest,
 )
-from ebla.storage.open_layers import OpenLayers
 from ebla.storage.stack import Stack
-from ebla.storage.stack_changes import StoreParts, scratch_folder
-from ebla.storage.store import GC_HOLD_AT_START, Store, StoreLimits
+from ebla.storage.stack_changes import StoreContext, scratch_folder
+from ebla.storage.store import GC_HOLD_AT_START, ShardStore, StoreLimits
 
 REPLAY_BYTES = 4 << 20
 """How much is gathered for one stack before it is put."""
 
 
 async def open_store(
-    disk: Disk, chance: Chance, folder: str, engine: LayerEngine, limits: StoreLimits | None = None
-) -> Store:
+    disk: Disk, rng: Rng, folder: str, engine: LayerEngine, limits: StoreLimits | None = None
+) -> ShardStore:
     """Makes the store where there is none. Raises `Corruption`, or `Refused` for a newer format.
 
     A damaged live layer does not stop the others: its replica is refused, and set aside once the store runs.
@@ -40,12 +40,12 @@ async def open_store(
     await make_durable_folder(disk, folder)
     manifest = await _load(disk, folder)
     await _sweep(disk, engine, folder, manifest)
-    log = await CommitLog.open(disk, chance, log_folder(folder), limits.log)
+    log = await CommitLog.open(disk, rng, log_folder(folder), limits.log)
     manifest = await _clamp(disk, folder, manifest, log.next_sequence)
-    layers = OpenLayers(engine, open_max=limits.layers_open_max)
-    parts = StoreParts(disk, chance, folder, engine, layers, ManifestWriter(disk, folder, manifest), log)
+    layers = LayerCache(engine, open_max=limits.layers_open_max)
+    parts = StoreContext(disk, rng, folder, engine, layers, ManifestWriter(disk, folder, manifest), log)
     stacks = [_stack(parts, manifest, number) for number in range(len(manifest.stacks))]
-    store = Store(parts, stacks, limits)
+    store = ShardStore(parts, stacks, limits)
     await _Replay(store, log).run()
     return store
 
@@ -54,7 +54,7 @@ def log_folder(folder: str) -> str:
     return f"{folder}/log"
 
 
-async def _load(disk: Disk, folder: str) -> Manifest:
+async def _load(disk: Disk, folder: str) -> ShardManifest:
     manifest = await load_manifest(disk, folder)
     if manifest is None:
         if disk.exists(layers_folder(folder)) and disk.list_folder(layers_folder(folder)):
@@ -62,13 +62,13 @@ async def _load(disk: Disk, folder: str) -> Manifest:
                 f"{folder} has layers and no manifest that names them",
                 advice="bring the manifest back from a copy, or move the folder away to have its replicas rebuilt",
             )
-        manifest = Manifest()
+        manifest = ShardManifest()
         await save_manifest(disk, folder, manifest)
     await make_durable_folder(disk, layers_folder(folder))
     return manifest
 
 
-async def _sweep(disk: Disk, engine: LayerEngine, folder: str, manifest: Manifest) -> None:
+async def _sweep(disk: Disk, engine: LayerEngine, folder: str, manifest: ShardManifest) -> None:
     """What no manifest names was never finished, or is no longer used."""
     named = {layer_name(stack.incarnation, layer.id) for stack in manifest.stacks for layer in stack.layers}
     for name in disk.list_folder(layers_folder(folder)):
@@ -77,7 +77,7 @@ async def _sweep(disk: Disk, engine: LayerEngine, folder: str, manifest: Manifes
     await disk.run(partial(disk.remove_folder, scratch_folder(folder)))
 
 
-async def _clamp(disk: Disk, folder: str, manifest: Manifest, next_sequence: int) -> Manifest:
+async def _clamp(disk: Disk, folder: str, manifest: ShardManifest, next_sequence: int) -> ShardManifest:
     """A seal counts records as soon as they are queued. Those that a crash took are in the sealed layer all the same,
     but their sequences are given again, and the records that get them must not be taken for the old ones."""
     stacks = tuple(
@@ -89,7 +89,7 @@ async def _clamp(disk: Disk, folder: str, manifest: Manifest, next_sequence: int
     return manifest
 
 
-def _stack(parts: StoreParts, manifest: Manifest, number: int) -> Stack:
+def _stack(parts: StoreContext, manifest: ShardManifest, number: int) -> Stack:
     entry = manifest.stacks[number]
     schema = manifest.table(entry.table)
     if schema is None:
@@ -105,7 +105,7 @@ def _stack(parts: StoreParts, manifest: Manifest, number: int) -> Stack:
 class _Replay:
     """Records become puts of their stack again. Merging makes it harmless where a layer has them already."""
 
-    def __init__(self, store: Store, log: CommitLog) -> None:
+    def __init__(self, store: ShardStore, log: CommitLog) -> None:
         self._store = store
         self._log = log
         self._gathered: dict[Incarnation, list[Item]] = {}

@@ -18,10 +18,10 @@ from typing import NewType
 
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.token import Token, TokenRange
-from ebla.ports.chance import Chance
+from ebla.ports.rng import Rng
+from ebla.topology.routing.static_sharding import first_token_in_range, static_shard
 from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart, CdcRange, Node, Snapshot
 from ebla.topology.states import NodeState
-from ebla.topology.static_sharding import first_token_in_range, static_shard
 from ebla.topology.tablet_map import TOKEN_BIAS, TabletStreams, last_token, shift_of
 
 StreamId = NewType("StreamId", bytes)
@@ -67,7 +67,7 @@ def stream_parts(stream: StreamId) -> StreamParts:
 # Generations of vnodes
 
 
-def generation_ranges(nodes: Iterable[Node], chance: Chance) -> tuple[CdcRange, ...]:
+def generation_ranges(nodes: Iterable[Node], rng: Rng) -> tuple[CdcRange, ...]:
     """The data of a generation for a ring of these nodes' tokens (those of a joining node included)."""
     owners = sorted(((token, node) for node in nodes for token in node.tokens), key=_by_token)
     assert len(owners) < 1 << INDEX_BITS
@@ -79,7 +79,7 @@ def generation_ranges(nodes: Iterable[Node], chance: Chance) -> tuple[CdcRange, 
             stream_id(
                 StreamParts(
                     first_token_in_range(within, shard, owner.shard_count, owner.ignore_msb),
-                    chance.randrange(0, 1 << RANDOM_BITS),
+                    rng.randrange(0, 1 << RANDOM_BITS),
                     index,
                 )
             )
@@ -216,7 +216,7 @@ def obsolete_generations(
 # Streams of tablets
 
 
-class StreamState(enum.IntEnum):
+class CdcStreamState(enum.IntEnum):
     """How a set differs from the one before it, with the numbers readers see."""
 
     CURRENT = 0
@@ -224,9 +224,9 @@ class StreamState(enum.IntEnum):
     OPENED = 2
 
 
-def draw_mark(chance: Chance) -> int:
+def draw_mark(rng: Rng) -> int:
     """For a new set of streams."""
-    return chance.randrange(0, 1 << RANDOM_BITS)
+    return rng.randrange(0, 1 << RANDOM_BITS)
 
 
 def tablet_stream_ids(streams: TabletStreams) -> Iterator[StreamId]:
@@ -249,10 +249,10 @@ def stream_for_tablet_write(sets: Sequence[TabletStreams], token: int, write_us:
     return _tablet_stream_id(held, (token + TOKEN_BIAS) >> shift_of(held.tablet_count))
 
 
-def stream_changes(before: TabletStreams, after: TabletStreams) -> Iterator[tuple[StreamState, StreamId]]:
+def stream_changes(before: TabletStreams, after: TabletStreams) -> Iterator[tuple[CdcStreamState, StreamId]]:
     """What readers who followed `before` must do: no stream is in two sets, so all of them end and others begin."""
-    yield from ((StreamState.CLOSED, each) for each in tablet_stream_ids(before))
-    yield from ((StreamState.OPENED, each) for each in tablet_stream_ids(after))
+    yield from ((CdcStreamState.CLOSED, each) for each in tablet_stream_ids(before))
+    yield from ((CdcStreamState.OPENED, each) for each in tablet_stream_ids(after))
 
 
 def oldest_set_read(sets: Sequence[TabletStreams], now_ms: int, ttl_ms: int) -> TabletStreams:

@@ -322,7 +322,7 @@ class DropTable(msgspec.Struct, frozen=True, tag="drop_table", array_like=True):
 
 class OpenBulkSession(msgspec.Struct, frozen=True, tag="open_bulk_session", array_like=True):
     session: Session
-    asked_at: TopologyVersion | None = None
+    known_version: TopologyVersion | None = None
     """The version its owner, or the node that it asked, had seen before anybody asked for this session; None: nobody
     else has the id, and it is tried this once."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ebla.topology.node_states import NODE_TABLE, NodeAction, NodeEdge, NodeEdgeCause, Place, node_edges
+from ebla.topology.node_states import NODE_TABLE, NodeAction, NodeEdge, NodeEdgeCause, StatePair, node_edges
 from ebla.topology.states import NodeState, TabletStage, TransitionKind, TransitionState
 from ebla.topology.tablet_stages import EdgeCause, stage_edges
 
@@ -62,7 +62,7 @@ def _arrows_of(edge: NodeEdge) -> Iterator[tuple[str, Arrow]]:
     yield "", Arrow(source.state, target.state, _outer_label(edge))
 
 
-def _name(place: Place) -> str:
+def _name(place: StatePair) -> str:
     assert place.state is not None
     assert place.transition is not None
     return f"{ABBREVIATIONS[place.state]}_{place.transition}"

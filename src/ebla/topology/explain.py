@@ -17,17 +17,17 @@ from ebla.topology import next_step as steps
 from ebla.topology.invariants import violations
 from ebla.topology.next_step import next_step, side_steps
 from ebla.topology.node_states import node_row
-from ebla.topology.replica_sets import token_replicas
-from ebla.topology.requests import Liveness, Verdict, choose_request
+from ebla.topology.request_queue import LivenessView, Verdict, choose_request
+from ebla.topology.routing.replica_sets import token_replicas
+from ebla.topology.routing.vnode_ring import ring_use
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.snapshot_json import from_json
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
 from ebla.topology.tablet_stages import stage_row
-from ebla.topology.vnode_ring import ring_use
 
 
-def explain_next(snapshot: Snapshot, liveness: Liveness) -> Iterator[str]:
+def explain_next(snapshot: Snapshot, liveness: LivenessView) -> Iterator[str]:
     """The cluster, the next step and its reasons, line by line."""
     where = snapshot.transition or "at rest"
     yield f"version {snapshot.version}, fence {snapshot.fence}, topology {where}"
@@ -57,7 +57,7 @@ def explain_next(snapshot: Snapshot, liveness: Liveness) -> Iterator[str]:
         yield f"beside that: {_words(type(side).__name__)}: {side.why}"
 
 
-def _described(snapshot: Snapshot, node: Node, liveness: Liveness) -> str:
+def _described(snapshot: Snapshot, node: Node, liveness: LivenessView) -> str:
     parts = [f"{node.host} {node.datacenter}/{node.rack} {node.state}", f"{len(node.tokens)} tokens"]
     if node.host not in liveness.alive:
         parts.append("down")
@@ -100,7 +100,7 @@ def _details(step: steps.Step) -> Iterator[str]:
             return
 
 
-def _queue(snapshot: Snapshot, liveness: Liveness) -> Iterator[str]:
+def _queue(snapshot: Snapshot, liveness: LivenessView) -> Iterator[str]:
     verdicts = getattr(choose_request(snapshot, liveness), "verdicts", ())
     yield from (f"waiting: {_judged(verdict)}" for verdict in verdicts)
 
@@ -181,7 +181,7 @@ def run(arguments: list[str]) -> Iterator[str]:
         return explain_token(snapshot, _table_of(snapshot, options.table), options.token)
     down = {_member(snapshot, each) for each in options.down}
     alive = frozenset(node.host for node in snapshot.members() if node.host not in down)
-    return explain_next(snapshot, Liveness(alive, options.now_ms))
+    return explain_next(snapshot, LivenessView(alive, options.now_ms))
 
 
 def main() -> int:

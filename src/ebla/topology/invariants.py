@@ -7,11 +7,11 @@ from ebla.model.identity import HostId
 from ebla.topology.node_states import node_row
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState, RequestOutcome, SessionKind, TransitionState
-from ebla.topology.tablet_invariants import Violation, tablet_violations
+from ebla.topology.tablet_invariants import InvariantViolation, tablet_violations
 from ebla.topology.tablet_stages import pending_replicas
 
 
-def violations(snapshot: Snapshot) -> tuple[Violation, ...]:
+def violations(snapshot: Snapshot) -> tuple[InvariantViolation, ...]:
     """Of one snapshot; none, if all is well."""
     return (
         *_nodes(snapshot),
@@ -25,98 +25,98 @@ def violations(snapshot: Snapshot) -> tuple[Violation, ...]:
     )
 
 
-def violations_between(before: Snapshot, after: Snapshot) -> tuple[Violation, ...]:
+def violations_between(before: Snapshot, after: Snapshot) -> tuple[InvariantViolation, ...]:
     """Of two snapshots, the second made from the first by any number of commands."""
     return tuple(_between(before, after))
 
 
-def _nodes(snapshot: Snapshot) -> Iterator[Violation]:
+def _nodes(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     for node in snapshot.nodes_in(NodeState.LEFT):
         if node.tokens or node.request is not None:
-            yield Violation("INV-NODE-1", f"{node.host} left but has tokens or a request")
+            yield InvariantViolation("INV-NODE-1", f"{node.host} left but has tokens or a request")
     moving = [node for node in snapshot.members() if node.in_transition]
     if len(moving) > 1:
-        yield Violation("INV-NODE-2", f"{len(moving)} nodes are in transition at once")
+        yield InvariantViolation("INV-NODE-2", f"{len(moving)} nodes are in transition at once")
     state = moving[0].state if moving else None
     if node_row(state, snapshot.transition) is None:
-        yield Violation("INV-NODE-3", f"a node {state} while the topology is in {snapshot.transition}")
+        yield InvariantViolation("INV-NODE-3", f"a node {state} while the topology is in {snapshot.transition}")
     for host in snapshot.state.ignored_nodes:
         if host not in snapshot.nodes or snapshot.nodes[host].state is NodeState.LEFT:
-            yield Violation("INV-NODE-8", f"{host} is ignored but is no member")
+            yield InvariantViolation("INV-NODE-8", f"{host} is ignored but is no member")
     committing = snapshot.transition is TransitionState.COMMIT_CDC_GENERATION
     if not committing and snapshot.state.new_cdc_generation is not None:
-        yield Violation("INV-NODE-12", "a generation is to be committed, and this is not the state for it")
+        yield InvariantViolation("INV-NODE-12", "a generation is to be committed, and this is not the state for it")
 
 
-def _tokens(snapshot: Snapshot) -> Iterator[Violation]:
+def _tokens(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     owners: dict[int, NodeState] = {}
     for node in snapshot.members():
         if node.state is NodeState.NONE and node.tokens:
-            yield Violation("INV-NODE-4", f"{node.host} is not in yet and has tokens")
+            yield InvariantViolation("INV-NODE-4", f"{node.host} is not in yet and has tokens")
         if node.state in (NodeState.NORMAL, NodeState.REBUILDING) and not node.tokens:
-            yield Violation("INV-NODE-4", f"{node.host} is {node.state} without tokens")
+            yield InvariantViolation("INV-NODE-4", f"{node.host} is {node.state} without tokens")
         if node.state is NodeState.REPLACING:
             yield from _inherited(snapshot, node)
             continue
         for token in node.tokens:
             if token in owners:
-                yield Violation("INV-NODE-4", f"token {token} has two owners")
+                yield InvariantViolation("INV-NODE-4", f"token {token} has two owners")
             owners[token] = node.state
 
 
-def _inherited(snapshot: Snapshot, node: Node) -> Iterator[Violation]:
+def _inherited(snapshot: Snapshot, node: Node) -> Iterator[InvariantViolation]:
     replaced = snapshot.nodes.get(node.replaced) if node.replaced is not None else None
     if node.tokens and (replaced is None or node.tokens != replaced.tokens):
-        yield Violation("INV-NODE-4", f"{node.host} replaces a node but has other tokens")
+        yield InvariantViolation("INV-NODE-4", f"{node.host} replaces a node but has other tokens")
 
 
-def _requests(snapshot: Snapshot) -> Iterator[Violation]:
+def _requests(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     for node in snapshot.members():
         request = snapshot.node_requests.get(node.request) if node.request is not None else None
         if node.request is not None and (request is None or not request.is_open or request.host != node.host):
-            yield Violation("INV-NODE-6", f"{node.host} points to a request that is not open")
+            yield InvariantViolation("INV-NODE-6", f"{node.host} points to a request that is not open")
         if node.state is NodeState.NONE and request is None:
-            yield Violation("INV-NODE-6", f"{node.host} wants to join without a request")
+            yield InvariantViolation("INV-NODE-6", f"{node.host} wants to join without a request")
         running = request is not None and request.outcome is RequestOutcome.RUNNING
         answered = snapshot.transition is TransitionState.LEFT_TOKEN_RING and request is None
         if node.in_transition and not (running or answered):
-            yield Violation("INV-NODE-6", f"{node.host} is {node.state} for no request")
+            yield InvariantViolation("INV-NODE-6", f"{node.host} is {node.state} for no request")
         if running and not node.in_transition:
-            yield Violation("INV-NODE-6", f"{node.host} is {node.state} but its request runs")
+            yield InvariantViolation("INV-NODE-6", f"{node.host} is {node.state} but its request runs")
     open_ones = [request for request in snapshot.node_requests.values() if request.is_open]
     for request in open_ones:
         if snapshot.nodes[request.host].request != request.id:
-            yield Violation("INV-NODE-6", f"request {request.id} is open but its node does not know")
+            yield InvariantViolation("INV-NODE-6", f"request {request.id} is open but its node does not know")
     open_global = {request.id for request in snapshot.global_requests.values() if request.is_open}
     if open_global != set(snapshot.state.global_requests):
-        yield Violation("INV-NODE-6", "the queue of global requests and the open ones differ")
+        yield InvariantViolation("INV-NODE-6", "the queue of global requests and the open ones differ")
 
 
-def _fence(snapshot: Snapshot) -> Iterator[Violation]:
+def _fence(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     if snapshot.fence > snapshot.version:
-        yield Violation("INV-NODE-5", f"the fence {snapshot.fence} is ahead of the version {snapshot.version}")
+        yield InvariantViolation("INV-NODE-5", f"the fence {snapshot.fence} is ahead of the version {snapshot.version}")
     if snapshot.state.transition_since > snapshot.version:
-        yield Violation("INV-NODE-5", "a transition state began in the future")
+        yield InvariantViolation("INV-NODE-5", "a transition state began in the future")
     if snapshot.state.bulk_forgotten > snapshot.version:
-        yield Violation("INV-NODE-5", "a closed session was forgotten in the future")
+        yield InvariantViolation("INV-NODE-5", "a closed session was forgotten in the future")
 
 
-def _sessions(snapshot: Snapshot) -> Iterator[Violation]:
+def _sessions(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     """Of node operations; those of stages are the tablets' (INV-TABL-2), those of bulk jobs stand by themselves."""
     reopened = [session for session in snapshot.state.bulk_closed if session in snapshot.sessions]
     if reopened:
-        yield Violation("INV-XFER-1", f"session {reopened[0]} was closed and is open again")
+        yield InvariantViolation("INV-XFER-1", f"session {reopened[0]} was closed and is open again")
     expected = () if snapshot.state.session is None else (snapshot.state.session,)
     listed = tuple(session.id for session in snapshot.sessions.values() if session.kind is SessionKind.REQUEST)
     if listed != expected:
-        yield Violation("INV-NODE-9", "the open sessions of requests are not that of the state under way")
+        yield InvariantViolation("INV-NODE-9", "the open sessions of requests are not that of the state under way")
     node = snapshot.node_in_transition()
     row = node_row(node.state if node is not None else None, snapshot.transition)
     if row is not None and row.session is not (snapshot.state.session is not None):
-        yield Violation("INV-NODE-9", f"a session outlived its state, or is missing in {snapshot.transition}")
+        yield InvariantViolation("INV-NODE-9", f"a session outlived its state, or is missing in {snapshot.transition}")
 
 
-def _drained(snapshot: Snapshot) -> Iterator[Violation]:
+def _drained(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     leaving = snapshot.node_in_transition()
     if leaving is not None and leaving.state in (NodeState.DECOMMISSIONING, NodeState.REMOVING):
         past = snapshot.transition in (
@@ -125,10 +125,10 @@ def _drained(snapshot: Snapshot) -> Iterator[Violation]:
             TransitionState.LEFT_TOKEN_RING,
         )
         if past and snapshot.has_tablets(leaving.host):
-            yield Violation("INV-NODE-7", f"{leaving.host} is {leaving.state} past draining and has tablets")
+            yield InvariantViolation("INV-NODE-7", f"{leaving.host} is {leaving.state} past draining and has tablets")
 
 
-def _promises(snapshot: Snapshot) -> Iterator[Violation]:
+def _promises(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     """What the row the topology is in says, as far as a snapshot shows it."""
     node = snapshot.node_in_transition()
     request = snapshot.node_requests.get(node.request) if node is not None and node.request is not None else None
@@ -136,43 +136,47 @@ def _promises(snapshot: Snapshot) -> Iterator[Violation]:
     match snapshot.transition:
         case None:
             if snapshot.any_tablet_transition or (node is not None and node.state is not NodeState.REBUILDING):
-                yield Violation("INV-NODE-10", "replica sets are changing at rest")
+                yield InvariantViolation("INV-NODE-10", "replica sets are changing at rest")
         case TransitionState.JOIN_GROUP0:
             if node is not None and node.tokens:
-                yield Violation("INV-NODE-11", f"{node.host} owns tokens before it is in group 0")
+                yield InvariantViolation("INV-NODE-11", f"{node.host} owns tokens before it is in group 0")
         case TransitionState.COMMIT_CDC_GENERATION:
             yield from _generation_to_commit(snapshot, node)
         case TransitionState.TABLET_DRAINING:
             if node is not None and node.state is not NodeState.REPLACING and _tablets_coming(snapshot, node.host):
-                yield Violation("INV-NODE-13", f"a tablet moves to {node.host}, which is {node.state}")
+                yield InvariantViolation("INV-NODE-13", f"a tablet moves to {node.host}, which is {node.state}")
         case TransitionState.WRITE_BOTH_READ_OLD:
             if snapshot.any_tablet_transition or (node is not None and not node.tokens):
-                yield Violation("INV-NODE-14", "ranges stream while a tablet moves, or for a node without tokens")
+                yield InvariantViolation(
+                    "INV-NODE-14", "ranges stream while a tablet moves, or for a node without tokens"
+                )
         case TransitionState.WRITE_BOTH_READ_NEW:
             if snapshot.state.session is not None:
-                yield Violation("INV-NODE-15", "reads use the new ring and something may still stream")
+                yield InvariantViolation("INV-NODE-15", "reads use the new ring and something may still stream")
         case TransitionState.LEFT_TOKEN_RING:
             if node is not None and node.tokens:
-                yield Violation("INV-NODE-16", f"{node.host} left the ring and owns tokens")
+                yield InvariantViolation("INV-NODE-16", f"{node.host} left the ring and owns tokens")
         case TransitionState.ROLLBACK_TO_NORMAL:
             if node is not None and not (node.tokens and given_up):
-                yield Violation("INV-NODE-17", f"{node.host} is rolled back without its tokens or without a cause")
+                yield InvariantViolation(
+                    "INV-NODE-17", f"{node.host} is rolled back without its tokens or without a cause"
+                )
         case TransitionState.TABLET_MIGRATION:
             if node is not None and not given_up:
-                yield Violation("INV-NODE-18", f"{node.host} is {node.state} while tablets are balanced")
+                yield InvariantViolation("INV-NODE-18", f"{node.host} is {node.state} while tablets are balanced")
         case TransitionState.TABLET_SPLIT_FINALIZATION:
             if snapshot.any_tablet_transition:
-                yield Violation("INV-NODE-19", "a tablet moves while tablet counts change")
+                yield InvariantViolation("INV-NODE-19", "a tablet moves while tablet counts change")
 
 
-def _generation_to_commit(snapshot: Snapshot, node: Node | None) -> Iterator[Violation]:
+def _generation_to_commit(snapshot: Snapshot, node: Node | None) -> Iterator[InvariantViolation]:
     generation = snapshot.state.new_cdc_generation
     head = snapshot.cdc_generations.get(generation) if generation is not None else None
     parts = range(head.part_count) if head is not None else range(0)
     if head is None or any((head.id, number) not in snapshot.cdc_parts for number in parts):
-        yield Violation("INV-NODE-12", "the data of the generation to commit is not complete")
+        yield InvariantViolation("INV-NODE-12", "the data of the generation to commit is not complete")
     if node is not None and not node.tokens:
-        yield Violation("INV-NODE-12", f"{node.host} has no tokens when its generation is committed")
+        yield InvariantViolation("INV-NODE-12", f"{node.host} has no tokens when its generation is committed")
 
 
 def _tablets_coming(snapshot: Snapshot, host: HostId) -> bool:
@@ -184,23 +188,25 @@ def _tablets_coming(snapshot: Snapshot, host: HostId) -> bool:
     )
 
 
-def _between(before: Snapshot, after: Snapshot) -> Iterator[Violation]:
+def _between(before: Snapshot, after: Snapshot) -> Iterator[InvariantViolation]:
     if after.version < before.version:
-        yield Violation("INV-NODE-5", f"the version fell from {before.version} to {after.version}")
+        yield InvariantViolation("INV-NODE-5", f"the version fell from {before.version} to {after.version}")
     if after.fence < before.fence:
-        yield Violation("INV-NODE-5", f"the fence fell from {before.fence} to {after.fence}")
+        yield InvariantViolation("INV-NODE-5", f"the fence fell from {before.fence} to {after.fence}")
     for node in before.nodes_in(NodeState.LEFT):
         if after.nodes.get(node.host) != node:
-            yield Violation("INV-NODE-1", f"{node.host} left, and its row changed after that")
+            yield InvariantViolation("INV-NODE-1", f"{node.host} left, and its row changed after that")
     gone = [host for host in sorted(before.nodes) if host not in after.nodes]
     if gone:
-        yield Violation("INV-NODE-1", f"the row of {gone[0]} is gone")
+        yield InvariantViolation("INV-NODE-1", f"the row of {gone[0]} is gone")
     same = before.version == after.version
     if same and (before.nodes != after.nodes or before.tablets != after.tablets) and _routes_differ(before, after):
-        yield Violation("INV-NODE-5", "replica sets changed within one version")
+        yield InvariantViolation("INV-NODE-5", "replica sets changed within one version")
     closed = [session for session in sorted(before.sessions) if session not in after.sessions]
     if same and closed:
-        yield Violation("INV-XFER-1", f"session {closed[0]} was closed without a version that one could wait for")
+        yield InvariantViolation(
+            "INV-XFER-1", f"session {closed[0]} was closed without a version that one could wait for"
+        )
 
 
 def _routes_differ(before: Snapshot, after: Snapshot) -> bool:

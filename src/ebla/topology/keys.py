@@ -26,7 +26,7 @@ import msgspec
 
 from ebla.model.errors import Corruption
 from ebla.model.identity import HostId, Replica, RequestId, SessionId, ShardNumber, TableId
-from ebla.model.stored import Stored, encode_stored
+from ebla.model.stored_value import StoredValue, encode_stored
 from ebla.topology.snapshot import (
     CdcGeneration,
     CdcGenerationPart,
@@ -151,7 +151,7 @@ _DECODER: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
 
 def encode(row: Row, unknown: tuple[bytes, ...] = ()) -> bytes:
     """`unknown`: fields of a newer release that stand behind the row's own."""
-    return encode_stored(Stored(row, unknown))
+    return encode_stored(StoredValue(row, unknown))
 
 
 def decode(key: str, value: bytes) -> Row:

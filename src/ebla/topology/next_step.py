@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from ebla.model.identity import HostId, SessionId, TableId
-from ebla.topology.apply_resize import tables_to_finalize
+from ebla.topology.apply.resize import tables_to_finalize
 from ebla.topology.features import features_to_enable
 from ebla.topology.node_states import NodeAction, NodeRow, node_row
-from ebla.topology.requests import (
+from ebla.topology.request_queue import (
     CancelAll,
-    Liveness,
+    LivenessView,
     Objection,
     QueueEmpty,
     Reject,
@@ -25,7 +25,7 @@ from ebla.topology.requests import (
     draining_hosts,
     pending_requests,
 )
-from ebla.topology.sessions import jobs_to_end
+from ebla.topology.sessions import sessions_to_close
 from ebla.topology.snapshot import GenerationId, GlobalRequest, Node, NodeRequest, Snapshot
 from ebla.topology.states import (
     GlobalRequestKind,
@@ -161,7 +161,7 @@ Step = (
 )
 
 
-def next_step(snapshot: Snapshot, liveness: Liveness, *, plan_is_empty: bool = False) -> Step:
+def next_step(snapshot: Snapshot, liveness: LivenessView, *, plan_is_empty: bool = False) -> Step:
     """`plan_is_empty`: the balancer was asked about this snapshot and had nothing to move."""
     if snapshot.state.upgrade is UpgradeState.NOT_UPGRADED:
         return Rest("the topology is still kept in the settings; the operator starts the upgrade")
@@ -228,7 +228,7 @@ def _step_of_migration(snapshot: Snapshot, plan_is_empty: bool) -> Step:
     return LeaveTrack("a request waits" if waiting else "nothing is left to move")
 
 
-def _step_at_rest(snapshot: Snapshot, liveness: Liveness, plan_is_empty: bool) -> Step:
+def _step_at_rest(snapshot: Snapshot, liveness: LivenessView, plan_is_empty: bool) -> Step:
     choice = choose_request(snapshot, liveness)
     match choice:
         case TakeUp():
@@ -300,9 +300,9 @@ class DropAbandoned:
 SideStep = CloseBulkSessions | PublishGeneration | DropAbandoned
 
 
-def side_steps(snapshot: Snapshot, liveness: Liveness) -> Iterator[SideStep]:
+def side_steps(snapshot: Snapshot, liveness: LivenessView) -> Iterator[SideStep]:
     """What the leader does beside the topology's own steps; it neither waits for them nor holds them up."""
-    over = jobs_to_end(snapshot, liveness.now_ms)
+    over = sessions_to_close(snapshot, liveness.now_ms)
     if over:
         yield CloseBulkSessions(over, "their time is up, or their table is gone")
     committed = [each for each in snapshot.cdc_generations.values() if each.timestamp_ms is not None]

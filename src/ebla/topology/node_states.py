@@ -31,7 +31,7 @@ class NodeAction(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StatePair:
     """Where a commit leads: the state of the node concerned and the transition state of the topology."""
 
     state: NodeState | None
@@ -40,12 +40,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    here: Place
+    here: StatePair
     action: NodeAction
-    next: Place
-    on_failure: Place | None
+    next: StatePair
+    on_failure: StatePair | None
     """None: repeated until it succeeds, or until the nodes in its way are ignored or fenced."""
-    rejected: Place | None = None
+    rejected: StatePair | None = None
     """Where a node goes that is not accepted."""
     barrier: bool = False
     session: bool = False
@@ -102,11 +102,11 @@ def _row(
 ) -> NodeRow:
     label, promise = _PROMISES[here[1]]
     return NodeRow(
-        here=Place(*here),
+        here=StatePair(*here),
         action=action,
-        next=Place(*then),
-        on_failure=None if failure is None else Place(*failure),
-        rejected=Place(_S.LEFT, None) if _Trait.REJECTS in traits else None,
+        next=StatePair(*then),
+        on_failure=None if failure is None else StatePair(*failure),
+        rejected=StatePair(_S.LEFT, None) if _Trait.REJECTS in traits else None,
         barrier=_Trait.BARRIER in traits,
         session=_Trait.SESSION in traits,
         label=label,
@@ -179,24 +179,24 @@ NODE_TABLE: Mapping[tuple[NodeState | None, TransitionState | None], NodeRow] = 
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RequestStart:
     """How a request begins: which state its node must be in, and where it goes."""
 
     source: NodeState
-    target: Place
+    target: StatePair
 
 
-STARTS: Mapping[NodeRequestKind, Start] = MappingProxyType(
+REQUEST_STARTS: Mapping[NodeRequestKind, RequestStart] = MappingProxyType(
     {
-        NodeRequestKind.JOIN: Start(_S.NONE, Place(_S.BOOTSTRAPPING, _T.JOIN_GROUP0)),
-        NodeRequestKind.REPLACE: Start(_S.NONE, Place(_S.REPLACING, _T.JOIN_GROUP0)),
-        NodeRequestKind.LEAVE: Start(_S.NORMAL, Place(_S.DECOMMISSIONING, _T.TABLET_DRAINING)),
-        NodeRequestKind.REMOVE: Start(_S.NORMAL, Place(_S.REMOVING, _T.TABLET_DRAINING)),
-        NodeRequestKind.REBUILD: Start(_S.NORMAL, Place(_S.REBUILDING, None)),
+        NodeRequestKind.JOIN: RequestStart(_S.NONE, StatePair(_S.BOOTSTRAPPING, _T.JOIN_GROUP0)),
+        NodeRequestKind.REPLACE: RequestStart(_S.NONE, StatePair(_S.REPLACING, _T.JOIN_GROUP0)),
+        NodeRequestKind.LEAVE: RequestStart(_S.NORMAL, StatePair(_S.DECOMMISSIONING, _T.TABLET_DRAINING)),
+        NodeRequestKind.REMOVE: RequestStart(_S.NORMAL, StatePair(_S.REMOVING, _T.TABLET_DRAINING)),
+        NodeRequestKind.REBUILD: RequestStart(_S.NORMAL, StatePair(_S.REBUILDING, None)),
     }
 )
 
-REFUSED_BEFORE_START = Place(NodeState.LEFT, None)
+REFUSED_BEFORE_START = StatePair(NodeState.LEFT, None)
 """Where a node in state `none` goes whose request to join is rejected or cancelled."""
 
 TRANSITIONS_WITH_TABLETS_MOVING = (TransitionState.TABLET_MIGRATION, TransitionState.TABLET_DRAINING)
@@ -219,17 +219,17 @@ class NodeEdgeCause(enum.StrEnum):
 class NodeEdge:
     """One commit that the table allows."""
 
-    source: Place
-    target: Place
+    source: StatePair
+    target: StatePair
     cause: NodeEdgeCause
     request: NodeRequestKind | None = None
 
 
 def node_edges() -> Iterator[NodeEdge]:
     """Every commit of a node operation, in the order of the rows."""
-    for kind, start in STARTS.items():
-        yield NodeEdge(Place(start.source, None), start.target, NodeEdgeCause.REQUESTED, kind)
-    yield NodeEdge(Place(NodeState.NONE, None), REFUSED_BEFORE_START, NodeEdgeCause.REJECTED)
+    for kind, start in REQUEST_STARTS.items():
+        yield NodeEdge(StatePair(start.source, None), start.target, NodeEdgeCause.REQUESTED, kind)
+    yield NodeEdge(StatePair(NodeState.NONE, None), REFUSED_BEFORE_START, NodeEdgeCause.REJECTED)
     for row in _ROWS:
         if row.here.state is None:
             continue

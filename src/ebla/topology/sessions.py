@@ -6,7 +6,8 @@ session is open, and held until the effect is done. Closing is: delete the key, 
 guards held. So an effect that comes late, from a repeated message or a task that was given up, meets a session that is
 gone, and is refused.
 
-`SessionBook` is one process's view of that: it follows the snapshots it is fed, counts guards, and says what drained.
+`SessionStateMachine` is one process's view of that: it follows the snapshots it is fed, counts guards, and says what
+drained.
 """
 
 import enum
@@ -23,7 +24,7 @@ from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
 
 
-class Opening(enum.StrEnum):
+class SessionOpenCause(enum.StrEnum):
     ENTERING_STAGE = "entering_stage"
     """The commit by which a tablet enters a stage with side effects; each such stage has a session of its own."""
     STARTING_REQUEST = "starting_request"
@@ -31,7 +32,7 @@ class Opening(enum.StrEnum):
     SUBMITTING_JOB = "submitting_job"
 
 
-class Closing(enum.StrEnum):
+class SessionCloseCause(enum.StrEnum):
     LEAVING_STAGE = "leaving_stage"
     ENDING_REQUEST = "ending_request"
     """The commit by which streaming ends, well or not."""
@@ -41,8 +42,8 @@ class Closing(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionRule:
-    opened: Opening
-    closed: Closing
+    opened: SessionOpenCause
+    closed: SessionCloseCause
     names_tablet: bool
     has_deadline: bool
     """A bulk job's owner is outside the cluster and may vanish; stages and requests are the coordinator's."""
@@ -53,17 +54,25 @@ class SessionRule:
 SESSION_RULES: Mapping[SessionKind, SessionRule] = MappingProxyType(
     {
         SessionKind.STAGE: SessionRule(
-            Opening.ENTERING_STAGE, Closing.LEAVING_STAGE, names_tablet=True, has_deadline=False, survives_retry=True
+            SessionOpenCause.ENTERING_STAGE,
+            SessionCloseCause.LEAVING_STAGE,
+            names_tablet=True,
+            has_deadline=False,
+            survives_retry=True,
         ),
         SessionKind.REQUEST: SessionRule(
-            Opening.STARTING_REQUEST,
-            Closing.ENDING_REQUEST,
+            SessionOpenCause.STARTING_REQUEST,
+            SessionCloseCause.ENDING_REQUEST,
             names_tablet=False,
             has_deadline=False,
             survives_retry=True,
         ),
         SessionKind.BULK_JOB: SessionRule(
-            Opening.SUBMITTING_JOB, Closing.ENDING_JOB, names_tablet=False, has_deadline=True, survives_retry=False
+            SessionOpenCause.SUBMITTING_JOB,
+            SessionCloseCause.ENDING_JOB,
+            names_tablet=False,
+            has_deadline=True,
+            survives_retry=False,
         ),
     }
 )
@@ -127,7 +136,7 @@ class BarrierProof:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionBook:
+class SessionStateMachine:
     """What one process knows. Immutable: each step gives a new book."""
 
     applied: Revision
@@ -142,7 +151,7 @@ class SessionBook:
             return SessionPhase.OPEN
         return SessionPhase.CLOSING if session in self.guards else SessionPhase.CLOSED
 
-    def followed(self, snapshot: Snapshot, applied: Revision) -> "SessionBook":
+    def followed(self, snapshot: Snapshot, applied: Revision) -> "SessionStateMachine":
         """The book after the feed delivered this snapshot."""
         assert applied.history != self.applied.history or applied.index >= self.applied.index
         for session in self.closing():
@@ -171,12 +180,12 @@ class SessionBook:
             return GuardRefusal.PAST_DEADLINE
         return None
 
-    def entered(self, guard: FrozenGuard, proof: BarrierProof) -> "SessionBook":
+    def entered(self, guard: FrozenGuard, proof: BarrierProof) -> "SessionStateMachine":
         """The book with one more guard held."""
         assert self.refusal(guard, proof) is None
         return replace(self, guards=self.guards.put(guard.session, self.guards.get(guard.session, 0) + 1))
 
-    def released(self, guard: FrozenGuard) -> "SessionBook":
+    def released(self, guard: FrozenGuard) -> "SessionStateMachine":
         count = self.guards[guard.session]
         remaining = self.guards.put(guard.session, count - 1) if count > 1 else self.guards.without(guard.session)
         return replace(self, guards=remaining)
@@ -187,10 +196,10 @@ def _reached(applied: Revision, wanted: Revision) -> bool:
     return applied.history == wanted.history and applied.index >= wanted.index
 
 
-def jobs_to_end(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
+def sessions_to_close(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
     """Bulk jobs whose session the leader must close now: their time is up, or their table was dropped by a step that
     was decided before they opened and committed after it."""
-    overdue = overdue_jobs(snapshot, now_ms)
+    overdue = overdue_sessions(snapshot, now_ms)
     return tuple(each for each in sorted(snapshot.sessions) if each in overdue or _lost_its_table(snapshot, each))
 
 
@@ -199,7 +208,7 @@ def _lost_its_table(snapshot: Snapshot, session: SessionId) -> bool:
     return row.kind is SessionKind.BULK_JOB and row.table not in snapshot.tables
 
 
-def overdue_jobs(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
+def overdue_sessions(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
     """Bulk jobs whose session the leader must close now, by id."""
     sessions = (snapshot.sessions[each] for each in sorted(snapshot.sessions))
     return tuple(each.id for each in sessions if each.deadline_ms is not None and now_ms >= each.deadline_ms)

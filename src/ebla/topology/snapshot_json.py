@@ -6,8 +6,8 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.identity import HostId
 from ebla.topology import keys
 from ebla.topology.keys import Row, chunk_row, map_row
-from ebla.topology.rebuild import with_rows
 from ebla.topology.snapshot import Snapshot
+from ebla.topology.snapshot_builder import with_rows
 
 FORMAT = 1
 

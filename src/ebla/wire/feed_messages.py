@@ -59,7 +59,7 @@ class ChildReport(msgspec.Struct, frozen=True, array_like=True):
     fence: TopologyVersion
     oldest_running: TopologyVersion
     """The oldest version that a request still running holds, as a router or as a replica; `version` where none does."""
-    pending_open: bool
+    pending_replicas_open: bool
     """Every pending replica that the version names here takes writes."""
     closing_sessions: tuple[SessionId, ...] = ()
     """Guards are held of these, though they are no longer listed."""

@@ -46,7 +46,7 @@ class Introduction(msgspec.Struct, frozen=True, array_like=True):
     features: tuple[str, ...] = ()
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class HelloFrame(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The first frame of whoever connected. `expected_host` is who it believes to have reached."""
 
     oldest: int
@@ -57,19 +57,19 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     expected_host: HostId | None = None
 
 
-class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class WelcomeFrame(msgspec.Struct, frozen=True, array_like=True, tag=2):
     version: int
     frame_bytes_max: int
     introduction: Introduction
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class RefusalFrame(msgspec.Struct, frozen=True, array_like=True, tag=3):
     reason: int
     """A `RefusalReason`, or one that only a newer peer knows."""
     message: str
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
+class RequestFrame(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
     """`id` counts up by one on each connection, from 1: a repeated frame is recognised by it."""
 
     id: int
@@ -78,12 +78,12 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
     body: msgspec.Raw
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
+class AnswerFrame(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
     id: int
     body: msgspec.Raw
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class FailureFrame(msgspec.Struct, frozen=True, array_like=True, tag=6):
     id: int
     error: str
     outcome: Outcome
@@ -91,21 +91,23 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag=6):
     advice: str = ""
 
 
-class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class CancelFrame(msgspec.Struct, frozen=True, array_like=True, tag=7):
     id: int
 
 
-class OneWay(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
+class NoticeFrame(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
     """A notice: no answer, no deadline, may be lost."""
 
     notice: int
     body: msgspec.Raw
 
 
-Frame = Hello | Welcome | Refusal | Request | Answer | Failure | Cancel | OneWay
+WireFrame = (
+    HelloFrame | WelcomeFrame | RefusalFrame | RequestFrame | AnswerFrame | FailureFrame | CancelFrame | NoticeFrame
+)
 
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
-_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+_decoder: msgspec.msgpack.Decoder[WireFrame] = msgspec.msgpack.Decoder(WireFrame)
 
 encode = _encoder.encode
 """Any frame or body to bytes."""
@@ -116,7 +118,7 @@ def with_body(body: object) -> msgspec.Raw:
     return body  # type: ignore[return-value]  # the encoder takes any struct where Raw stands; see above
 
 
-def decode(data: bytes) -> Frame:
+def decode(data: bytes) -> WireFrame:
     """Raises `InvalidRequest` for bytes that are no frame."""
     try:
         return _decoder.decode(data)

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from ebla.group0.commands import Answer
-from ebla.group0.discovery import Reply
-from ebla.group0.members import Member, Role
+from ebla.group0.commands import CommandAnswer
+from ebla.group0.discovery import DiscoveryReply
+from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import Address, HistoryId, HostId
 from ebla.model.transaction import Revision, Transaction
 from ebla.raft.messages import EntryKind, InstallSnapshot, Message
@@ -33,7 +33,7 @@ class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True):
     """Grows with each try of the sender, whose pieces may be cut differently each time."""
 
 
-class ChunkAnswer(msgspec.Struct, frozen=True, array_like=True):
+class SnapshotChunkAnswer(msgspec.Struct, frozen=True, array_like=True):
     """`taken`: this chunk need not be sent again. `stored`: nothing need be sent again, the peer has a state at least
     as late as the snapshot's. Where neither is true the sender asks again, for as long as `progress` grows: a slow
     disk is no reason to begin from the start, and one that takes nothing for long is."""
@@ -58,7 +58,7 @@ class DiscoverRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DiscoverAnswer(msgspec.Struct, frozen=True, array_like=True):
-    reply: Reply
+    reply: DiscoveryReply
 
 
 class JoinRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -81,11 +81,11 @@ class MembershipRequest(msgspec.Struct, frozen=True, array_like=True):
 class MembershipAnswer(msgspec.Struct, frozen=True, array_like=True):
     """`role` is None for a host this node has never heard of, as far as `revision`."""
 
-    role: Role | None
+    role: MemberRole | None
     revision: Revision
 
 
-class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
+class Group0ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """Keys, and everything below the prefixes. `quorum`: linearizable; otherwise what this node has applied."""
 
     keys: tuple[str, ...] = ()
@@ -96,20 +96,20 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     start: int = 0
 
 
-class FoundKey(msgspec.Struct, frozen=True, array_like=True):
+class FoundKeyValue(msgspec.Struct, frozen=True, array_like=True):
     key: str
     value: bytes
     revision: Revision
 
 
-class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
+class Group0ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The state at `revision`; keys that do not exist are left out.
 
     `more`: it did not fit, and its further rows are asked for with `at` and `start`. Where the revision is another than
     was asked for, the node holds that state no longer and this is the first page of a new one."""
 
     revision: Revision
-    found: tuple[FoundKey, ...]
+    found: tuple[FoundKeyValue, ...]
     more: bool = False
 
 
@@ -118,7 +118,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExecuteAnswer(msgspec.Struct, frozen=True, array_like=True):
-    answer: Answer
+    answer: CommandAnswer
 
 
 class WatchRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -188,12 +188,12 @@ class ChangeMemberRequest(msgspec.Struct, frozen=True, array_like=True):
     """Give a host another role. A lock, where one is named, must still be the newest when the change is applied."""
 
     host: HostId
-    role: Role
+    role: MemberRole
     address: Address | None = None
     lock: bytes | None = None
 
 
-class TransferRequest(msgspec.Struct, frozen=True, array_like=True):
+class TransferLeadershipRequest(msgspec.Struct, frozen=True, array_like=True):
     """Let this voter lead."""
 
     host: HostId

@@ -4,9 +4,16 @@ import msgspec
 
 from ebla.model.errors import Unavailable
 from ebla.model.transaction import Revision
-from ebla.wire.group0_messages import FoundKey, ReadAnswer, ReadRequest, WatchAnswer, WatchedChange, WatchRequest
+from ebla.wire.group0_messages import (
+    FoundKeyValue,
+    Group0ReadAnswer,
+    Group0ReadRequest,
+    WatchAnswer,
+    WatchedChange,
+    WatchRequest,
+)
 
-BEGINNINGS_MAX = 20
+RESTARTS_MAX = 20
 """A node that forgets what it has begun to send again and again has no room for it."""
 
 
@@ -16,32 +23,32 @@ class _Beginnings:
 
     def count(self) -> None:
         self._count += 1
-        if self._count > BEGINNINGS_MAX:
+        if self._count > RESTARTS_MAX:
             raise Unavailable(f"the pages of a large answer were begun anew {self._count} times", advice="ask less")
 
 
-class ReadPages:
+class ReadPager:
     """`while (whole := pages.take(ask(pages.request()))) is None: pass`"""
 
-    def __init__(self, request: ReadRequest) -> None:
+    def __init__(self, request: Group0ReadRequest) -> None:
         self._request = request
         self._at: Revision | None = None
-        self._found: list[FoundKey] = []
+        self._found: list[FoundKeyValue] = []
         self._beginnings = _Beginnings()
 
-    def request(self) -> ReadRequest:
+    def request(self) -> Group0ReadRequest:
         return msgspec.structs.replace(self._request, at=self._at, start=len(self._found))
 
-    def take(self, answer: ReadAnswer) -> ReadAnswer | None:
+    def take(self, answer: Group0ReadAnswer) -> Group0ReadAnswer | None:
         """The whole answer, once it is there."""
         if answer.revision != self._at:
             self._beginnings.count()
             self._at, self._found = answer.revision, []
         self._found += answer.found
-        return None if answer.more else ReadAnswer(answer.revision, tuple(self._found))
+        return None if answer.more else Group0ReadAnswer(answer.revision, tuple(self._found))
 
 
-class WatchPages:
+class WatchPager:
     """Follows a prefix. Changes come as they are told; of a reset nothing comes before all of it is there."""
 
     def __init__(self, prefix: str, after: Revision | None = None) -> None:

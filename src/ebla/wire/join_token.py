@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from ebla.model.errors import InvalidRequest, Refused
-from ebla.ports.chance import Chance
+from ebla.ports.rng import Rng
 
 PREFIX = "ebla-join-"
 FINGERPRINT_BYTES = 16
@@ -49,9 +49,9 @@ class JoinToken:
             raise Refused("the join token has expired", advice="make a new one")
 
 
-def make_join_token(key: bytes, fingerprint: bytes, expires_at_s: int, chance: Chance) -> JoinToken:
+def make_join_token(key: bytes, fingerprint: bytes, expires_at_s: int, rng: Rng) -> JoinToken:
     assert len(fingerprint) >= FINGERPRINT_BYTES
-    unsigned = JoinToken(expires_at_s, chance.bytes(8), fingerprint[:FINGERPRINT_BYTES], b"")
+    unsigned = JoinToken(expires_at_s, rng.bytes(8), fingerprint[:FINGERPRINT_BYTES], b"")
     return JoinToken(expires_at_s, unsigned.nonce, unsigned.fingerprint, _code(key, unsigned.signed()))
 
 

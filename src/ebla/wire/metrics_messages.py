@@ -14,7 +14,7 @@ class MetricKind(enum.StrEnum):
     HISTOGRAM = "histogram"
 
 
-class ToldSeries(msgspec.Struct, frozen=True, array_like=True):
+class MetricSample(msgspec.Struct, frozen=True, array_like=True):
     labels: tuple[str, ...]
     value: float
     """Of a histogram the sum of what was observed."""
@@ -22,14 +22,14 @@ class ToldSeries(msgspec.Struct, frozen=True, array_like=True):
     """Of a histogram: how many fell at or below each bound and above the one before; the last is what is above all."""
 
 
-class ToldMetric(msgspec.Struct, frozen=True, array_like=True):
+class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     kind: str
     """A `MetricKind`, or one that only a newer process knows."""
     name: str
     help: str
     labels: tuple[str, ...]
     bounds: tuple[float, ...]
-    series: tuple[ToldSeries, ...]
+    series: tuple[MetricSample, ...]
 
 
 class MetricsRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -37,24 +37,24 @@ class MetricsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetricsAnswer(msgspec.Struct, frozen=True, array_like=True):
-    metrics: tuple[ToldMetric, ...]
+    metrics: tuple[MetricFamily, ...]
 
 
-def told_metrics(metrics: Metrics) -> MetricsAnswer:
+def collect_metrics(metrics: Metrics) -> MetricsAnswer:
     return MetricsAnswer(tuple(_told(metrics)))
 
 
-def _told(metrics: Metrics) -> Iterator[ToldMetric]:
+def _told(metrics: Metrics) -> Iterator[MetricFamily]:
     for counter in metrics.counters.values():
-        counted = tuple(ToldSeries(labels, one.value) for labels, one in counter.all_series())
+        counted = tuple(MetricSample(labels, one.value) for labels, one in counter.all_series())
         yield _one(MetricKind.COUNTER, counter.description, counted)
     for gauge in metrics.gauges.values():
-        levels = tuple(ToldSeries(labels, one.value) for labels, one in gauge.all_series())
+        levels = tuple(MetricSample(labels, one.value) for labels, one in gauge.all_series())
         yield _one(MetricKind.GAUGE, gauge.description, levels)
     for histogram in metrics.histograms.values():
-        spread = tuple(ToldSeries(labels, one.sum, tuple(one.counts)) for labels, one in histogram.all_series())
+        spread = tuple(MetricSample(labels, one.sum, tuple(one.counts)) for labels, one in histogram.all_series())
         yield _one(MetricKind.HISTOGRAM, histogram.description, spread)
 
 
-def _one(kind: MetricKind, about: Description, series: tuple[ToldSeries, ...]) -> ToldMetric:
-    return ToldMetric(kind, about.name, about.help, about.labels, about.bounds, series)
+def _one(kind: MetricKind, about: Description, series: tuple[MetricSample, ...]) -> MetricFamily:
+    return MetricFamily(kind, about.name, about.help, about.labels, about.bounds, series)

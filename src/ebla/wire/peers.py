@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from ebla.model.errors import EblaError, Unreachable
 from ebla.model.identity import Address, HostId
-from ebla.ports.chance import Chance
+from ebla.observe.event_reporter import EventReporter
+from ebla.ports.rng import Rng
 from ebla.ports.transport import Transport
-from ebla.wire.calls import Caller, Target
-from ebla.wire.frames import Introduction, Lane, Welcome
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
+from ebla.wire.frames import Introduction, Lane, WelcomeFrame
 from ebla.wire.limits import WireLimits
-from ebla.wire.report import Report
 from ebla.wire.verbs import A, Notice, Q, Verb
 
 
@@ -37,7 +37,7 @@ class _Route:
         self.lane = lane
         self.address = address
         self.state = RouteState.CONNECTING
-        self.caller: Caller | None = None
+        self.caller: RpcClientConnection | None = None
         self.error = ""
         self.failures = 0
         self.is_refused = False
@@ -52,7 +52,7 @@ class _Route:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteReport:
+class RouteStatus:
     """A route as people see it."""
 
     host: HostId
@@ -67,10 +67,10 @@ class RouteReport:
 @dataclass(frozen=True, slots=True)
 class PeersContext:
     transport: Transport
-    chance: Chance
+    rng: Rng
     introduction: Introduction
     limits: WireLimits
-    report: Report
+    report: EventReporter
 
 
 class Peers:
@@ -111,9 +111,9 @@ class Peers:
     def hosts(self) -> tuple[HostId, ...]:
         return tuple(self._addresses)
 
-    def routes(self) -> tuple[RouteReport, ...]:
+    def routes(self) -> tuple[RouteStatus, ...]:
         return tuple(
-            RouteReport(
+            RouteStatus(
                 route.host,
                 route.lane,
                 route.address,
@@ -168,7 +168,7 @@ class Peers:
             if route.task is not None:
                 route.task.cancel(cause)
 
-    async def _wait_connected(self, route: _Route, expires_at: float) -> Caller:
+    async def _wait_connected(self, route: _Route, expires_at: float) -> RpcClientConnection:
         seen_failures = route.failures
         try:
             async with asyncio.timeout_at(expires_at):
@@ -186,7 +186,7 @@ class Peers:
         while True:
             route.move(RouteState.CONNECTING)
             try:
-                caller, _ = await connect(self._context, route.address, Target(route.lane, route.host))
+                caller, _ = await connect(self._context, route.address, ConnectionTarget(route.lane, route.host))
             except EblaError as error:
                 self._failed(route, error.message)
                 self._note_refused(route, True)
@@ -195,12 +195,12 @@ class Peers:
                 await self._use(route, caller)
                 if self._loop.time() - ready_at >= limits.backoff_max_ms / 1000:
                     route.failures = 0
-            wait_ms = backoff_ms(route.failures, limits, self._context.chance)
+            wait_ms = backoff_ms(route.failures, limits, self._context.rng)
             route.next_attempt_at = self._loop.time() + wait_ms / 1000
             route.move(RouteState.WAITING)
             await asyncio.sleep(wait_ms / 1000)
 
-    async def _use(self, route: _Route, caller: Caller) -> None:
+    async def _use(self, route: _Route, caller: RpcClientConnection) -> None:
         """Holds the connection until it ends. The count of failures goes back only once it has lasted a while: a
         peer that accepts and hangs up at once must meet a growing back-off too."""
         route.caller, route.error = caller, ""
@@ -237,15 +237,17 @@ def _unreachable(route: _Route) -> Unreachable:
     return Unreachable(f"host {route.host} at {route.address}: {route.error or 'no connection in time'}")
 
 
-def backoff_ms(failures: int, limits: WireLimits, chance: Chance) -> int:
+def backoff_ms(failures: int, limits: WireLimits, rng: Rng) -> int:
     """Between half and the whole of a step that doubles with each failure, up to the bound."""
     step = min(limits.backoff_max_ms, limits.backoff_first_ms * 2 ** min(max(0, failures - 1), 20))
-    return chance.randrange(step // 2, step + 1)
+    return rng.randrange(step // 2, step + 1)
 
 
-async def connect(context: PeersContext, address: Address, target: Target) -> tuple[Caller, Welcome]:
+async def connect(
+    context: PeersContext, address: Address, target: ConnectionTarget
+) -> tuple[RpcClientConnection, WelcomeFrame]:
     """One connection, greeted and ready, or `Unreachable` within the bound. The caller closes it."""
-    caller = Caller(context.introduction, target, context.limits)
+    caller = RpcClientConnection(context.introduction, target, context.limits)
     try:
         async with asyncio.timeout(context.limits.connect_ms / 1000):
             await context.transport.connect(address, caller.open)

@@ -7,23 +7,23 @@ from ebla.model.schema import Column, TableOptions
 from ebla.topology.snapshot import Keyspace
 
 
-class CreateKeyspaceWish(msgspec.Struct, frozen=True, array_like=True, tag="create_keyspace"):
+class CreateKeyspaceRequest(msgspec.Struct, frozen=True, array_like=True, tag="create_keyspace"):
     keyspace: Keyspace
     if_not_exists: bool = False
 
 
-class AlterKeyspaceWish(msgspec.Struct, frozen=True, array_like=True, tag="alter_keyspace"):
+class AlterKeyspaceRequest(msgspec.Struct, frozen=True, array_like=True, tag="alter_keyspace"):
     keyspace: Keyspace
 
 
-class DropKeyspaceWish(msgspec.Struct, frozen=True, array_like=True, tag="drop_keyspace"):
+class DropKeyspaceRequest(msgspec.Struct, frozen=True, array_like=True, tag="drop_keyspace"):
     """With its tables."""
 
     name: str
     if_exists: bool = False
 
 
-class CreateTableWish(msgspec.Struct, frozen=True, array_like=True, tag="create_table"):
+class CreateTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="create_table"):
     keyspace: str
     name: str
     columns: tuple[Column, ...]
@@ -32,7 +32,7 @@ class CreateTableWish(msgspec.Struct, frozen=True, array_like=True, tag="create_
     min_tablet_count: int = 0
 
 
-class AlterTableWish(msgspec.Struct, frozen=True, array_like=True, tag="alter_table"):
+class AlterTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="alter_table"):
     keyspace: str
     name: str
     added: tuple[Column, ...] = ()
@@ -43,32 +43,32 @@ class AlterTableWish(msgspec.Struct, frozen=True, array_like=True, tag="alter_ta
     """Key columns, old and new name."""
 
 
-class DropTableWish(msgspec.Struct, frozen=True, array_like=True, tag="drop_table"):
+class DropTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="drop_table"):
     keyspace: str
     name: str
     if_exists: bool = False
 
 
-class TruncateTableWish(msgspec.Struct, frozen=True, array_like=True, tag="truncate_table"):
+class TruncateTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="truncate_table"):
     """Everything written to it before is gone: the table goes on under a new id, with its name and its definition."""
 
     keyspace: str
     name: str
 
 
-SchemaWish = (
-    CreateKeyspaceWish
-    | AlterKeyspaceWish
-    | DropKeyspaceWish
-    | CreateTableWish
-    | AlterTableWish
-    | DropTableWish
-    | TruncateTableWish
+SchemaChange = (
+    CreateKeyspaceRequest
+    | AlterKeyspaceRequest
+    | DropKeyspaceRequest
+    | CreateTableRequest
+    | AlterTableRequest
+    | DropTableRequest
+    | TruncateTableRequest
 )
 
 
 class SchemaRequest(msgspec.Struct, frozen=True, array_like=True):
-    wish: SchemaWish
+    change: SchemaChange
 
 
 class SchemaAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -76,5 +76,5 @@ class SchemaAnswer(msgspec.Struct, frozen=True, array_like=True):
     """False: what was wished for was so already, and `if_not_exists` or `if_exists` said that this is fine."""
     version: TopologyVersion
     table: TableId | None = None
-    not_told: tuple[HostId, ...] = ()
+    unreached: tuple[HostId, ...] = ()
     """Nodes that went down while the change was under way; they will have it when they are back."""

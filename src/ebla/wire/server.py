@@ -2,7 +2,7 @@
 
 A verb is served by a plain function, whose answer leaves in the same step, or by a coroutine function, which runs as
 a task that ends with its deadline (INV-WIRE-5), its cancel, or its connection; or by a plain function that gives a
-future, which is cancelled where the task would be, or a `GoOn`, which becomes a task only then. Whatever a peer
+future, which is cancelled where the task would be, or a `Continuation`, which becomes a task only then. Whatever a peer
 sends, only its own connection suffers: an unknown verb or an unreadable request is answered with a failure, and bytes
 that are no frame end the connection with the cause in the event log.
 """
@@ -17,35 +17,35 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ebla.aio.deadline_timer import DeadlineTimer
+from ebla.aio.eager_future import EagerFuture
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, Overloaded
 from ebla.model.identity import HostId
+from ebla.observe.event_reporter import EventReporter, RateLimitedReporter
 from ebla.ports.transport import Link
-from ebla.wire.deadlines import Deadlines
-from ebla.wire.failures import failure_of
+from ebla.wire.errors import failure_frame
 from ebla.wire.frames import (
     PROTOCOL_NEWEST,
     PROTOCOL_OLDEST,
-    Answer,
-    Cancel,
-    Hello,
+    AnswerFrame,
+    CancelFrame,
+    HelloFrame,
     Introduction,
     Lane,
-    OneWay,
-    Refusal,
+    NoticeFrame,
+    RefusalFrame,
     RefusalReason,
-    Request,
-    Welcome,
+    RequestFrame,
+    WelcomeFrame,
     decode,
     encode,
     with_body,
 )
 from ebla.wire.limits import WireLimits
-from ebla.wire.reply import Reply
-from ebla.wire.report import CalmReport, Report
 from ebla.wire.verbs import A, Notice, Q, Verb
 
 _MISSING_IDS_MAX = 4096
-ANSWER_SHARE_MS_MAX = 100
+ANSWER_RESERVE_MS_MAX = 100
 T = TypeVar("T")
 
 
@@ -66,10 +66,10 @@ class IncomingCall(msgspec.Struct, frozen=True, gc=False):
         """The time for the work itself: the answer must reach the caller before the caller's own deadline, or it would
         learn nothing where we know what happened."""
         remaining_ms = self.remaining_ms()
-        return remaining_ms - min(ANSWER_SHARE_MS_MAX, remaining_ms // 5)
+        return remaining_ms - min(ANSWER_RESERVE_MS_MAX, remaining_ms // 5)
 
 
-class GoOn(Generic[A]):
+class Continuation(Generic[A]):
     """What a plain function gives where it cannot answer in the same step: the rest, to be run as a task. It bounds by
     itself how many of these there are, before it has any effect."""
 
@@ -82,7 +82,7 @@ class GoOn(Generic[A]):
 Serve = (
     Callable[[Q, IncomingCall], A]
     | Callable[[Q, IncomingCall], Awaitable[A]]
-    | Callable[[Q, IncomingCall], A | GoOn[A]]
+    | Callable[[Q, IncomingCall], A | Continuation[A]]
 )
 ServeNotice = Callable[[Q, IncomingCall], None] | Callable[[Q, IncomingCall], Awaitable[None]]
 
@@ -99,11 +99,11 @@ class _Served:
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    begin: "Callable[[Any, IncomingCall], asyncio.Future[Any] | Reply[Any]]"
+    begin: "Callable[[Any, IncomingCall], asyncio.Future[Any] | EagerFuture[Any]]"
     finish: Callable[[Any], Any]
 
 
-_Running = tuple["asyncio.Future[Any] | Reply[Any]", float]
+_Running = tuple["asyncio.Future[Any] | EagerFuture[Any]", float]
 """A request under way: its task, its future or its reply, and its deadline."""
 
 
@@ -111,16 +111,16 @@ class Server:
     """Give `accept` to a transport's `listen`. Requests run as tasks of the group given here."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, introduction: Introduction, limits: WireLimits, report: Report
+        self, tasks: asyncio.TaskGroup, introduction: Introduction, limits: WireLimits, report: EventReporter
     ) -> None:
         self.tasks = tasks
         self.introduction = introduction
         self.limits = limits
-        self.report: Report = CalmReport(report)
+        self.report: EventReporter = RateLimitedReporter(report)
         self.loop = asyncio.get_running_loop()
         self.verbs: dict[int, _Served] = {}
         self.notices: dict[int, _Served] = {}
-        self._links: dict[int, ServedLink] = {}
+        self._links: dict[int, RpcServerConnection] = {}
         self._links_accepted = 0
         self._unintroduced = 0
         self.on_introduced: Callable[[HostId, Lane], None] = _nobody_told
@@ -134,10 +134,10 @@ class Server:
         assert verb.number not in self.verbs, f"{verb.name} is served already"
         self.verbs[verb.number] = _served(verb.name, verb.lane, verb.request, work)
 
-    def serve_later(
+    def serve_future(
         self,
         verb: Verb[Q, A],
-        begin: "Callable[[Q, IncomingCall], asyncio.Future[T]] | Callable[[Q, IncomingCall], Reply[T]]",
+        begin: "Callable[[Q, IncomingCall], asyncio.Future[T]] | Callable[[Q, IncomingCall], EagerFuture[T]]",
         finish: Callable[[T], A],
     ) -> None:
         """`begin` gives a future or a reply at once, `finish` makes the answer of its result. For a verb that is asked
@@ -150,9 +150,9 @@ class Server:
         assert notice.number not in self.notices, f"{notice.name} is served already"
         self.notices[notice.number] = _served(notice.name, notice.lane, notice.message, work)
 
-    def accept(self, link: Link) -> "ServedLink":
+    def accept(self, link: Link) -> "RpcServerConnection":
         self._links_accepted += 1
-        served = ServedLink(self, link, self._links_accepted)
+        served = RpcServerConnection(self, link, self._links_accepted)
         self._links[served.serial] = served
         self._unintroduced += 1
         if len(self._links) > self.limits.served_links_max:
@@ -172,7 +172,7 @@ class Server:
     def introduced(self) -> None:
         self._unintroduced -= 1
 
-    def forget(self, served: "ServedLink") -> None:
+    def forget(self, served: "RpcServerConnection") -> None:
         del self._links[served.serial]
         if served.peer is None:
             self._unintroduced -= 1
@@ -189,7 +189,7 @@ def _served(name: str, lane: Lane, request: type, work: Callable[..., Any]) -> _
     return _Served(name, lane, decoder, work, None)
 
 
-class ServedLink:
+class RpcServerConnection:
     """One connection that a peer opened."""
 
     def __init__(self, server: Server, link: Link, serial: int) -> None:
@@ -204,7 +204,7 @@ class ServedLink:
         self._running: dict[int, _Running] = {}
         self._notices_running = 0
         self._closing = False
-        self._deadlines = Deadlines(server.loop, server.limits.deadline_slack_ms, self._expire)
+        self._deadlines = DeadlineTimer(server.loop, server.limits.deadline_slack_ms, self._expire)
         self._hello_timer: asyncio.TimerHandle | None = server.loop.call_later(
             server.limits.hello_ms / 1000, self._hello_missing
         )
@@ -232,13 +232,13 @@ class ServedLink:
         except InvalidRequest as error:
             self._end(error.message)
             return
-        if type(message) is Request and self.peer is not None:
+        if type(message) is RequestFrame and self.peer is not None:
             self._request(message, self.peer)
-        elif type(message) is OneWay and self.peer is not None:
+        elif type(message) is NoticeFrame and self.peer is not None:
             self._one_way(message, self.peer)
-        elif type(message) is Cancel:
+        elif type(message) is CancelFrame:
             self._stop_running(message.id, "withdrawn by the caller")
-        elif type(message) is Hello:
+        elif type(message) is HelloFrame:
             self._hello(message)
         else:
             self._end(f"a {type(message).__name__} frame has no place here")
@@ -248,7 +248,7 @@ class ServedLink:
         self.link.close(cause)
 
     def refuse(self, reason: RefusalReason, message: str) -> None:
-        self.link.send(encode(Refusal(reason, message)))
+        self.link.send(encode(RefusalFrame(reason, message)))
         self._end(message)
 
     def _end(self, cause: str) -> None:
@@ -265,7 +265,7 @@ class ServedLink:
         self._hello_timer = None
         self._end(f"no greeting within {self._server.limits.hello_ms} ms")
 
-    def _hello(self, hello: Hello) -> None:
+    def _hello(self, hello: HelloFrame) -> None:
         if self.peer is not None:
             return  # the network repeated it
         refusal = self._objection(hello)
@@ -280,10 +280,10 @@ class ServedLink:
         self._frame_bytes_max = min(hello.frame_bytes_max, self._server.limits.frame_bytes_max)
         self._server.introduced()
         version = min(hello.newest, PROTOCOL_NEWEST)
-        self.link.send(encode(Welcome(version, self._server.limits.frame_bytes_max, self._server.introduction)))
+        self.link.send(encode(WelcomeFrame(version, self._server.limits.frame_bytes_max, self._server.introduction)))
         self._server.on_introduced(self.peer.host, self._lane)
 
-    def _objection(self, hello: Hello) -> tuple[RefusalReason, str] | None:
+    def _objection(self, hello: HelloFrame) -> tuple[RefusalReason, str] | None:
         ours, theirs = self._server.introduction, hello.introduction
         if hello.newest < PROTOCOL_OLDEST or hello.oldest > PROTOCOL_NEWEST:
             return RefusalReason.VERSION, (
@@ -306,7 +306,7 @@ class ServedLink:
 
     # ---- requests
 
-    def _request(self, message: Request, peer: Introduction) -> None:
+    def _request(self, message: RequestFrame, peer: Introduction) -> None:
         if not self._is_first_sight(message.id):
             return
         served = self._server.verbs.get(message.verb)
@@ -328,7 +328,7 @@ class ServedLink:
             except Exception as error:  # every error of a verb is its caller's to hear
                 self._fail(message.id, self._as_ours(served.name, error))
                 return
-            if type(answer) is GoOn:
+            if type(answer) is Continuation:
                 self._go_on(message.id, served.name, answer.work, call.expires_at)
             else:
                 self._answer(message.id, served.name, answer)
@@ -345,7 +345,9 @@ class ServedLink:
         if task is not None:
             self._note_running(request_id, task, expires_at)
 
-    def _note_running(self, request_id: int, running: "asyncio.Future[Any] | Reply[Any]", expires_at: float) -> None:
+    def _note_running(
+        self, request_id: int, running: "asyncio.Future[Any] | EagerFuture[Any]", expires_at: float
+    ) -> None:
         self._running[request_id] = (running, expires_at)
         if expires_at < self._deadlines.armed_at:
             self._deadlines.note(expires_at)
@@ -361,7 +363,11 @@ class ServedLink:
         outcome.add_done_callback(partial(self._finish, request_id, name, later.finish))
 
     def _finish(
-        self, request_id: int, name: str, finish: Callable[[Any], Any], outcome: "asyncio.Future[Any] | Reply[Any]"
+        self,
+        request_id: int,
+        name: str,
+        finish: Callable[[Any], Any],
+        outcome: "asyncio.Future[Any] | EagerFuture[Any]",
     ) -> None:
         self._running.pop(request_id, None)
         self._server.awaited -= 1
@@ -396,7 +402,7 @@ class ServedLink:
         if not self._closing:
             self._answer(request_id, name, answer)
 
-    def _one_way(self, message: OneWay, peer: Introduction) -> None:
+    def _one_way(self, message: NoticeFrame, peer: Introduction) -> None:
         served = self._server.notices.get(message.notice)
         if served is None or served.lane is not self._lane:
             self._server.report("wire.notice_refused", {"notice": message.notice, "host": str(peer.host)})
@@ -468,7 +474,7 @@ class ServedLink:
 
     def _answer(self, request_id: int, name: str, answer: Any) -> None:
         try:
-            frame = encode(Answer(request_id, with_body(answer)))
+            frame = encode(AnswerFrame(request_id, with_body(answer)))
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
             self._fail(request_id, self._as_ours(name, error))
             return
@@ -480,7 +486,7 @@ class ServedLink:
         self._send(frame)
 
     def _fail(self, request_id: int, error: EblaError) -> None:
-        self._send(encode(failure_of(request_id, error)))
+        self._send(encode(failure_frame(request_id, error)))
 
     def _send(self, frame: bytes) -> None:
         link = self.link

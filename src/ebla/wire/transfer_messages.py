@@ -8,7 +8,6 @@ import enum
 
 import msgspec
 
-from ebla.model.asked_rows import AskedColumn, KeyCondition
 from ebla.model.identity import (
     AttemptId,
     CheckpointId,
@@ -20,8 +19,9 @@ from ebla.model.identity import (
     TopologyVersion,
     TransferId,
 )
+from ebla.model.selection import ColumnSelector, KeyCondition
 from ebla.model.token import TokenRange
-from ebla.model.transfers import Source, StagedFile, StagingKind, Target
+from ebla.model.transfers import StagedFile, StagingKind, TransferSource, TransferTarget
 
 # ---- control
 
@@ -34,7 +34,7 @@ class OpenSessionRequest(msgspec.Struct, frozen=True, array_like=True):
     job: JobId
     life_ms: int
     """After so long the leader closes it, whatever its owner does."""
-    asked_at: TopologyVersion | None = None
+    known_version: TopologyVersion | None = None
     """A version that the asker knew of when it drew the id. By it a request that arrives after the session was closed,
     however late, is told from a new one; without it, only if few others were closed since then."""
 
@@ -136,7 +136,7 @@ class TakeCheckpointRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TakeCheckpointAnswer(msgspec.Struct, frozen=True, array_like=True):
-    source: Source
+    source: TransferSource
 
 
 class OpenStagingRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -154,7 +154,7 @@ class OpenStagingRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenStagingAnswer(msgspec.Struct, frozen=True, array_like=True):
-    target: Target
+    target: TransferTarget
 
 
 class SealRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -208,7 +208,7 @@ class BulkStatusRequest(msgspec.Struct, frozen=True, array_like=True):
 class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True):
     stagings: tuple[StagingStatus, ...] = ()
     checkpoints: int = 0
-    refused_closed: int = 0
+    refused_closed_session: int = 0
     """Pieces that came for a session that was closed, since the process started."""
     refused_tickets: int = 0
     received_bytes: int = 0
@@ -222,7 +222,7 @@ class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True):
 # ---- what goes over Flight, behind a ticket
 
 
-class FilesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="files"):
+class FilesQuery(msgspec.Struct, frozen=True, array_like=True, tag="files"):
     """One file of a checkpoint from an offset on. Batches have one column `bytes`, a value each; the last carries the
     CRC-32 of all the file's bytes, as 4 bytes big-endian, in its metadata.
 
@@ -237,31 +237,31 @@ class FilesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="files"):
     """Further files of the part, by layer and name, each from its beginning."""
 
 
-class StoredRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="stored_rows"):
+class StoredRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="stored_rows"):
     """Rows as they are stored, merged over layers, in key order: columns `key` and `value`."""
 
     range: TokenRange
     conditions: tuple[KeyCondition, ...] = ()
     """Rows that do not meet them are left out; the heads of their partitions may come all the same."""
     partitions: tuple[bytes, ...] = ()
-    """As of `TypedRowsQuestion`."""
+    """As of `TypedRowsQuery`."""
     by_column: bool = False
     """Whoever asks can take the same rows as chunks of columns (`storage/columns.whole_shape`), by which a node that
     has them answers several times faster. The answer's schema tells which it is."""
 
 
-class TypedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="typed_rows"):
+class TypedRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="typed_rows"):
     """What a user sees, in typed columns."""
 
     range: TokenRange
-    columns: tuple[AskedColumn, ...]
+    columns: tuple[ColumnSelector, ...]
     now_s: int
     conditions: tuple[KeyCondition, ...] = ()
     partitions: tuple[bytes, ...] = ()
     """Only these, each as the part of its rows' keys up to the kind (`key_codec.partition_prefix`); none: all."""
 
 
-class HashesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="hashes"):
+class HashesQuery(msgspec.Struct, frozen=True, array_like=True, tag="hashes"):
     """A hash for each of so many equal parts of the range: columns `bucket`, `hash`, `rows`."""
 
     range: TokenRange
@@ -269,13 +269,13 @@ class HashesQuestion(msgspec.Struct, frozen=True, array_like=True, tag="hashes")
     gc_before_s: int
 
 
-class LocateQuestion(msgspec.Struct, frozen=True, array_like=True, tag="locate"):
+class LocateQuery(msgspec.Struct, frozen=True, array_like=True, tag="locate"):
     """Where the files are. One batch with one value: a `table_access.Located`. Counts as a use of what is kept."""
 
     range: TokenRange
 
 
-class StagedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="staged_rows"):
+class StagedRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="staged_rows"):
     """What an attempt has staged, behind the ticket by which it was put: batches with one column `bytes`, a record of
     rows each, as they were sent; behind the last one an empty batch with `flight_forms.END_OF_ROWS` in its metadata.
     For replicas that came while a job ran. Of a transfer that is sealed all that count are one: whichever of them is
@@ -285,14 +285,14 @@ class StagedRowsQuestion(msgspec.Struct, frozen=True, array_like=True, tag="stag
     attempt: AttemptId
 
 
-Question = FilesQuestion | StoredRowsQuestion | TypedRowsQuestion | HashesQuestion | LocateQuestion | StagedRowsQuestion
+FlightQuery = FilesQuery | StoredRowsQuery | TypedRowsQuery | HashesQuery | LocateQuery | StagedRowsQuery
 
 
 class FlightGet(msgspec.Struct, frozen=True, array_like=True):
     """What stands in a Flight ticket."""
 
     ticket: bytes
-    question: Question
+    query: FlightQuery
     run: str = ""
     """Of a read of a table: which run of the job asks. What was planned once may be run again, hours later, and each
     run reads the table as it is then."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ebla.model.identity import ClusterId, HostId, TopologyVersion
-from ebla.storage.fold_plan import FoldJob, FoldResult
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.wire.feed_messages import (
     ChildReport,
     FeedAnswer,
@@ -24,11 +24,12 @@ from ebla.wire.feed_messages import (
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import (
     ChangeMemberRequest,
-    ChunkAnswer,
     DiscoverAnswer,
     DiscoverRequest,
     ExecuteAnswer,
     ExecuteRequest,
+    Group0ReadAnswer,
+    Group0ReadRequest,
     Group0Report,
     JoinAnswer,
     JoinRequest,
@@ -39,10 +40,9 @@ from ebla.wire.group0_messages import (
     MembersRequest,
     ProposeRequest,
     RaftMessages,
-    ReadAnswer,
-    ReadRequest,
     SnapshotChunk,
-    TransferRequest,
+    SnapshotChunkAnswer,
+    TransferLeadershipRequest,
     WatchAnswer,
     WatchRequest,
 )
@@ -58,7 +58,7 @@ from ebla.wire.row_messages import (
     WriteRowsRequest,
 )
 from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest
-from ebla.wire.table_access import (
+from ebla.wire.table_calls import (
     CloseTableReadRequest,
     OpenTableReadAnswer,
     OpenTableReadRequest,
@@ -106,7 +106,7 @@ class Notice(Generic[Q]):
     message: type[Q]
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True):
+class EmptyAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The answer of a verb that has nothing to tell."""
 
 
@@ -252,34 +252,34 @@ class HandOverAnswer(msgspec.Struct, frozen=True, array_like=True):
 IDENTITY = Verb(1, "identity", Lane.CONTROL, IdentityRequest, IdentityAnswer)
 HEARTBEAT = Verb(2, "heartbeat", Lane.CONTROL, HeartbeatRequest, HeartbeatAnswer)
 STATUS = Verb(3, "status", Lane.CONTROL, StatusRequest, StatusAnswer)
-STOP = Verb(4, "stop", Lane.CONTROL, StopRequest, Done)
+STOP = Verb(4, "stop", Lane.CONTROL, StopRequest, EmptyAnswer)
 AUTHORITY = Verb(5, "authority", Lane.JOIN, AuthorityRequest, AuthorityAnswer)
 HAND_OVER = Verb(6, "hand_over", Lane.JOIN, HandOverRequest, HandOverAnswer)
 CHILD_BEAT = Verb(7, "child_beat", Lane.CONTROL, ChildBeatRequest, ChildBeatAnswer)
 RAFT = Notice(8, "raft", Lane.RAFT, RaftMessages)
-SNAPSHOT_CHUNK = Verb(9, "snapshot_chunk", Lane.DATA, SnapshotChunk, ChunkAnswer)
-GROUP0_PROPOSE = Verb(10, "group0_propose", Lane.CONTROL, ProposeRequest, Done)
+SNAPSHOT_CHUNK = Verb(9, "snapshot_chunk", Lane.DATA, SnapshotChunk, SnapshotChunkAnswer)
+GROUP0_PROPOSE = Verb(10, "group0_propose", Lane.CONTROL, ProposeRequest, EmptyAnswer)
 GROUP0_DISCOVER = Verb(11, "group0_discover", Lane.CONTROL, DiscoverRequest, DiscoverAnswer)
 GROUP0_JOIN = Verb(12, "group0_join", Lane.CONTROL, JoinRequest, JoinAnswer)
 GROUP0_MEMBERSHIP = Verb(13, "group0_membership", Lane.CONTROL, MembershipRequest, MembershipAnswer)
-GROUP0_READ = Verb(14, "group0_read", Lane.CONTROL, ReadRequest, ReadAnswer)
+GROUP0_READ = Verb(14, "group0_read", Lane.CONTROL, Group0ReadRequest, Group0ReadAnswer)
 GROUP0_EXECUTE = Verb(15, "group0_execute", Lane.CONTROL, ExecuteRequest, ExecuteAnswer)
 GROUP0_WATCH = Verb(16, "group0_watch", Lane.CONTROL, WatchRequest, WatchAnswer)
 GROUP0_LOCK = Verb(17, "group0_lock", Lane.CONTROL, LockRequest, LockAnswer)
 GROUP0_MEMBERS = Verb(18, "group0_members", Lane.CONTROL, MembersRequest, Group0Report)
 GROUP0_CHANGE_MEMBER = Verb(19, "group0_change_member", Lane.CONTROL, ChangeMemberRequest, ExecuteAnswer)
-GROUP0_TRANSFER = Verb(20, "group0_transfer", Lane.CONTROL, TransferRequest, Done)
+GROUP0_TRANSFER = Verb(20, "group0_transfer", Lane.CONTROL, TransferLeadershipRequest, EmptyAnswer)
 FEED = Verb(21, "feed", Lane.CONTROL, FeedRequest, FeedAnswer)
-CHILD_REPORT = Verb(22, "child_report", Lane.CONTROL, ChildReport, Done)
+CHILD_REPORT = Verb(22, "child_report", Lane.CONTROL, ChildReport, EmptyAnswer)
 READ_BARRIER = Verb(23, "read_barrier", Lane.CONTROL, ReadBarrierRequest, ReadBarrierAnswer)
 NODE_BARRIER = Verb(24, "node_barrier", Lane.CONTROL, NodeBarrierRequest, NodeBarrierAnswer)
 SCHEMA = Verb(25, "schema", Lane.CONTROL, SchemaRequest, SchemaAnswer)
 WRITE_ROWS = Verb(26, "write_rows", Lane.DATA, WriteRowsRequest, WriteRowsAnswer)
 READ_ROWS = Verb(27, "read_rows", Lane.DATA, ReadRowsRequest, ReadRowsAnswer)
-STREAM_ROWS = Verb(28, "stream_rows", Lane.DATA, StreamRowsRequest, Done)
-ROUTE_WRITE = Verb(29, "route_write", Lane.DATA, RouteWriteRequest, Done)
+STREAM_ROWS = Verb(28, "stream_rows", Lane.DATA, StreamRowsRequest, EmptyAnswer)
+ROUTE_WRITE = Verb(29, "route_write", Lane.DATA, RouteWriteRequest, EmptyAnswer)
 ROUTE_READ = Verb(30, "route_read", Lane.DATA, RouteReadRequest, RouteReadAnswer)
-FOLD = Verb(31, "fold", Lane.DATA, FoldJob, FoldResult)
+COMPACT = Verb(31, "fold", Lane.DATA, CompactionJob, CompactionResult)
 METRICS = Verb(32, "metrics", Lane.CONTROL, MetricsRequest, MetricsAnswer)
 OPEN_SESSION = Verb(33, "open_session", Lane.CONTROL, OpenSessionRequest, OpenSessionAnswer)
 CLOSE_SESSION = Verb(34, "close_session", Lane.CONTROL, CloseSessionRequest, CloseSessionAnswer)
@@ -289,10 +289,10 @@ ADOPT = Verb(37, "adopt", Lane.DATA, AdoptRequest, AdoptAnswer)
 TAKE_CHECKPOINT = Verb(38, "take_checkpoint", Lane.DATA, TakeCheckpointRequest, TakeCheckpointAnswer)
 OPEN_STAGING = Verb(39, "open_staging", Lane.DATA, OpenStagingRequest, OpenStagingAnswer)
 SEAL = Verb(40, "seal", Lane.DATA, SealRequest, SealAnswer)
-RELEASE = Verb(41, "release", Lane.DATA, ReleaseRequest, Done)
+RELEASE = Verb(41, "release", Lane.DATA, ReleaseRequest, EmptyAnswer)
 BULK_STATUS = Verb(42, "bulk_status", Lane.DATA, BulkStatusRequest, BulkStatusAnswer)
 OPEN_TABLE_READ = Verb(43, "open_table_read", Lane.DATA, OpenTableReadRequest, OpenTableReadAnswer)
-CLOSE_TABLE_READ = Verb(44, "close_table_read", Lane.DATA, CloseTableReadRequest, Done)
+CLOSE_TABLE_READ = Verb(44, "close_table_read", Lane.DATA, CloseTableReadRequest, EmptyAnswer)
 
 VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     IDENTITY,
@@ -325,7 +325,7 @@ VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     STREAM_ROWS,
     ROUTE_WRITE,
     ROUTE_READ,
-    FOLD,
+    COMPACT,
     METRICS,
     OPEN_SESSION,
     CLOSE_SESSION,

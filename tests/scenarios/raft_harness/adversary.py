@@ -7,28 +7,28 @@ from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ebla.raft.core import Core
-from ebla.raft.effects import Apply, Write
+from ebla.raft.core import RaftCore
+from ebla.raft.effects import ApplyEntries, LogWrite
 from ebla.raft.events import (
     ApplyMembership,
     Campaign,
     Compact,
-    Event,
     ForgetLeader,
     PeerReachable,
     PeerUnreachable,
     Propose,
+    RaftEvent,
     ReadIndex,
     SnapshotSent,
     SnapshotTaken,
     Tick,
     TransferLeadership,
-    Written,
+    WriteCompleted,
 )
-from ebla.raft.invariants import History
+from ebla.raft.invariants import RaftChecker
 from ebla.raft.membership import (
-    Change,
-    ChangeKind,
+    MemberChange,
+    MemberChangeKind,
     MembershipChange,
     MembershipRefused,
     Transition,
@@ -37,9 +37,9 @@ from ebla.raft.membership import (
     encode_change,
 )
 from ebla.raft.messages import Entry, EntryKind, HardState, Membership, Message, PeerId, SnapshotMeta
-from ebla.raft.options import Options
+from ebla.raft.options import RaftOptions
 from ebla.raft.roles import Leader
-from ebla.raft.state import Past, Refusal
+from ebla.raft.state import RecoveredState, StepRefusal
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Durable:
         position = index - self.base.index - 1
         return 0 <= position < len(self.entries) and self.entries[position].term == term
 
-    def write(self, write: Write) -> None:
+    def write(self, write: LogWrite) -> None:
         if write.snapshot is not None and write.snapshot.index > self.snapshot.index:
             self.snapshot = write.snapshot
             self.base = Entry(write.snapshot.index, write.snapshot.term)
@@ -94,27 +94,27 @@ class Durable:
             if keep >= 0:
                 self.entries[keep:] = write.entries
 
-    def past(self) -> Past:
+    def past(self) -> RecoveredState:
         kept = (self.base, *self.entries) if self.base.index else tuple(self.entries)
-        return Past(self.hard_state, self.snapshot, kept)
+        return RecoveredState(self.hard_state, self.snapshot, kept)
 
 
 class Peer:
-    def __init__(self, options: Options, snapshot: SnapshotMeta, seed: int) -> None:
+    def __init__(self, options: RaftOptions, snapshot: SnapshotMeta, seed: int) -> None:
         self.options = options
         self.durable = Durable(HardState(), snapshot, Entry(snapshot.index, snapshot.term))
-        self.chance = SeededChance(seed)
+        self.rng = SeededChance(seed)
         self.now_ms = 0
-        self.writes: list[Write] = []
-        self.applies: list[Apply] = []
+        self.writes: list[LogWrite] = []
+        self.applies: list[ApplyEntries] = []
         self.applied = snapshot
-        self.core = Core(options, self.durable.past(), self.chance, 0)
+        self.core = RaftCore(options, self.durable.past(), self.rng, 0)
 
     def restart(self) -> None:
         self.writes.clear()
         self.applies.clear()
         self.applied = self.durable.snapshot
-        self.core = Core(self.options, self.durable.past(), self.chance, self.now_ms)
+        self.core = RaftCore(self.options, self.durable.past(), self.rng, self.now_ms)
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ class Adversary:
         seed: int,
         peers: int,
         harshness: Harshness | None = None,
-        options: Callable[[PeerId], Options] | None = None,
+        options: Callable[[PeerId], RaftOptions] | None = None,
     ) -> None:
         self.random = random.Random(seed)
         self.harshness = harshness or Harshness()
-        self.history = History()
+        self.history = RaftChecker()
         self.flying: list[Message] = []
         self.cuts: set[tuple[PeerId, PeerId]] = set()
         self.peers: dict[PeerId, Peer] = {}
@@ -156,9 +156,9 @@ class Adversary:
             start = first if first.membership.is_member(peer) else SnapshotMeta()
             self.peers[peer] = Peer(chosen, start, seed * 1000 + number)
 
-    def _options(self, peer: PeerId) -> Options:
+    def _options(self, peer: PeerId) -> RaftOptions:
         """The same for all peers of a run, different between runs."""
-        return Options(
+        return RaftOptions(
             peer=peer,
             election_ticks=5,
             check_quorum=self.random.random() < 0.6,
@@ -201,7 +201,7 @@ class Adversary:
     def _any(self) -> Peer:
         return self.random.choice(list(self.peers.values()))
 
-    def step(self, peer: Peer, event: Event) -> Refusal | None:
+    def step(self, peer: Peer, event: RaftEvent) -> StepRefusal | None:
         refusal = peer.core.step(event, peer.now_ms)
         self._check(peer)
         return refusal
@@ -241,10 +241,10 @@ class Adversary:
             if answer.to == peer.core.peer:
                 self.step(peer, answer)
             else:
-                assert not isinstance(answer, Written)
+                assert not isinstance(answer, WriteCompleted)
                 self._send(answer)
 
-    def _make_durable(self, peer: Peer, write: Write) -> None:
+    def _make_durable(self, peer: Peer, write: LogWrite) -> None:
         peer.durable.write(write)
         if write.snapshot is not None and write.snapshot.index > peer.applied.index:
             peer.applied = write.snapshot
@@ -331,9 +331,14 @@ class Adversary:
             return
         membership = peer.core.membership
         numbers = list(self.peers)
-        kinds = (ChangeKind.ADD_VOTER, ChangeKind.ADD_VOTER, ChangeKind.ADD_LEARNER, ChangeKind.REMOVE)
+        kinds = (
+            MemberChangeKind.ADD_VOTER,
+            MemberChangeKind.ADD_VOTER,
+            MemberChangeKind.ADD_LEARNER,
+            MemberChangeKind.REMOVE,
+        )
         changes = tuple(
-            Change(self.random.choice(kinds), number)
+            MemberChange(self.random.choice(kinds), number)
             for number in self.random.sample(numbers, self.random.choice((1, 1, 2)))
         )
         change = MembershipChange(changes, self.random.choice(list(Transition)))

@@ -11,9 +11,9 @@ from tests.scenarios.raft_harness.describe import (
 )
 from tests.scenarios.raft_harness.transcript import Command
 
-from ebla.raft.membership import Change, MembershipRefused, change_simply, enter_joint, leave_joint
-from ebla.raft.messages import FAR_INDEX, Membership, PeerId
-from ebla.raft.progress import FlowLimits, Progress, reconcile
+from ebla.raft.membership import MemberChange, MembershipRefused, change_one_voter, enter_joint, leave_joint
+from ebla.raft.messages import MAX_INDEX, Membership, PeerId
+from ebla.raft.progress import FlowLimits, PeerProgress, reconcile_progress
 from ebla.raft.quorum import joint_index, joint_vote
 
 QUORUM_COMMANDS = ("committed", "vote")
@@ -32,7 +32,7 @@ def run_quorum(command: Command) -> str:
     given = dict(zip(order, command.options.get("idx", ())))
     indexes = {peer: int(index) for peer, index in given.items() if index != "_"}
     committed = joint_index(membership, indexes)
-    return _table(sorted(order), indexes) + ("∞" if committed == FAR_INDEX else str(committed)) + "\n"
+    return _table(sorted(order), indexes) + ("∞" if committed == MAX_INDEX else str(committed)) + "\n"
 
 
 def _ids(command: Command, name: str) -> tuple[PeerId, ...]:
@@ -59,14 +59,14 @@ class MembershipTable:
 
     def __init__(self) -> None:
         self.membership = Membership()
-        self.progress: dict[PeerId, Progress] = {}
+        self.progress: dict[PeerId, PeerProgress] = {}
         self._last_index = 0
 
     def run(self, command: Command) -> str:
         words = " ".join(command.body).split()
-        changes = [Change(CHANGE_KINDS[word[0]], PeerId(int(word[1:]))) for word in words]
+        changes = [MemberChange(CHANGE_KINDS[word[0]], PeerId(int(word[1:]))) for word in words]
         run: dict[str, Callable[[], Membership]] = {
-            "simple": lambda: change_simply(self.membership, changes),
+            "simple": lambda: change_one_voter(self.membership, changes),
             "enter-joint": lambda: enter_joint(self.membership, changes, auto_leave=command.flag("autoleave")),
             "leave-joint": lambda: leave_joint(self.membership),
         }
@@ -75,6 +75,6 @@ class MembershipTable:
             self.membership = run[command.name]()
         except MembershipRefused as refused:
             return RULE_NAMES[refused.rule] + "\n"
-        self.progress = reconcile(self.progress, self.membership, FlowLimits(10, 0), last_index)
+        self.progress = reconcile_progress(self.progress, self.membership, FlowLimits(10, 0), last_index)
         lines = [f"{peer}: {describe_progress(progress)}" for peer, progress in self.progress.items()]
         return "\n".join([describe_membership(self.membership), *lines]) + "\n"

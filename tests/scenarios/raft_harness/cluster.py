@@ -20,26 +20,26 @@ from tests.scenarios.raft_harness.transcript import Command
 from ebla.raft.effects import Effects
 from ebla.raft.events import (
     Campaign,
-    Event,
     ForgetLeader,
     PeerUnreachable,
     Propose,
+    RaftEvent,
     ReadIndex,
     SnapshotSent,
     TransferLeadership,
-    Written,
+    WriteCompleted,
 )
-from ebla.raft.membership import Change, MembershipChange, Transition, encode_change
+from ebla.raft.membership import MemberChange, MembershipChange, Transition, encode_change
 from ebla.raft.messages import EntryKind, InstallSnapshot, Membership, Message, PeerId, SnapshotMeta
-from ebla.raft.options import Options, ReadMode
+from ebla.raft.options import RaftOptions, ReadIndexMode
 from ebla.raft.roles import Leader
-from ebla.raft.state import Refusal
+from ebla.raft.state import StepRefusal
 
 T = TypeVar("T")
 
 _UNBOUNDED = 2**62
 _DROPPED = "raft proposal dropped"
-_REFUSALS = {Refusal.UNKNOWN_PEER: "raft: cannot step as peer not found"}
+_REFUSALS = {StepRefusal.UNKNOWN_PEER: "raft: cannot step as peer not found"}
 
 _TRANSITIONS = {
     "auto": Transition.AUTO,
@@ -76,7 +76,7 @@ class Cluster:
     def _print_error(self, text: str) -> None:
         self._output.append(f"{text}\n")
 
-    def _step(self, peer: PeerId, event: Event) -> Refusal | None:
+    def _step(self, peer: PeerId, event: RaftEvent) -> StepRefusal | None:
         node = self.nodes[peer - 1]
         return node.core.step(event, node.now_ms)
 
@@ -117,7 +117,7 @@ class Cluster:
 
     def propose_change(self, command: Command) -> None:
         words = " ".join(command.body).split()
-        changes = tuple(Change(CHANGE_KINDS[word[0]], PeerId(int(word[1:]))) for word in words)
+        changes = tuple(MemberChange(CHANGE_KINDS[word[0]], PeerId(int(word[1:]))) for word in words)
         change = MembershipChange(changes, _TRANSITIONS[command.option("transition", "auto")])
         kind = EntryKind.MEMBER if command.flag("v1") else EntryKind.MEMBERS
         self._propose(PeerId(command.numbers()[0]), Propose((encode_change(change),), kind))
@@ -210,8 +210,8 @@ class Cluster:
     def _parcel(self, message: Message) -> Parcel:
         return Parcel(message_sender(message), message.to, message, str(message.to))
 
-    def _answer(self, answer: Message | Written) -> Parcel:
-        if isinstance(answer, Written):
+    def _answer(self, answer: Message | WriteCompleted) -> Parcel:
+        if isinstance(answer, WriteCompleted):
             return Parcel(APPEND_THREAD, answer.to, answer, str(answer.to))
         return self._parcel(answer)
 
@@ -355,15 +355,15 @@ def _peers(command: Command, name: str) -> tuple[PeerId, ...]:
     return tuple(PeerId(int(number)) for number in command.options.get(name, ()))
 
 
-def _options(peer: PeerId, command: Command) -> Options:
+def _options(peer: PeerId, command: Command) -> RaftOptions:
     lease = command.option("read-only", "safe").startswith("lease")
-    return Options(
+    return RaftOptions(
         peer=peer,
         election_ticks=3,
         heartbeat_ticks=1,
         check_quorum=command.flag("checkquorum"),
         pre_vote=command.flag("prevote"),
-        read_mode=ReadMode.LEASE if lease else ReadMode.SAFE,
+        read_mode=ReadIndexMode.LEASE if lease else ReadIndexMode.SAFE,
         validate_changes=not command.flag("disable-conf-change-validation"),
         step_down_on_removal=command.flag("step-down-on-removal"),
         apply_unstable=not command.flag("async-storage-writes"),

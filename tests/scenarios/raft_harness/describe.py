@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from tests.scenarios.raft_harness.parcels import Parcel, StorageAppend, StorageApply
 
 from ebla.raft.effects import Effects
-from ebla.raft.events import Applied, Written
-from ebla.raft.membership import ChangeKind, MembershipRule, change_of
+from ebla.raft.events import ApplyCompleted, WriteCompleted
+from ebla.raft.membership import MemberChangeKind, MembershipRule, change_of
 from ebla.raft.messages import (
     Append,
     AppendResponse,
@@ -17,21 +17,21 @@ from ebla.raft.messages import (
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
+    LeaderTransferRequest,
     Membership,
     Message,
     PeerId,
     PreVoteRequest,
     PreVoteResponse,
     Proposal,
-    ReadRequest,
-    ReadResponse,
+    ReadIndexRequest,
+    ReadIndexResponse,
     SnapshotMeta,
     TimeoutNow,
-    TransferRequest,
     VoteRequest,
     VoteResponse,
 )
-from ebla.raft.progress import Pace, Progress
+from ebla.raft.progress import PeerProgress, ReplicationMode
 from ebla.raft.quorum import VoteResult
 from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate, Role
 
@@ -53,14 +53,14 @@ MESSAGE_NAMES: dict[type, str] = {
     HeartbeatResponse: "MsgHeartbeatResp",
     InstallSnapshot: "MsgSnap",
     TimeoutNow: "MsgTimeoutNow",
-    TransferRequest: "MsgTransferLeader",
+    LeaderTransferRequest: "MsgTransferLeader",
     Proposal: "MsgProp",
-    ReadRequest: "MsgReadIndex",
-    ReadResponse: "MsgReadIndexResp",
+    ReadIndexRequest: "MsgReadIndex",
+    ReadIndexResponse: "MsgReadIndexResp",
     StorageAppend: "MsgStorageAppend",
     StorageApply: "MsgStorageApply",
-    Written: "MsgStorageAppendResp",
-    Applied: "MsgStorageApplyResp",
+    WriteCompleted: "MsgStorageAppendResp",
+    ApplyCompleted: "MsgStorageApplyResp",
 }
 
 _ENTRY_NAMES = {
@@ -69,14 +69,18 @@ _ENTRY_NAMES = {
     EntryKind.MEMBERS: "EntryConfChangeV2",
 }
 _CHANGE_LETTERS = {
-    ChangeKind.ADD_VOTER: "v",
-    ChangeKind.ADD_LEARNER: "l",
-    ChangeKind.REMOVE: "r",
-    ChangeKind.UPDATE: "u",
+    MemberChangeKind.ADD_VOTER: "v",
+    MemberChangeKind.ADD_LEARNER: "l",
+    MemberChangeKind.REMOVE: "r",
+    MemberChangeKind.UPDATE: "u",
 }
 CHANGE_KINDS = {letter: kind for kind, letter in _CHANGE_LETTERS.items()}
 
-PACE_NAMES = {Pace.PROBE: "StateProbe", Pace.REPLICATE: "StateReplicate", Pace.SNAPSHOT: "StateSnapshot"}
+PACE_NAMES = {
+    ReplicationMode.PROBE: "StateProbe",
+    ReplicationMode.REPLICATE: "StateReplicate",
+    ReplicationMode.SNAPSHOT: "StateSnapshot",
+}
 
 VOTE_NAMES = {VoteResult.PENDING: "VotePending", VoteResult.LOST: "VoteLost", VoteResult.WON: "VoteWon"}
 
@@ -126,8 +130,8 @@ def describe_membership(membership: Membership) -> str:
     return text + (" autoleave" if membership.auto_leave else "")
 
 
-def describe_progress(progress: Progress) -> str:
-    text = f"{PACE_NAMES[progress.pace]} match={progress.match} next={progress.next_index}"
+def describe_progress(progress: PeerProgress) -> str:
+    text = f"{PACE_NAMES[progress.mode]} match={progress.match} next={progress.next_index}"
     if progress.is_learner:
         text += " learner"
     if progress.is_paused:
@@ -150,8 +154,8 @@ def describe_hard_state(hard_state: HardState) -> str:
 def describe_effects(effects: Effects, parcels: Sequence[Parcel]) -> str:
     write = effects.write
     text = ""
-    if effects.standing is not None:
-        text += f"Lead:{effects.standing.leader} State:{ROLE_NAMES[effects.standing.role]}\n"
+    if effects.status is not None:
+        text += f"Lead:{effects.status.leader} State:{ROLE_NAMES[effects.status.role]}\n"
     if write is not None and write.hard_state is not None:
         text += f"HardState {describe_hard_state(write.hard_state)}\n"
     if effects.reads:
@@ -193,13 +197,13 @@ def _coordinates(body: object) -> tuple[int, int, int]:
             return body.term, body.prev_term, body.prev_index
         case AppendResponse():
             return body.term, body.hint_term, body.index
-        case ReadResponse():
+        case ReadIndexResponse():
             return body.term, 0, body.index
-        case Written():
+        case WriteCompleted():
             return body.term, body.last_term, body.last_index
         case StorageAppend():
             return (body.hard_state.term if body.hard_state is not None else 0), 0, 0
-        case StorageApply() | Applied() | Proposal() | ReadRequest():
+        case StorageApply() | ApplyCompleted() | Proposal() | ReadIndexRequest():
             return 0, 0, 0
         case _:
             return getattr(body, "term", 0), 0, 0
@@ -241,4 +245,4 @@ def _entry_list(entries: Sequence[Entry], indent: str) -> str:
 
 def message_sender(message: Message) -> str:
     # A wish for a transfer is told in the name of whom it is for.
-    return str(message.target if isinstance(message, TransferRequest) else message.sender)
+    return str(message.target if isinstance(message, LeaderTransferRequest) else message.sender)

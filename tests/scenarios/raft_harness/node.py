@@ -6,13 +6,13 @@ from typing import TypeVar
 
 from tests.scenarios.raft_harness.parcels import Parcel
 
-from ebla.raft.core import Core
-from ebla.raft.effects import Write
+from ebla.raft.core import RaftCore
+from ebla.raft.effects import LogWrite
 from ebla.raft.events import ApplyMembership, Compact, SnapshotTaken, Tick
 from ebla.raft.membership import change_of
 from ebla.raft.messages import Entry, EntryKind, HardState, SnapshotMeta
-from ebla.raft.options import Options
-from ebla.raft.state import Past
+from ebla.raft.options import RaftOptions
+from ebla.raft.state import RecoveredState
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class FakeDisk:
         self.base_index = snapshot.index
         self.entries: list[Entry] = []
 
-    def write(self, write: Write) -> None:
+    def write(self, write: LogWrite) -> None:
         if write.hard_state is not None:
             self.hard_state = write.hard_state
         if write.snapshot is not None:
@@ -68,7 +68,7 @@ class FakeDisk:
 
 
 class Node:
-    def __init__(self, options: Options, snapshot: SnapshotMeta) -> None:
+    def __init__(self, options: RaftOptions, snapshot: SnapshotMeta) -> None:
         self.options = options
         self.now_ms = 0
         self.disk = FakeDisk(snapshot)
@@ -77,9 +77,9 @@ class Node:
         self.append_work: list[Parcel] = []
         self.apply_work: list[Parcel] = []
 
-    def _start(self) -> Core:
-        past = Past(self.disk.hard_state, self.disk.snapshot, tuple(self.disk.entries))
-        return Core(self.options, past, LongestTimeout(), self.now_ms)
+    def _start(self) -> RaftCore:
+        past = RecoveredState(self.disk.hard_state, self.disk.snapshot, tuple(self.disk.entries))
+        return RaftCore(self.options, past, LongestTimeout(), self.now_ms)
 
     def crash(self) -> None:
         """Starts again with what the disk holds; work that had not reached it is gone."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ebla.raft.effects import Apply, Write
-from ebla.raft.events import Applied, Written
+from ebla.raft.effects import ApplyEntries, LogWrite
+from ebla.raft.events import ApplyCompleted, WriteCompleted
 from ebla.raft.messages import Entry, HardState, Message, PeerId, SnapshotMeta
 
 APPEND_THREAD = "AppendThread"
@@ -12,7 +12,7 @@ APPLY_THREAD = "ApplyThread"
 
 @dataclass(frozen=True, slots=True)
 class StorageAppend:
-    write: Write
+    write: LogWrite
 
     @property
     def hard_state(self) -> HardState | None:
@@ -29,7 +29,7 @@ class StorageAppend:
 
 @dataclass(frozen=True, slots=True)
 class StorageApply:
-    apply: Apply
+    apply: ApplyEntries
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -40,7 +40,7 @@ class StorageApply:
 class Parcel:
     sender: str
     to: PeerId
-    content: Message | Written | Applied | StorageAppend | StorageApply
+    content: Message | WriteCompleted | ApplyCompleted | StorageAppend | StorageApply
     receiver: str
     responses: "tuple[Parcel, ...]" = ()
     entries: tuple[Entry, ...] = ()

@@ -15,10 +15,10 @@ OUTSIDE_ALLOWED: Mapping[str, tuple[str, str]] = {
     "src/ebla/runtime/": ("", "real clocks and real chance are what it is for"),
     "src/ebla/cli/": ("", "a command talks to a person, in the person's time; nothing simulates it"),
     "src/ebla/source/": ("", "it runs in the driver and the tasks of a user's Spark; nothing simulates those"),
-    "src/ebla/pipeline/attempts.py": ("", "tasks run in Spark's own processes, which no seed can replay"),
+    "src/ebla/transfers/spark_worker.py": ("", "tasks run in Spark's own processes, which no seed can replay"),
     "src/ebla/pipeline/java_process.py": ("secrets.token_hex", "the name of a file that Spark's driver makes, once"),
-    "src/ebla/sim/guard.py": ("", "it holds these functions to take them away"),
-    "src/ebla/sim/chance.py": ("random.Random", "the seeded source itself"),
+    "src/ebla/sim/sandbox.py": ("", "it holds these functions to take them away"),
+    "src/ebla/sim/rng.py": ("random.Random", "the seeded source itself"),
     "src/ebla/sim/scenario.py": ("time.process_time", "how long a run took on the CPU, told after it ended"),
 }
 """Path (or folder) to the one name allowed there (empty: all of them) and the reason."""

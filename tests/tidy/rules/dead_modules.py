@@ -12,7 +12,7 @@ DISCOVERED = ("ebla.sim.scenarios.", "pyspark_ebla")
 """Modules that are found by listing their package, or by PySpark by their name, not by an import."""
 
 AWAITED: Mapping[str, str] = {
-    "ebla.topology.vnode_streams": "transfers",
+    "ebla.topology.routing.vnode_streams": "transfers",
 }
 """Modules written before what will use them, with what that is. One that is reached must go."""
 

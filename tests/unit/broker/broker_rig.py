@@ -11,36 +11,37 @@ from tests.unit.pipeline.jobs_rig import HISTORY, LoopClock, a_snapshot, in_simu
 from tests.unit.topology.small_cluster import TABLE, host
 
 from ebla.broker.broker import TableBroker
-from ebla.broker.broker_parts import BrokerLimits, BrokerParts
+from ebla.broker.broker_deps import BrokerDeps, BrokerLimits
+from ebla.feed.topology_view import TopologyView, view_of
 from ebla.group0.commands import ConditionFailed, Done
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address, AttemptId, HostId, Replica, SessionId, TopologyVersion
-from ebla.model.stored import decode_stored
+from ebla.model.records.write_jobs import WriteJobRecord, write_key
+from ebla.model.stored_value import decode_stored
 from ebla.model.token import TokenRange
-from ebla.model.transaction import Delete, Missing, Put, Revision, Transaction
-from ebla.model.transfers import StagedFile, Target
-from ebla.sim.chance import SimChance
+from ebla.model.transaction import DeleteKey, KeyMissing, PutKey, Revision, Transaction
+from ebla.model.transfers import StagedFile, TransferTarget
+from ebla.observe.event_reporter import discard_event
+from ebla.sim.rng import SimRng
 from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
-from ebla.wire.failures import error_of
+from ebla.wire.errors import error_from_frame
 from ebla.wire.feed_messages import ReadBarrierAnswer
 from ebla.wire.frames import encode
-from ebla.wire.group0_messages import ExecuteAnswer, FoundKey, ReadAnswer
-from ebla.wire.report import unreported
-from ebla.wire.table_access import (
+from ebla.wire.group0_messages import ExecuteAnswer, FoundKeyValue, Group0ReadAnswer
+from ebla.wire.table_calls import (
     CallAnswer,
     CallRequest,
     CommitWriteRequest,
     OpenTableReadAnswer,
     OpenWriteRequest,
     ReadSource,
-    StackSize,
+    StackSizeEstimate,
     StagedRun,
+    StagingPlan,
     TableCall,
-    WritePlan,
 )
-from ebla.wire.topology_view import TopologyView, view_of
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     AdoptRequest,
@@ -51,9 +52,8 @@ from ebla.wire.transfer_messages import (
     SealAnswer,
     SealRequest,
 )
-from ebla.wire.verbs import Done as DoneAnswer
+from ebla.wire.verbs import EmptyAnswer as DoneAnswer
 from ebla.wire.verbs import Verb
-from ebla.wire.write_records import WriteRecord, write_key
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -77,7 +77,7 @@ class Cluster:
     held: list[TopologyVersion] = field(default_factory=list)
     """Oldest version in use whenever a shard adopted."""
     adopted: dict[tuple[Replica, TokenRange], list[TopologyVersion]] = field(default_factory=dict)
-    stacks: tuple[StackSize, ...] = ()
+    stacks: tuple[StackSizeEstimate, ...] = ()
 
     def of(self, kind: type[T]) -> list[tuple[HostId | None, T]]:
         return [(where, request) for _, where, request in self.asked if isinstance(request, kind)]
@@ -119,8 +119,8 @@ class Cluster:
                     for key in sorted(self.values)
                     if key in request.keys or any(key.startswith(one) for one in request.prefixes)
                 ]
-                found = tuple(FoundKey(key, *self.values[key]) for key in wanted)
-                return ReadAnswer(Revision(HISTORY, self.index), found)
+                found = tuple(FoundKeyValue(key, *self.values[key]) for key in wanted)
+                return Group0ReadAnswer(Revision(HISTORY, self.index), found)
             case "group0_execute":
                 if self.on_execute is not None:
                     self.on_execute(request.transaction)
@@ -140,7 +140,7 @@ class Cluster:
             found = self.values.get(condition.key)
             held = (
                 found is None
-                if isinstance(condition, Missing)
+                if isinstance(condition, KeyMissing)
                 else found is not None and found[1] == condition.revision
             )
             if not held:
@@ -148,10 +148,10 @@ class Cluster:
         self.index += 1
         revision = Revision(HISTORY, self.index)
         for change in transaction.changes:
-            if isinstance(change, Put):
+            if isinstance(change, PutKey):
                 self.values[change.key] = (change.value, revision)
             else:
-                assert isinstance(change, Delete)
+                assert isinstance(change, DeleteKey)
                 self.values.pop(change.key, None)
         self.install(self.view.current.snapshot)
         return Done(revision)
@@ -189,8 +189,8 @@ class Cluster:
         return AdoptAnswer(1 if len(again) == 1 else 0, 0)
 
 
-def target_of(where: HostId, request: OpenStagingRequest) -> Target:
-    return Target(
+def target_of(where: HostId, request: OpenStagingRequest) -> TransferTarget:
+    return TransferTarget(
         where, request.shard, request.session, request.transfer, request.kind, request.range, b"right",
         Address("127.0.0.9", 7001),
     )  # fmt: skip
@@ -210,7 +210,7 @@ class Rig:
         data = await self.broker.call(which.name, encode(CallRequest(deadline_ms, encode(request))))
         answer = msgspec.msgpack.decode(data, type=CallAnswer)
         if answer.failure is not None:
-            raise error_of(answer.failure)
+            raise error_from_frame(answer.failure)
         found: Any = msgspec.msgpack.decode(answer.answer, type=which.answer)
         return found  # type: ignore[no-any-return]  # decoded as what the call answers
 
@@ -218,11 +218,11 @@ class Rig:
         self.drawn += 1
         return OpenWriteRequest(SessionId(uuid.UUID(int=1000 + self.drawn, version=4)), TABLE, level, job, batch)
 
-    def record(self, job: str = "job") -> WriteRecord:
-        return decode_stored(WriteRecord, self.cluster.values[write_key(TABLE, job)][0]).value
+    def record(self, job: str = "job") -> WriteJobRecord:
+        return decode_stored(WriteJobRecord, self.cluster.values[write_key(TABLE, job)][0]).value
 
 
-def staged(plan: WritePlan, *, but: tuple[int, ...] = ()) -> list[StagedRun]:
+def staged(plan: StagingPlan, *, but: tuple[int, ...] = ()) -> list[StagedRun]:
     """A run for every target but these."""
     return [
         StagedRun(
@@ -233,7 +233,7 @@ def staged(plan: WritePlan, *, but: tuple[int, ...] = ()) -> list[StagedRun]:
     ]
 
 
-def committing(asked: OpenWriteRequest, plan: WritePlan, runs: list[StagedRun] | None = None) -> CommitWriteRequest:
+def committing(asked: OpenWriteRequest, plan: StagingPlan, runs: list[StagedRun] | None = None) -> CommitWriteRequest:
     return CommitWriteRequest(
         asked.session,
         asked.table,
@@ -258,7 +258,7 @@ def with_rig(
         cluster = Cluster(view)
         async with asyncio.TaskGroup() as tasks:
             clock = LoopClock()
-            parts = BrokerParts(
+            parts = BrokerDeps(
                 view=view,
                 doors=cluster,
                 host=host(1),
@@ -267,8 +267,8 @@ def with_rig(
                 next_timestamp_us=clock.wall_us,
                 tasks=tasks,
                 clock=clock,
-                chance=SimChance("broker"),
-                report=unreported,
+                rng=SimRng("broker"),
+                report=discard_event,
                 limits=limits or BrokerLimits(),
             )
             await story(Rig(cluster, TableBroker(parts)))

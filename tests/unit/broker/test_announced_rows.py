@@ -4,9 +4,10 @@ import msgspec
 import pytest
 from tests.unit.broker.broker_rig import Rig, committing, raises, with_rig
 
-from ebla.broker.broker_parts import BrokerLimits
+from ebla.broker.broker_deps import BrokerLimits
 from ebla.model.errors import Corruption, EblaError, Refused, WriteFailed
-from ebla.wire.table_access import COMMIT_WRITE, OPEN_WRITE, WriteState
+from ebla.model.records.write_jobs import WriteJobState
+from ebla.wire.table_calls import COMMIT_WRITE, OPEN_WRITE
 
 QUICK = BrokerLimits(stragglers_ms=1_000, patience_ms=3_000, open_stragglers_ms=500)
 
@@ -15,9 +16,9 @@ def test_rows_that_are_announced_may_be_seen() -> None:
     async def story(rig: Rig) -> None:
         asked = rig.opening()
         request = committing(asked, await rig.call(OPEN_WRITE, asked))
-        announced = await rig.call(COMMIT_WRITE, msgspec.structs.replace(request, runs=(), announces=True))
+        announced = await rig.call(COMMIT_WRITE, msgspec.structs.replace(request, runs=(), announces_rows=True))
         assert not announced.is_done
-        assert (rig.record().state, rig.record().has_adopted) == (WriteState.OPEN, True)
+        assert (rig.record().state, rig.record().has_adopted) == (WriteJobState.OPEN, True)
         assert asked.session in rig.cluster.sessions
         rig.cluster.hooks["seal"] = lambda *_: raises(Corruption("it is broken"))
         rig.cluster.hooks["open_staging"] = lambda *_: raises(Refused("there is no room"))
@@ -30,7 +31,7 @@ def test_rows_that_are_announced_may_be_seen() -> None:
 def test_a_run_that_was_overtaken_is_told_before_it_writes() -> None:
     async def story(rig: Rig) -> None:
         first = rig.opening()
-        late = msgspec.structs.replace(committing(first, await rig.call(OPEN_WRITE, first)), announces=True)
+        late = msgspec.structs.replace(committing(first, await rig.call(OPEN_WRITE, first)), announces_rows=True)
         second = rig.opening()
         plan = await rig.call(OPEN_WRITE, second)
         with pytest.raises(EblaError, match="another run of job 'job' has taken over"):

@@ -10,8 +10,8 @@ from tests.unit.broker.broker_rig import Rig, raises, with_rig
 from tests.unit.pipeline.jobs_rig import a_snapshot, with_fields
 from tests.unit.topology.small_cluster import TABLE, host
 
-from ebla.broker.broker_parts import BrokerLimits
-from ebla.broker.table_facts import is_captured
+from ebla.broker.broker_deps import BrokerLimits
+from ebla.broker.table_options import is_cdc_enabled
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import (
     DeadlineExceeded,
@@ -29,7 +29,7 @@ from ebla.model.schema import TableOptions, decode_schema
 from ebla.model.token import Token, TokenRange
 from ebla.topology.frozen_map import FrozenMap
 from ebla.wire.frames import encode
-from ebla.wire.table_access import (
+from ebla.wire.table_calls import (
     CLOSE_READ,
     DESCRIBE_TABLE,
     OPEN_READ,
@@ -42,7 +42,7 @@ from ebla.wire.table_access import (
     OpenReadRequest,
     OpenTableReadRequest,
     ReadId,
-    StackSize,
+    StackSizeEstimate,
 )
 
 READ = ReadId(uuid.UUID(int=5))
@@ -155,7 +155,7 @@ def test_a_call_ends_in_the_time_it_names_or_the_node_allows(asked_ms: int, limi
 def test_a_table_is_described() -> None:
     async def story(rig: Rig) -> None:
         found = await rig.call(DESCRIBE_TABLE, DescribeTableRequest("ks", "t"))
-        assert (found.schema.id, found.authority, found.is_captured) == (TABLE, b"PEM", False)
+        assert (found.schema.id, found.authority, found.is_cdc_enabled) == (TABLE, b"PEM", False)
         assert rig.cluster.names() == [], "from what the shard knows"
         with pytest.raises(NotFound, match="no table 'x'"):
             await rig.call(DESCRIBE_TABLE, DescribeTableRequest("ks", "x"))
@@ -174,8 +174,8 @@ def test_what_the_option_cdc_says(text: str, captured: bool) -> None:
     table = a_snapshot().tables[TABLE]
     schema = decode_schema(table.definition)
     options = TableOptions(others=(("caching", "{'enabled': 'true'}"), ("cdc", text)))
-    assert is_captured(msgspec.structs.replace(schema, options=options)) is captured
-    assert not is_captured(schema)
+    assert is_cdc_enabled(msgspec.structs.replace(schema, options=options)) is captured
+    assert not is_cdc_enabled(schema)
 
 
 # ---- reads
@@ -183,7 +183,7 @@ def test_what_the_option_cdc_says(text: str, captured: bool) -> None:
 
 def test_every_node_that_has_a_copy_gives_a_ticket() -> None:
     async def story(rig: Rig) -> None:
-        rig.cluster.stacks = (StackSize(rig_range(rig, 0), 5_000, 50),)
+        rig.cluster.stacks = (StackSizeEstimate(rig_range(rig, 0), 5_000, 50),)
         plan = await rig.call(OPEN_READ, opening())
         assert [source.host for source in plan.sources] == [host(number) for number in (1, 2, 3, 4)]
         assert (len(plan.pieces), plan.pieces[0].size_bytes, plan.pieces[0].rows) == (4, 5_000, 50)

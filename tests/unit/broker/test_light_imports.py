@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("ebla.wire.verbs", ("pyarrow", "pandas", "pyspark")), ("ebla.node.shard_role", ("pyspark", "pyarrow.flight"))],
+    [("ebla.wire.verbs", ("pyarrow", "pandas", "pyspark")), ("ebla.node.shard", ("pyspark", "pyarrow.flight"))],
 )
 def test_a_process_does_not_import_what_it_never_uses(module: str, heavy: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"

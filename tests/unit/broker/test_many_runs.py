@@ -2,8 +2,8 @@
 
 from tests.unit.broker.broker_rig import Rig, committing, with_rig
 
-from ebla.wire.table_access import COMMIT_WRITE, OPEN_WRITE, WriteState
-from ebla.wire.write_records import PAST_SESSIONS_MAX
+from ebla.model.records.write_jobs import PAST_SESSIONS_MAX, WriteJobState
+from ebla.wire.table_calls import COMMIT_WRITE, OPEN_WRITE
 
 
 def test_runs_that_are_known_to_have_ended_are_not_closed_for_ever() -> None:
@@ -16,6 +16,6 @@ def test_runs_that_are_known_to_have_ended_are_not_closed_for_ever() -> None:
             assert rig.cluster.sessions == [asked.session]
             assert plan.timestamp_us == first.timestamp_us
         await rig.call(COMMIT_WRITE, committing(asked, plan))
-        assert rig.record().state is WriteState.DONE
+        assert rig.record().state is WriteJobState.DONE
 
     with_rig(story)

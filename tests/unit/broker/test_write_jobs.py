@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from tests.unit.broker.broker_rig import Rig, committing, raises, staged, with_rig
 from tests.unit.pipeline.jobs_rig import a_snapshot, with_fields
-from tests.unit.pipeline.test_plan_jobs import VNODES, WORLD
+from tests.unit.pipeline.test_job_plans import VNODES, WORLD
 from tests.unit.topology.small_cluster import TABLE, host, replica
 
-from ebla.broker.broker_parts import BrokerLimits
+from ebla.broker.broker_deps import BrokerLimits
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import (
     Corruption,
@@ -31,19 +31,19 @@ from ebla.model.errors import (
     WriteTimeout,
 )
 from ebla.model.identity import AttemptId, HostId, TableId, TopologyVersion
+from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.token import TokenRange
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.table_access import (
+from ebla.wire.table_calls import (
     ABORT_WRITE,
     COMMIT_WRITE,
     OPEN_WRITE,
     AbortWriteRequest,
-    BroughtRanges,
     CommitWriteRequest,
+    StagedRanges,
     StagedRun,
-    WritePlan,
-    WriteState,
+    StagingPlan,
 )
 from ebla.wire.transfer_messages import AdoptRequest, OpenStagingRequest, SealRequest
 
@@ -67,7 +67,7 @@ def test_a_job_gets_a_place_at_every_replica_and_one_timestamp() -> None:
     async def story(rig: Rig) -> None:
         asked = rig.opening()
         plan = await rig.call(OPEN_WRITE, asked)
-        assert (plan.state, len(plan.targets), len(plan.routes)) == (WriteState.OPEN, 12, 4)
+        assert (plan.state, len(plan.targets), len(plan.routes)) == (WriteJobState.OPEN, 12, 4)
         assert {len(route.targets) for route in plan.routes} == {3}
         assert plan.timestamp_us == rig.record().timestamp_us
         again = await rig.call(OPEN_WRITE, asked)
@@ -200,7 +200,7 @@ def test_every_replica_adopts_at_the_version_that_is_held() -> None:
         names = rig.cluster.names()
         assert names.index("adopt") > max(place for place, name in enumerate(names) if name == "seal")
         assert names.index("close_session") > max(place for place, name in enumerate(names) if name == "adopt")
-        assert rig.record().state is WriteState.DONE
+        assert rig.record().state is WriteJobState.DONE
         assert rig.cluster.sessions == []
 
     with_rig(story)
@@ -215,7 +215,7 @@ def test_a_job_that_is_done_is_not_written_again() -> None:
         await rig.call(COMMIT_WRITE, committing(asked, plan))
         rig.cluster.asked.clear()
         again = await rig.call(OPEN_WRITE, rig.opening())
-        assert (again.state, again.timestamp_us, again.targets) == (WriteState.DONE, plan.timestamp_us, ())
+        assert (again.state, again.timestamp_us, again.targets) == (WriteJobState.DONE, plan.timestamp_us, ())
         await rig.call(COMMIT_WRITE, committing(asked, plan))
         assert not {"seal", "adopt", "open_session"} & set(rig.cluster.names())
 
@@ -247,7 +247,7 @@ def test_a_replica_that_is_down_is_left_to_repair_if_the_level_allows() -> None:
         assert answer.left_to_repair == at(3)
         assert answer.layers == 9
         assert asyncio.get_running_loop().time() - began < 10
-        assert rig.record().state is WriteState.DONE
+        assert rig.record().state is WriteJobState.DONE
 
     with_rig(story, limits=QUICK)
 
@@ -283,7 +283,7 @@ def test_without_the_level_it_fails_and_says_whether_rows_are_seen(verb: str) ->
         else:
             assert "rows of the job may be seen" in error.message
             assert isinstance(error, WriteFailed)
-        assert rig.record().state is WriteState.OPEN
+        assert rig.record().state is WriteJobState.OPEN
         rig.cluster.hooks.clear()
         answer = await rig.call(COMMIT_WRITE, committing(asked, plan))
         assert answer.lacking == ()
@@ -356,7 +356,7 @@ def test_one_replica_by_each_of_two_versions_is_no_quorum() -> None:
         with pytest.raises(WriteFailed):
             await rig.call(COMMIT_WRITE, committing(asked, plan))
         assert len(versions) == 3
-        assert rig.record().state is WriteState.OPEN
+        assert rig.record().state is WriteJobState.OPEN
 
     with_rig(story, limits=QUICK)
 
@@ -402,12 +402,12 @@ def on_vnodes() -> Snapshot:
     return with_fields(WORLD.snapshot, tables=WORLD.snapshot.tables.put(VNODES, table))
 
 
-async def lacking_a_range(rig: Rig, job: str = "job") -> tuple[CommitWriteRequest, WritePlan, list[TokenRange]]:
+async def lacking_a_range(rig: Rig, job: str = "job") -> tuple[CommitWriteRequest, StagingPlan, list[TokenRange]]:
     """The node of the first target has become a replica of one range more; and the ranges that it is one of now."""
     asked = msgspec.structs.replace(rig.opening(job), table=VNODES)
     plan = await rig.call(OPEN_WRITE, asked)
     own = [route.range for route in plan.routes if 0 in route.targets]
-    brought = BroughtRanges(plan.targets[0].transfer, tuple(own[1:]))
+    brought = StagedRanges(plan.targets[0].transfer, tuple(own[1:]))
     return msgspec.structs.replace(committing(asked, plan), brought=(brought,)), plan, own
 
 
@@ -422,7 +422,7 @@ def test_a_place_on_vnodes_that_lacks_a_range_is_brought_all_of_its_ranges() -> 
         assert place != plan.targets[0].transfer
         assert {one.target.host for one in answer.lacking} == {plan.targets[0].host}
         assert not {"seal", "adopt"} & set(rig.cluster.names())
-        whole = msgspec.structs.replace(request, brought=(BroughtRanges(plan.targets[0].transfer, tuple(own)),))
+        whole = msgspec.structs.replace(request, brought=(StagedRanges(plan.targets[0].transfer, tuple(own)),))
         assert (await rig.call(COMMIT_WRITE, whole)).lacking == ()
 
     with_rig(story, on_vnodes())
@@ -494,7 +494,7 @@ def test_tablets_without_rows_are_not_asked() -> None:
         empty = rig.opening("empty")
         plan = await rig.call(OPEN_WRITE, empty)
         assert (await rig.call(COMMIT_WRITE, committing(empty, plan, []))).layers == 0
-        assert rig.record("empty").state is WriteState.DONE
+        assert rig.record("empty").state is WriteJobState.DONE
         assert not rig.record("empty").has_adopted
 
     with_rig(story)
@@ -515,7 +515,7 @@ def test_a_run_that_is_overtaken_in_its_commit_ends_nothing() -> None:
         rig.cluster.hooks["adopt"] = lambda _where, _request: later()
         with pytest.raises(WriteFailed, match="is closed"):
             await rig.call(COMMIT_WRITE, committing(first, plan))
-        assert (rig.record().state, rig.record().session) == (WriteState.OPEN, second.session)
+        assert (rig.record().state, rig.record().session) == (WriteJobState.OPEN, second.session)
 
     with_rig(story)
 
@@ -566,7 +566,7 @@ def test_a_session_that_does_not_close_does_not_undo_the_job() -> None:
         plan = await rig.call(OPEN_WRITE, asked)
         rig.cluster.hooks["close_session"] = lambda _where, _request: raises(DeadlineExceeded("a node is silent"))
         assert (await rig.call(COMMIT_WRITE, committing(asked, plan))).layers == 12
-        assert rig.record().state is WriteState.DONE
+        assert rig.record().state is WriteJobState.DONE
 
     with_rig(story, limits=BrokerLimits(close_session_ms=1_000))
 
@@ -580,7 +580,7 @@ def test_batches_of_a_stream() -> None:
             stamps.append(plan.timestamp_us)
             await rig.call(COMMIT_WRITE, committing(asked, plan))
             again = await rig.call(OPEN_WRITE, rig.opening("stream", batch=batch))
-            assert again.state is WriteState.DONE
+            assert again.state is WriteJobState.DONE
         assert stamps == sorted(set(stamps))
         assert len(rig.cluster.values) == 1, "one record for all"
 

@@ -13,33 +13,41 @@ import pyarrow as pa
 from tests.unit.runtime.tls_rig import Cluster, free_address, host
 from tests.unit.storage.random_rows import MIXED, layer_facts
 
-from ebla.bulk.data_plane import OpenedRows, OpenedSource, PutPlace
-from ebla.bulk.flight_server import FlightIdentity, FlightServer
+from ebla.bulk.flight_server import FlightCertificate, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.staged_rows import StagedRows
-from ebla.bulk.tickets import Grant, GrantKind, Tickets
+from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
+from ebla.bulk.tickets import Grant, GrantKind, TicketSigner
+from ebla.bulk.workers.scan_pool import ScanPoolLimits, ScanWorkerPool
 from ebla.model.errors import Refused, Stale
 from ebla.model.identity import Address, AttemptId, CheckpointId, SessionId, ShardNumber, TransferId
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.model.transfers import ROWS_NAME, CheckpointFile, CheckpointLayer, CheckpointPart, Source, StagingKind, Target
-from ebla.pipeline.flight_calls import ClientLimits
-from ebla.pipeline.flight_client import FlightClient
+from ebla.model.transfers import (
+    ROWS_NAME,
+    CheckpointFile,
+    CheckpointLayer,
+    CheckpointPart,
+    StagingKind,
+    TransferSource,
+    TransferTarget,
+)
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.scan_workers import ScanLimits, ScanWorkers
 from ebla.runtime.tls import TlsFolder
-from ebla.storage.columns import Shape, chunk_of
-from ebla.storage.fold import BaseWriter
-from ebla.storage.layer import Item, build_layer
-from ebla.storage.rocks import RocksEngine
-from ebla.wire.transfer_messages import FlightPut, HashesQuestion, PutAnswer, Question
+from ebla.storage.columns.chunks import ChunkShape, chunk_of
+from ebla.storage.compaction.compactor import BaseLayerWriter
+from ebla.storage.layers.layer import Item, build_layer
+from ebla.storage.layers.rocks_engine import RocksEngine
+from ebla.transfers.flight_calls import FlightClientLimits
+from ebla.transfers.flight_client import FlightClient
+from ebla.wire.transfer_messages import FlightPut, FlightQuery, HashesQuery, PutAnswer
 
 T = TypeVar("T")
 SESSION = SessionId(uuid.UUID(int=0x5E))
 CHECKPOINT = CheckpointId(uuid.UUID(int=0xCE))
 TRANSFER = TransferId(uuid.UUID(int=0x7F))
 ATTEMPT = AttemptId(uuid.UUID(int=0xA7))
-QUICK = ClientLimits(call_s=20, scan_s=40, tries_max=2, pause_s=0.05, room_s=0)
+QUICK = FlightClientLimits(call_s=20, scan_s=40, tries_max=2, pause_s=0.05, room_s=0)
 Layer = tuple[Sequence[Item], TokenRange, bool]
 """What it holds, its range, and whether it has a sidecar."""
 
@@ -51,7 +59,7 @@ class RigPlane:
     folder: Path
     parts: tuple[CheckpointPart, ...] = ()
     schema: TableSchema = MIXED
-    tickets: Tickets = field(default_factory=lambda: Tickets(b"k" * 32))
+    tickets: TicketSigner = field(default_factory=lambda: TicketSigner(b"k" * 32))
     listed: list[SessionId] = field(default_factory=lambda: [SESSION])
     now_ms: int = 1_000
     owned: TokenRange = WHOLE_RING
@@ -65,39 +73,39 @@ class RigPlane:
     """What is there of every attempt; None: its own file."""
     sent: Callable[[int], None] = lambda _: None
     read_opened: Callable[[], None] = lambda: None
-    appended: Callable[[PutPlace], None] = lambda _: None
+    appended: Callable[[IncomingPut], None] = lambda _: None
 
-    def open_source(self, ticket: bytes) -> OpenedSource:
+    def open_source(self, ticket: bytes) -> SourceStream:
         self._check(self.tickets.read(ticket, GrantKind.GET, self.now_ms).session)
         self.sources += 1
         self.sources_ever += 1
         folder = str(self.folder / "checkpoint")
-        return OpenedSource(SESSION, CHECKPOINT, self.schema.id, folder, self.parts, self.schema)
+        return SourceStream(SESSION, CHECKPOINT, self.schema.id, folder, self.parts, self.schema)
 
-    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> OpenedSource:
+    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> SourceStream:
         self.tickets.read(ticket, GrantKind.READ, self.now_ms)
         if not all(self.owned.covers(piece) for piece in asked.unwrapped()):
             raise Stale("this node has no whole copy")
         self.sources += 1
         self.read_opened()
         folder = str(self.folder / "checkpoint")
-        return OpenedSource(None, CHECKPOINT, self.schema.id, folder, self.parts, self.schema, "here.1")
+        return SourceStream(None, CHECKPOINT, self.schema.id, folder, self.parts, self.schema, "here.1")
 
-    def open_staged(self, ticket: bytes, attempt: AttemptId) -> OpenedRows:
+    def open_staged(self, ticket: bytes, attempt: AttemptId) -> StagedRowsSource:
         self._check(self.tickets.read(ticket, GrantKind.PUT, self.now_ms).session)
         self.sources += 1
-        source = OpenedSource(SESSION, None, self.schema.id, str(self.folder), (), self.schema)
-        return OpenedRows(source, self.rows or StagedRows(str(self._path(attempt, ROWS_NAME))))
+        source = SourceStream(SESSION, None, self.schema.id, str(self.folder), (), self.schema)
+        return StagedRowsSource(source, self.rows or StagedRows(str(self._path(attempt, ROWS_NAME))))
 
-    async def admit_sending(self, source: OpenedSource, size_bytes: int) -> None:
+    async def admit_sending(self, source: SourceStream, size_bytes: int) -> None:
         self._check(source.session)
         self.sent_bytes += size_bytes
         self.sent(self.sent_bytes)
 
-    def close_source(self, source: OpenedSource) -> None:
+    def close_source(self, source: SourceStream) -> None:
         self.sources -= 1
 
-    async def open_put(self, put: FlightPut) -> PutPlace:
+    async def open_put(self, put: FlightPut) -> IncomingPut:
         self._check(self.tickets.read(put.ticket, GrantKind.PUT, self.now_ms).session)
         path = self._path(put.attempt, put.name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,9 +119,11 @@ class RigPlane:
         self.places += 1
         kind = StagingKind.ROWS if is_rows else StagingKind.FILES
         checksum = zlib.crc32(path.read_bytes())
-        return PutPlace(SESSION, TRANSFER, put.attempt, put.name, kind, WHOLE_RING, put.size_bytes, received, checksum)
+        return IncomingPut(
+            SESSION, TRANSFER, put.attempt, put.name, kind, WHOLE_RING, put.size_bytes, received, checksum
+        )
 
-    async def append(self, place: PutPlace, data: bytes | memoryview) -> None:
+    async def append(self, place: IncomingPut, data: bytes | memoryview) -> None:
         self._check(place.session)
         with self._path(place.attempt, place.name).open("ab") as file:
             file.write(data)
@@ -121,13 +131,13 @@ class RigPlane:
         place.checksum = zlib.crc32(data, place.checksum)
         self.appended(place)
 
-    async def finish_put(self, place: PutPlace) -> PutAnswer:
+    async def finish_put(self, place: IncomingPut) -> PutAnswer:
         self._check(place.session)
         if place.size_bytes and place.received_bytes != place.size_bytes:
             raise Refused(f"{place.name} has {place.received_bytes} bytes of {place.size_bytes}")
         return PutAnswer(place.received_bytes, place.checksum)
 
-    def close_put(self, place: PutPlace) -> None:
+    def close_put(self, place: IncomingPut) -> None:
         self.places -= 1
 
     def staged(self, name: str, attempt: AttemptId = ATTEMPT) -> bytes:
@@ -143,9 +153,9 @@ class RigPlane:
 
 
 class FlightRig:
-    def __init__(self, folder: Path, plane: RigPlane, server: FlightServer, scans: ScanWorkers) -> None:
+    def __init__(self, folder: Path, stream_service: RigPlane, server: FlightServer, scans: ScanWorkerPool) -> None:
         self.folder = folder
-        self.plane = plane
+        self.stream_service = stream_service
         self.server = server
         self.scans = scans
         self.cluster = Cluster(folder)
@@ -156,17 +166,19 @@ class FlightRig:
     def authority_pem(self) -> bytes:
         return self.cluster.authority.certificate_pem
 
-    def source(self, *, expires_ms: int = 10_000, ticket: bytes | None = None) -> Source:
-        grant = Grant(GrantKind.GET, SESSION, CHECKPOINT, self.plane.schema.id, expires_ms)
-        signed = self.plane.tickets.sign(grant) if ticket is None else ticket
-        return Source(host(1), CHECKPOINT, self.plane.schema.id, self.plane.parts, signed, self.address)
+    def source(self, *, expires_ms: int = 10_000, ticket: bytes | None = None) -> TransferSource:
+        grant = Grant(GrantKind.GET, SESSION, CHECKPOINT, self.stream_service.schema.id, expires_ms)
+        signed = self.stream_service.tickets.sign(grant) if ticket is None else ticket
+        return TransferSource(
+            host(1), CHECKPOINT, self.stream_service.schema.id, self.stream_service.parts, signed, self.address
+        )
 
-    def target(self, kind: StagingKind = StagingKind.FILES, *, expires_ms: int = 10_000) -> Target:
-        grant = Grant(GrantKind.PUT, SESSION, TRANSFER, self.plane.schema.id, expires_ms)
-        ticket = self.plane.tickets.sign(grant)
-        return Target(host(1), ShardNumber(0), SESSION, TRANSFER, kind, WHOLE_RING, ticket, self.address)
+    def target(self, kind: StagingKind = StagingKind.FILES, *, expires_ms: int = 10_000) -> TransferTarget:
+        grant = Grant(GrantKind.PUT, SESSION, TRANSFER, self.stream_service.schema.id, expires_ms)
+        ticket = self.stream_service.tickets.sign(grant)
+        return TransferTarget(host(1), ShardNumber(0), SESSION, TRANSFER, kind, WHOLE_RING, ticket, self.address)
 
-    async def ask(self, act: Callable[[FlightClient], T], limits: ClientLimits = QUICK) -> T:
+    async def ask(self, act: Callable[[FlightClient], T], limits: FlightClientLimits = QUICK) -> T:
         """A task's code, on a thread as tasks are not on the loop of the node."""
 
         def run() -> T:
@@ -178,11 +190,11 @@ class FlightRig:
     async def read_rows(self, asked: TokenRange = WHOLE_RING) -> list[pa.RecordBatch]:
         return await self.ask(lambda client: list(client.get_rows(self.source(), asked)))
 
-    async def hashes(self, question: HashesQuestion) -> pa.RecordBatch:
-        return await self.ask(lambda client: client.get_hashes(self.source(), question))
+    async def hashes(self, query: HashesQuery) -> pa.RecordBatch:
+        return await self.ask(lambda client: client.get_hashes(self.source(), query))
 
-    async def answer(self, source: Source, question: Question) -> list[pa.RecordBatch]:
-        return await self.ask(lambda client: list(client._batches(source, question)))
+    async def answer(self, source: TransferSource, query: FlightQuery) -> list[pa.RecordBatch]:
+        return await self.ask(lambda client: list(client._batches(source, query)))
 
     async def wait_for(self, holds: Callable[[], bool]) -> None:
         """Looked at every few milliseconds; bounded by the rig's own time."""
@@ -190,20 +202,20 @@ class FlightRig:
             await asyncio.sleep(0.01)
 
 
-def identity_of(folder: TlsFolder) -> FlightIdentity:
+def identity_of(folder: TlsFolder) -> FlightCertificate:
     certificate = folder.node_certificate()
-    return FlightIdentity(certificate.certificate_pem, certificate.key_pem)
+    return FlightCertificate(certificate.certificate_pem, certificate.key_pem)
 
 
 @asynccontextmanager
 async def flight_rig(
-    folder: Path, *, limits: FlightLimits | None = None, scan_limits: ScanLimits | None = None, life_s: float = 60
+    folder: Path, *, limits: FlightLimits | None = None, scan_limits: ScanPoolLimits | None = None, life_s: float = 60
 ) -> AsyncIterator[FlightRig]:
-    plane = RigPlane(folder)
-    scans = ScanWorkers(scan_limits)
+    stream_service = RigPlane(folder)
+    scans = ScanWorkerPool(scan_limits)
     reports: list[tuple[str, Mapping[str, object]]] = []
-    server = FlightServer(plane, scans, limits or FlightLimits(), lambda *told: reports.append(told))
-    rig = FlightRig(folder, plane, server, scans)
+    server = FlightServer(stream_service, scans, limits or FlightLimits(), lambda *told: reports.append(told))
+    rig = FlightRig(folder, stream_service, server, scans)
     rig.reports = reports
     async with asyncio.timeout(life_s), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(scans.run())
@@ -220,7 +232,7 @@ async def build_part(
     rig: FlightRig, layers: Sequence[Layer], schema: TableSchema = MIXED, part_range: TokenRange = WHOLE_RING
 ) -> None:
     """One more stack in the checkpoint."""
-    number = len(rig.plane.parts)
+    number = len(rig.stream_service.parts)
     disk = FileDisk()
     engine = RocksEngine(disk)
     built = []
@@ -229,9 +241,9 @@ async def build_part(
         path = rig.folder / "checkpoint" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if with_sidecar:
-            writer = BaseWriter(engine, disk, str(path), schema)
+            writer = BaseLayerWriter(engine, disk, str(path), schema)
             keys, values = (pa.array([item[side] for item in items], pa.binary()) for side in (0, 1))
-            writer.add(chunk_of(Shape(schema), keys, values))
+            writer.add(chunk_of(ChunkShape(schema), keys, values))
             await writer.finish()
         else:
             await build_layer(engine, str(path), items, layer_facts(schema, items))
@@ -242,15 +254,18 @@ async def build_part(
         )
         built.append(CheckpointLayer(name, layer_range, files))
     disk.close()
-    rig.plane.schema = schema
-    rig.plane.parts = (*rig.plane.parts, CheckpointPart(ShardNumber(number), part_range, tuple(built)))
+    rig.stream_service.schema = schema
+    rig.stream_service.parts = (
+        *rig.stream_service.parts,
+        CheckpointPart(ShardNumber(number), part_range, tuple(built)),
+    )
 
 
 def add_file(rig: FlightRig, name: str, content: bytes) -> None:
     """A part with one file of any bytes."""
-    number = len(rig.plane.parts)
+    number = len(rig.stream_service.parts)
     folder = rig.folder / "checkpoint" / f"files{number}"
     folder.mkdir(parents=True)
     (folder / name).write_bytes(content)
     layer = CheckpointLayer(f"files{number}", WHOLE_RING, (CheckpointFile(name, len(content)),))
-    rig.plane.parts = (*rig.plane.parts, CheckpointPart(ShardNumber(number), WHOLE_RING, (layer,)))
+    rig.stream_service.parts = (*rig.stream_service.parts, CheckpointPart(ShardNumber(number), WHOLE_RING, (layer,)))

@@ -13,21 +13,21 @@ from tests.unit.bulk.transfer_rig import (
 )
 from tests.unit.topology.small_cluster import node, replica, simple
 
-from ebla.bulk.data_plane import OpenedSource
+from ebla.bulk.stream_service import SourceStream
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.identity import Replica, ShardNumber, TopologyVersion
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.system_clock import SystemClock
-from ebla.sim.workloads.store_rows import TABLE
+from ebla.sim.workloads.small_table import TABLE
 from ebla.topology.keys import Row, chunk_key, chunk_row, keyspace_key, map_key, map_row, node_key
 from ebla.topology.snapshot import Keyspace
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.calls import Caller
-from ebla.wire.calls import Target as CallTarget
+from ebla.wire.client_connection import ConnectionTarget as CallTarget
+from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.frames import Lane
 from ebla.wire.metrics_messages import MetricsRequest
 from ebla.wire.peers import connect
-from ebla.wire.table_access import OpenTableReadAnswer, OpenTableReadRequest, ReadId
+from ebla.wire.table_calls import OpenTableReadAnswer, OpenTableReadRequest, ReadId
 from ebla.wire.verbs import METRICS, OPEN_TABLE_READ
 
 READ, OTHER = (ReadId(uuid.UUID(int=number)) for number in (0xEAD, 0x07E))
@@ -91,8 +91,8 @@ class ReadRig:
     def taken(self) -> int:
         return len(self.rig.shard.asked)
 
-    async def enter(self, ticket: bytes, number: int | None = None, run: str = "") -> OpenedSource:
-        return await self.rig.plane.open_read(ticket, WHOLE_RING if number is None else HALVES[number], run)
+    async def enter(self, ticket: bytes, number: int | None = None, run: str = "") -> SourceStream:
+        return await self.rig.stream_service.open_read(ticket, WHOLE_RING if number is None else HALVES[number], run)
 
     async def told(self, name: str) -> dict[tuple[str, ...], float]:
         control, _ = await connect(self.rig.context, PEERS, CallTarget(Lane.CONTROL, OURS.host))
@@ -102,12 +102,12 @@ class ReadRig:
         return {tuple(series.labels): series.value for series in family.series}
 
 
-def is_there(source: OpenedSource) -> bool:
+def is_there(source: SourceStream) -> bool:
     return Path(source.folder).exists()
 
 
 async def opened(
-    caller: Caller, read: ReadId = READ, version: int = VERSION, life_ms: int = LIFE_MS
+    caller: RpcClientConnection, read: ReadId = READ, version: int = VERSION, life_ms: int = LIFE_MS
 ) -> OpenTableReadAnswer:
     request = OpenTableReadRequest(read, TABLE, TopologyVersion(version), life_ms)
     return await caller.call(OPEN_TABLE_READ, request, CALL_MS)

@@ -6,23 +6,23 @@ from collections.abc import Mapping
 
 from tests.unit.journal.on_disks import Machine
 
-from ebla.bulk.puts import Puts
-from ebla.bulk.seal import Sealer, SealOrder
-from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
+from ebla.bulk.open_puts import OpenPuts
+from ebla.bulk.seal import Sealer, SealSpec
+from ebla.bulk.staging import StagedTransfer, Staging, StagingDeps
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.identity import AttemptId, SessionId, ShardNumber, TransferId
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
+from ebla.observe.event_reporter import discard_event
 from ebla.ports.disk import Disk
-from ebla.sim.chance import SimChance
-from ebla.sim.disk import LifeDisk
-from ebla.sim.file_isolation import SimIsolation
-from ebla.sim.workloads.store_rows import SMALL, TABLE
-from ebla.storage.build_rows import BuildJob, BuildResult, run_build
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.rng import SimRng
+from ebla.sim.transfers.file_isolation import SimIsolation
+from ebla.sim.workloads.small_table import SMALL, TABLE
+from ebla.storage.codec.staging_format import TargetFile
+from ebla.storage.compaction.layer_build import BuildJob, BuildResult, run_build
+from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.manifest import Incarnation
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.staging_format import TargetFile
-from ebla.wire.report import unreported
 from ebla.wire.transfer_messages import FlightPut
 
 FOLDER = "/data/staging"
@@ -46,8 +46,8 @@ def told(files: Mapping[str, bytes]) -> tuple[StagedFile, ...]:
 
 def order_of(
     attempt: AttemptId, files: Mapping[str, bytes] = FILES, layers: tuple[TokenRange, ...] = RANGES
-) -> SealOrder:
-    return SealOrder(attempt, told(files), layers, SMALL)
+) -> SealSpec:
+    return SealSpec(attempt, told(files), layers, SMALL)
 
 
 class BuildsHere:
@@ -67,21 +67,21 @@ ROWS_MERGED_BYTES_MAX = TransferLimits().rows_merged_bytes_max
 class StagingRig:
     """One life of it. `disk` may be a disk in front of the life's own."""
 
-    def __init__(self, own: LifeDisk, disk: Disk | None = None, limits: TransferLimits | None = None) -> None:
+    def __init__(self, own: ProcessDisk, disk: Disk | None = None, limits: TransferLimits | None = None) -> None:
         self.disk: Disk = own if disk is None else disk
         self.own = own
-        parts = StagingParts(
+        parts = StagingDeps(
             self.disk,
-            SimChance("staging"),
+            SimRng("staging"),
             FOLDER,
             MACHINE,
             SimIsolation(own),
             BuildsHere(self.disk),
             limits or TransferLimits(rows_merged_bytes_max=ROWS_MERGED_BYTES_MAX),
-            unreported,
+            discard_event,
         )
         self.staging = Staging(parts)
-        self.puts = Puts(parts, self.staging)
+        self.puts = OpenPuts(parts, self.staging)
         self.sealer = Sealer(parts, self.puts)
 
     async def begin(self) -> "StagingRig":

@@ -6,28 +6,28 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.unit.bulk.test_fold_desk import Folds, job_of
+from tests.unit.bulk.test_compaction_service import Folds, job_of
 from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction, turns
 
-from ebla.bulk.bulk_process import BulkProcess, BulkSetup
-from ebla.bulk.fold_desk import DeskLimits
+from ebla.bulk.bulk_process import BulkConfig, BulkProcess
+from ebla.bulk.compaction_service import CompactionServiceLimits
 from ebla.model.errors import ConnectionLost
 from ebla.model.identity import Address, HistoryId, SessionId, TopologyVersion
 from ebla.model.transaction import Revision
-from ebla.ports.surroundings import Surroundings
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_clock import SystemClock
 from ebla.topology.keys import STATE, Row, encode, session_key
 from ebla.topology.snapshot import Session, TopologyState
 from ebla.topology.states import SessionKind
-from ebla.wire.calls import Caller, Target
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.feed_messages import ChildReport, FeedAnswer, FeedChange, FeedRequest
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.verbs import CHILD_BEAT, CHILD_REPORT, FEED, FOLD, ChildBeatAnswer, ChildBeatRequest, Done
+from ebla.wire.verbs import CHILD_BEAT, CHILD_REPORT, COMPACT, FEED, ChildBeatAnswer, ChildBeatRequest, EmptyAnswer
 
 CONTROL, BULK = Address("/run/control.sock"), Address("/run/bulk.sock")
 HISTORY = HistoryId(uuid.UUID(int=1))
@@ -39,7 +39,7 @@ class Control:
     """Tells one state after the other, each once it was given, and keeps what it is told."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self.server = Server(tasks, OURS, WireLimits(), unreported)
+        self.server = Server(tasks, OURS, WireLimits(), discard_event)
         self.server.serve(FEED, self._feed)
         self.server.serve(CHILD_REPORT, self._report)
         self.server.serve(CHILD_BEAT, self._beat)
@@ -62,9 +62,9 @@ class Control:
     async def _feed(self, _request: FeedRequest, _call: IncomingCall) -> FeedAnswer:
         return await self._answers.get()
 
-    def _report(self, report: ChildReport, _call: IncomingCall) -> Done:
+    def _report(self, report: ChildReport, _call: IncomingCall) -> EmptyAnswer:
         self.reports.append(report)
-        return Done()
+        return EmptyAnswer()
 
     def _beat(self, beat: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
         self.beats.append(beat)
@@ -81,10 +81,10 @@ class Rig:
         self.control = Control(tasks)
         self.folds = Folds()
         own = Introduction(OURS.host, OURS.cluster, OURS.cluster_name, "bulk")
-        setup = BulkSetup(own, BULK, CONTROL, 20, DeskLimits(), WireLimits(), unreported, pid=42)
-        around = Surroundings(SystemClock(), SeededChance(), FileDisk(), self.transport)
+        setup = BulkConfig(own, BULK, CONTROL, 20, CompactionServiceLimits(), WireLimits(), discard_event, pid=42)
+        around = Environment(SystemClock(), SeededChance(), FileDisk(), self.transport)
         self.bulk = BulkProcess(around, setup, self.folds)
-        self.context = PeersContext(self.transport, SeededChance(), OURS, WireLimits(), unreported)
+        self.context = PeersContext(self.transport, SeededChance(), OURS, WireLimits(), discard_event)
 
 
 @asynccontextmanager
@@ -105,7 +105,7 @@ def test_it_beats_and_reports_each_version_it_has() -> None:
             first = await rig.control.reported(1)
             rig.control.tell(4, {STATE: state(8)})
             second = await rig.control.reported(2)
-        assert (first.name, first.pid, first.version, first.oldest_running, first.pending_open) == (
+        assert (first.name, first.pid, first.version, first.oldest_running, first.pending_replicas_open) == (
             "bulk", 42, 7, 7, True
         )  # fmt: skip
         assert (second.version, second.closing_sessions) == (8, ())
@@ -126,7 +126,7 @@ def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards_of_th
             await rig.control.reported(1)
             guards = rig.bulk.sessions.guards
             assert guards is not None
-            with guards.held_listed(SESSION):
+            with guards.hold_guard_without_barrier(SESSION):
                 rig.control.tell(4, {STATE: state(8), session_key(SESSION): None})
                 assert (await rig.control.reported(2)).closing_sessions == (SESSION,)
             assert (await rig.control.reported(3)).closing_sessions == ()
@@ -138,9 +138,9 @@ def test_it_folds_for_whoever_asks_at_its_door_and_stops_when_they_are_gone() ->
     async def story() -> None:
         async with running() as rig:
             await turns()
-            caller, _ = await connect(rig.context, BULK, Target(Lane.DATA, OURS.host))
+            caller, _ = await connect(rig.context, BULK, ConnectionTarget(Lane.DATA, OURS.host))
             async with asyncio.TaskGroup() as tasks:
-                asked = tasks.create_task(caller.call(FOLD, job_of(1), 10_000))
+                asked = tasks.create_task(caller.call(COMPACT, job_of(1), 10_000))
                 await turns()
                 rig.folds.end(1)
             assert asked.result().facts.rows == 1
@@ -154,6 +154,6 @@ def test_it_folds_for_whoever_asks_at_its_door_and_stops_when_they_are_gone() ->
     asyncio.run(story())
 
 
-async def _cut_off(caller: Caller) -> None:
+async def _cut_off(caller: RpcClientConnection) -> None:
     with pytest.raises(ConnectionLost):
-        await caller.call(FOLD, job_of(2), 10_000)
+        await caller.call(COMPACT, job_of(2), 10_000)

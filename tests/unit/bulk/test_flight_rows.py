@@ -26,29 +26,29 @@ from tests.unit.storage.random_rows import (
     table,
 )
 
-from ebla.bulk.data_plane import PutPlace
-from ebla.model.asked_rows import AskedColumn
+from ebla.bulk.stream_service import IncomingPut
+from ebla.bulk.workers.scan_pool import ScanFailed, ScanPoolLimits
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InvalidRequest, NotFound, Overloaded, Stale
-from ebla.model.rows import Cell, Marker, Row
+from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import ColumnKind
+from ebla.model.selection import ColumnSelector
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
-from ebla.pipeline.flight_calls import ClientLimits
-from ebla.pipeline.flight_client import FlightClient
-from ebla.runtime.scan_workers import ScanFailed, ScanLimits
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import Item
-from ebla.storage.merge import merge_streams
-from ebla.storage.row_codec import encode_row
-from ebla.storage.row_file import ROWS_SCHEMA, decode_records, items_of, rows_batch
-from ebla.wire.transfer_messages import HashesQuestion, TypedRowsQuestion
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.row_codec import encode_row
+from ebla.storage.codec.row_file import ROWS_SCHEMA, decode_records, items_of, rows_batch
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import merge_streams
+from ebla.transfers.flight_calls import FlightClientLimits
+from ebla.transfers.flight_client import FlightClient
+from ebla.wire.transfer_messages import HashesQuery, TypedRowsQuery
 
 LOWER, UPPER = TokenRange(TOKEN_MIN, Token(0)), TokenRange(Token(0), TOKEN_MIN)
 PLAIN = table(column("k", "bigint", ColumnKind.PARTITION_KEY), column("v", "text"))
 
 
-def asked(names: Sequence[str]) -> TypedRowsQuestion:
-    return TypedRowsQuestion(WHOLE_RING, tuple(AskedColumn(name) for name in names), 0)
+def asked(names: Sequence[str]) -> TypedRowsQuery:
+    return TypedRowsQuery(WHOLE_RING, tuple(ColumnSelector(name) for name in names), 0)
 
 
 def stacks(seed: int) -> list[list[Layer]]:
@@ -76,7 +76,7 @@ def plain_items(count: int, size: int = 20) -> list[Item]:
 
 def plain_item(number: int, text: bytes, timestamp_us: int = 5) -> Item:
     key = stored_key(PLAIN, {"k": number.to_bytes(8)})
-    row = Row(Marker(timestamp_us), None, {PLAIN.column("v").number: Cell(timestamp_us, text)})
+    row = Row(RowMarker(timestamp_us), None, {PLAIN.column("v").number: Cell(timestamp_us, text)})
     return key, encode_row(row, 1, PLAIN.layouts[-1])
 
 
@@ -92,7 +92,7 @@ def test_stored_rows_are_those_of_all_stacks_in_key_order(tmp_path: Path, ranges
             for asked in (WHOLE_RING, TokenRange(Token(-(1 << 62)), Token(1 << 62)), TokenRange(Token(5), Token(4))):
                 found = await rig.read_rows(asked)
                 assert stored(found) == merged(parts, asked)
-            await rig.wait_for(lambda: rig.plane.sources == 0)
+            await rig.wait_for(lambda: rig.stream_service.sources == 0)
             assert len(rig.scans.pids) == 1, "a worker that ended well takes the next scan"
 
     asyncio.run(main())
@@ -106,7 +106,7 @@ def test_a_layer_is_clipped_to_its_range_and_its_stacks(tmp_path: Path) -> None:
             await build_part(rig, [(items, WHOLE_RING, False)], part_range=LOWER)
             found = await rig.read_rows()
             assert stored(found) == items
-            rig.plane.parts = rig.plane.parts[:1]
+            rig.stream_service.parts = rig.stream_service.parts[:1]
             found = await rig.read_rows()
             assert stored(found) == [item for item in items if decode_token(item[0]) in UPPER]
 
@@ -120,17 +120,17 @@ def test_typed_rows_of_every_type_are_what_storage_says(tmp_path: Path) -> None:
     columns += [column(f"k{place}", kind, ColumnKind.CLUSTERING, place) for place, kind in enumerate(kinds)]
     columns += [column(f"v{place}", kind) for place, kind in enumerate(VALUE_KINDS)]
     schema = table(*columns)
-    chance = Random(8)
-    rows = [{one.name: random_value(chance, one.type) for one in schema.columns} for _ in range(80)]
+    rng = Random(8)
+    rows = [{one.name: random_value(rng, one.type) for one in schema.columns} for _ in range(80)]
     for row in rows:
         for place in range(len(VALUE_KINDS)):
-            if chance.random() < 0.2:
+            if rng.random() < 0.2:
                 del row[f"v{place}"]
     by_key = {stored_key(schema, row): row for row in rows}
 
     def encoded(row: dict[str, bytes]) -> bytes:
         cells = {one.number: Cell(7, row[one.name]) for one in schema.regular if one.name in row}
-        return encode_row(Row(Marker(7), None, cells), 1, schema.layouts[-1])
+        return encode_row(Row(RowMarker(7), None, cells), 1, schema.layouts[-1])
 
     items = sorted((key, encoded(row)) for key, row in by_key.items())
     names = tuple(one.name for one in schema.columns)
@@ -164,7 +164,7 @@ def test_wrong_questions_are_refused_and_the_worker_goes_on(tmp_path: Path) -> N
             with pytest.raises(InvalidRequest, match="at least one column"):
                 await rig.ask(lambda client: list(client.get_typed_rows(rig.source(), asked(()))))
             with pytest.raises(InvalidRequest, match="parts"):
-                await rig.hashes(HashesQuestion(WHOLE_RING, 0, 0))
+                await rig.hashes(HashesQuery(WHOLE_RING, 0, 0))
             assert len(stored(await rig.read_rows())) == 10
             assert len(rig.scans.pids) == 1
 
@@ -175,7 +175,7 @@ def test_a_damaged_layer_is_told_as_what_it_is(tmp_path: Path) -> None:
     async def main() -> None:
         async with flight_rig(tmp_path) as rig:
             await build_part(rig, [(plain_items(1000), WHOLE_RING, False)], PLAIN)
-            layer = tmp_path / "checkpoint" / rig.plane.parts[0].layers[0].folder
+            layer = tmp_path / "checkpoint" / rig.stream_service.parts[0].layers[0].folder
             for file in layer.glob("*.sst"):
                 file.unlink()
             with pytest.raises(EblaError, match="damaged"):
@@ -191,14 +191,14 @@ def test_hashes_are_of_what_rows_say_and_not_of_layers(tmp_path: Path) -> None:
     async def main() -> None:
         parts = stacks(6)
         items = merged(parts)
-        question = HashesQuestion(WHOLE_RING, 8, 10)
+        query = HashesQuery(WHOLE_RING, 8, 10)
         hashes = []
         for name, built in (("one", parts), ("two", [[(items, WHOLE_RING, True)]])):
             (tmp_path / name).mkdir()
             async with flight_rig(tmp_path / name) as rig:
                 for part in built:
                     await build_part(rig, part)
-                found = await rig.hashes(question)
+                found = await rig.hashes(query)
                 assert found.schema.names == ["bucket", "hash", "rows"]
                 hashes.append(found.to_pylist())
         assert hashes[0] == hashes[1]
@@ -218,7 +218,7 @@ def test_one_changed_cell_shows_in_its_bucket(tmp_path: Path) -> None:
             (tmp_path / name).mkdir()
             async with flight_rig(tmp_path / name) as rig:
                 await build_part(rig, [(layer, WHOLE_RING, False)], PLAIN)
-                found = await rig.hashes(HashesQuestion(WHOLE_RING, 16, 0))
+                found = await rig.hashes(HashesQuery(WHOLE_RING, 16, 0))
                 hashes.append(found.to_pylist())
         differing = [one["bucket"] for one, other in zip(*hashes) if one["hash"] != other["hash"]]
         assert differing == [place for place, part in enumerate(WHOLE_RING.split(16)) if decode_token(key) in part]
@@ -270,14 +270,14 @@ def test_a_reader_that_leaves_takes_its_worker_along(tmp_path: Path) -> None:
             await rig.ask(read)
             assert len(seen) == 1
             await rig.wait_for(lambda: rig.scans.pids == [] and not is_alive(seen[0]))
-            assert rig.plane.sources == 0
+            assert rig.stream_service.sources == 0
 
     asyncio.run(main())
 
 
 def test_a_scan_that_takes_too_long_is_ended_however_slow_its_reader(tmp_path: Path) -> None:
     async def main() -> None:
-        async with flight_rig(tmp_path, scan_limits=ScanLimits(scan_s=1.5)) as rig:
+        async with flight_rig(tmp_path, scan_limits=ScanPoolLimits(scan_s=1.5)) as rig:
             await build_part(rig, large(), PLAIN)
             loop = asyncio.get_running_loop()
 
@@ -299,7 +299,7 @@ def test_a_scan_that_takes_too_long_is_ended_however_slow_its_reader(tmp_path: P
 
 def test_scans_at_a_time_are_bounded(tmp_path: Path) -> None:
     async def main() -> None:
-        async with flight_rig(tmp_path, scan_limits=ScanLimits(workers_max=1, wait_s=0.2)) as rig:
+        async with flight_rig(tmp_path, scan_limits=ScanPoolLimits(workers_max=1, wait_s=0.2)) as rig:
             await build_part(rig, large(), PLAIN)
 
             def read(client: FlightClient) -> None:
@@ -317,7 +317,7 @@ def test_scans_at_a_time_are_bounded(tmp_path: Path) -> None:
 
 def test_idle_workers_end(tmp_path: Path) -> None:
     async def main() -> None:
-        async with flight_rig(tmp_path, scan_limits=ScanLimits(idle_s=0.4)) as rig:
+        async with flight_rig(tmp_path, scan_limits=ScanPoolLimits(idle_s=0.4)) as rig:
             await build_part(rig, [(plain_items(10), WHOLE_RING, False)], PLAIN)
             await rig.read_rows()
             await rig.wait_for(lambda: rig.scans.pids == [])
@@ -331,9 +331,9 @@ def test_a_session_that_closes_ends_a_scan(tmp_path: Path) -> None:
             await build_part(rig, large(), PLAIN)
 
             def close(_: int) -> None:
-                rig.plane.listed.clear()
+                rig.stream_service.listed.clear()
 
-            rig.plane.sent = close
+            rig.stream_service.sent = close
             with pytest.raises(Stale, match="closed"):
                 await rig.read_rows()
             await rig.wait_for(lambda: rig.scans.pids == [])
@@ -350,7 +350,7 @@ def in_batches(items: Sequence[Item], rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def staged_rows(rig: Any) -> list[Item]:
-    return stored(list(decode_records(rig.plane.staged("rows"))))
+    return stored(list(decode_records(rig.stream_service.staged("rows"))))
 
 
 def test_rows_are_staged_as_records(tmp_path: Path) -> None:
@@ -358,10 +358,10 @@ def test_rows_are_staged_as_records(tmp_path: Path) -> None:
         async with flight_rig(tmp_path) as rig:
             items = plain_items(5000, 300)
             target = rig.target(StagingKind.ROWS)
-            limits = ClientLimits(tries_max=2, pause_s=0.05, record_bytes=1 << 16)
+            limits = FlightClientLimits(tries_max=2, pause_s=0.05, record_bytes=1 << 16)
             staged = await rig.ask(lambda client: client.put_rows(target, ATTEMPT, in_batches(items, 700)), limits)
             assert staged.name == "rows"
-            assert staged.size_bytes == len(rig.plane.staged("rows"))
+            assert staged.size_bytes == len(rig.stream_service.staged("rows"))
             assert staged_rows(rig) == items
 
     asyncio.run(main())
@@ -386,21 +386,21 @@ def test_rows_go_on_after_a_break(tmp_path: Path, record: int, is_kept: bool) ->
             items = plain_items(3000, 100)
             appended: list[int] = []
 
-            def break_once(place: PutPlace) -> None:
+            def break_once(place: IncomingPut) -> None:
                 appended.append(1)
                 if len(appended) == record:
                     if not is_kept:
-                        path = rig.plane._path(ATTEMPT, "rows")
+                        path = rig.stream_service._path(ATTEMPT, "rows")
                         before = list(decode_records(path.read_bytes()))[:-1]
                         size = len(path.read_bytes()) - place_of(before, path)
                         os.truncate(path, len(path.read_bytes()) - size)
                     raise ConnectionLost("as if the cable were cut")
 
-            rig.plane.appended = break_once
+            rig.stream_service.appended = break_once
             target = rig.target(StagingKind.ROWS)
             staged = await rig.ask(lambda client: client.put_rows(target, ATTEMPT, in_batches(items, 120)))
             assert staged_rows(rig) == items
-            assert staged.size_bytes == len(rig.plane.staged("rows"))
+            assert staged.size_bytes == len(rig.stream_service.staged("rows"))
 
     asyncio.run(main())
 
@@ -437,7 +437,7 @@ def test_an_error_of_the_rows_own_source_is_not_taken_for_their_end(tmp_path: Pa
 
             with pytest.raises(ConnectionLost, match="the other node"):
                 await rig.ask(lambda client: client.put_rows(rig.target(StagingKind.ROWS), ATTEMPT, broken()))
-            await rig.wait_for(lambda: rig.plane.places == 0)
+            await rig.wait_for(lambda: rig.stream_service.places == 0)
 
     asyncio.run(main())
 
@@ -446,14 +446,14 @@ def test_a_closed_session_ends_rows_at_the_next_record(tmp_path: Path) -> None:
     async def main() -> None:
         async with flight_rig(tmp_path) as rig:
 
-            def close(place: PutPlace) -> None:
-                rig.plane.listed.clear()
+            def close(place: IncomingPut) -> None:
+                rig.stream_service.listed.clear()
 
-            rig.plane.appended = close
+            rig.stream_service.appended = close
             batches = in_batches(plain_items(1000, 100), 100)
             with pytest.raises(Stale, match="closed"):
                 await rig.ask(lambda client: client.put_rows(rig.target(StagingKind.ROWS), ATTEMPT, batches))
-            assert rig.plane.refused == 1
+            assert rig.stream_service.refused == 1
             assert len(staged_rows(rig)) == 100
 
     asyncio.run(main())
@@ -469,7 +469,7 @@ def test_what_comes_for_rows_must_be_a_record(tmp_path: Path) -> None:
                         rig.target(StagingKind.ROWS), ATTEMPT, "rows", str(tmp_path / "local")
                     )
                 )
-            assert rig.plane.staged("rows") == b""
+            assert rig.stream_service.staged("rows") == b""
 
     asyncio.run(main())
 

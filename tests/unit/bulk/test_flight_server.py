@@ -19,9 +19,10 @@ from tests.unit.bulk.cut_proxy import cut_proxy
 from tests.unit.bulk.flight_rig import ATTEMPT, QUICK, FlightRig, RigPlane, add_file, flight_rig, identity_of
 from tests.unit.runtime.tls_rig import Cluster, free_address, host
 
-from ebla.bulk.data_plane import PutPlace
 from ebla.bulk.flight_server import FlightServer
 from ebla.bulk.flight_streams import FlightLimits
+from ebla.bulk.stream_service import IncomingPut
+from ebla.bulk.workers.scan_pool import ScanWorkerPool
 from ebla.model.errors import (
     ConnectionLost,
     Corruption,
@@ -37,21 +38,20 @@ from ebla.model.errors import (
 )
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagedFile
-from ebla.pipeline.flight_calls import ClientLimits
-from ebla.pipeline.flight_client import FilePlace, FlightClient
-from ebla.runtime.priorities import thread_stands_back
-from ebla.runtime.scan_workers import ScanWorkers
-from ebla.wire.flight_forms import BYTES_SCHEMA, bytes_batch, host_name
+from ebla.runtime.priorities import lower_thread_priority
+from ebla.transfers.flight_calls import FlightClientLimits
+from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
+from ebla.wire.flight_format import BYTES_SCHEMA, bytes_batch, certificate_host_name
 from ebla.wire.frames import encode
-from ebla.wire.transfer_messages import FilesQuestion, FlightGet, FlightPut
+from ebla.wire.transfer_messages import FilesQuery, FlightGet, FlightPut
 
-FILE = FilePlace(0, 0, "000007.sst")
+FILE = CheckpointFileRef(0, 0, "000007.sst")
 SMALL = FlightLimits(piece_bytes=1 << 16)
 CONTENT = os.urandom(3 * (1 << 16) + 77)
 
 
-def moved(rig: FlightRig, *, name: str = "0/000007.sst", straight_bytes: int = 0) -> StagedFile:
-    with FlightClient(rig.authority_pem, replace(QUICK, straight_bytes=straight_bytes)) as client:
+def moved(rig: FlightRig, *, name: str = "0/000007.sst", direct_read_bytes: int = 0) -> StagedFile:
+    with FlightClient(rig.authority_pem, replace(QUICK, direct_read_bytes=direct_read_bytes)) as client:
         return client.move_file(rig.source(), FILE, rig.target(), ATTEMPT, name)
 
 
@@ -67,8 +67,8 @@ def test_a_file_comes_as_it_is(tmp_path: Path, size: int) -> None:
                 return b"".join(stream), stream.checksums
 
             assert await rig.ask(read) == (content, [zlib.crc32(content)])
-            assert rig.plane.sent_bytes == size
-            await rig.wait_for(lambda: rig.plane.sources == 0)
+            assert rig.stream_service.sent_bytes == size
+            await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
     asyncio.run(main())
 
@@ -91,18 +91,18 @@ def test_a_file_goes_on_where_its_reader_stopped_and_its_checksum_is_of_all_of_i
 
 
 @pytest.mark.parametrize("straight_bytes", [0, 1 << 20])
-def test_a_file_moves_from_checkpoint_to_staging(tmp_path: Path, straight_bytes: int) -> None:
+def test_a_file_moves_from_checkpoint_to_staging(tmp_path: Path, direct_read_bytes: int) -> None:
     async def main() -> None:
         async with flight_rig(tmp_path, limits=SMALL) as rig:
             add_file(rig, FILE.file, CONTENT)
-            staged = await asyncio.to_thread(moved, rig, straight_bytes=straight_bytes)
+            staged = await asyncio.to_thread(moved, rig, direct_read_bytes=direct_read_bytes)
             assert staged == StagedFile("0/000007.sst", len(CONTENT), zlib.crc32(CONTENT))
-            assert rig.plane.staged("0/000007.sst") == CONTENT
+            assert rig.stream_service.staged("0/000007.sst") == CONTENT
             # Again, after it was whole: nothing is sent, and the answer is the same.
-            sent = rig.plane.sent_bytes
-            assert await asyncio.to_thread(moved, rig, straight_bytes=straight_bytes) == staged
-            assert rig.plane.sent_bytes == sent
-            await rig.wait_for(lambda: rig.plane.places == rig.plane.sources == 0)
+            sent = rig.stream_service.sent_bytes
+            assert await asyncio.to_thread(moved, rig, direct_read_bytes=direct_read_bytes) == staged
+            assert rig.stream_service.sent_bytes == sent
+            await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
 
     asyncio.run(main())
 
@@ -116,7 +116,7 @@ def test_a_local_file_is_put_as_it_is(tmp_path: Path) -> None:
                 lambda client: client.put_file(rig.target(), ATTEMPT, "0/x", str(tmp_path / "local"))
             )
             assert staged == StagedFile("0/x", len(content), zlib.crc32(content))
-            assert rig.plane.staged("0/x") == content
+            assert rig.stream_service.staged("0/x") == content
 
     asyncio.run(main())
 
@@ -131,8 +131,8 @@ def test_tickets_open_what_they_name_until_they_end(tmp_path: Path) -> None:
             good = rig.source().ticket
             for ticket in (b"", b"x" * 60, good[:-1] + bytes([good[-1] ^ 1]), rig.target().ticket):
                 with pytest.raises(Refused, match="ticket"):
-                    await rig.answer(rig.source(ticket=ticket), FilesQuestion(0, 0, FILE.file))
-            rig.plane.now_ms = 10_000
+                    await rig.answer(rig.source(ticket=ticket), FilesQuery(0, 0, FILE.file))
+            rig.stream_service.now_ms = 10_000
             with pytest.raises(Refused, match="expired"):
                 await rig.ask(lambda client: list(client.get_file(rig.source(), FILE)))
             with pytest.raises(Refused, match="expired"):
@@ -149,9 +149,9 @@ def test_only_files_of_the_checkpoint_are_given_out(tmp_path: Path) -> None:
             (tmp_path / "secret").write_bytes(b"secret")
             source = rig.source()
             for part, layer, file in ((0, 0, "../../secret"), (0, 0, "other"), (1, 0, "x"), (0, 9, "x"), (-1, 0, "x")):
-                question = FilesQuestion(part, layer, file)
+                query = FilesQuery(part, layer, file)
                 with pytest.raises(NotFound, match="no file"):
-                    await rig.answer(source, question)
+                    await rig.answer(source, query)
 
     asyncio.run(main())
 
@@ -163,7 +163,7 @@ def test_the_other_calls_of_flight_are_refused(tmp_path: Path) -> None:
 
             def ask() -> None:
                 with flight.FlightClient(
-                    location, tls_root_certs=rig.authority_pem, override_hostname=host_name(host(1))
+                    location, tls_root_certs=rig.authority_pem, override_hostname=certificate_host_name(host(1))
                 ) as client:
                     nothing = flight.FlightDescriptor.for_command(b"")
                     for call in (
@@ -242,16 +242,16 @@ def test_a_session_that_closes_in_the_middle_of_a_put_ends_it_at_the_next_batch(
         async with flight_rig(tmp_path, limits=SMALL) as rig:
             add_file(rig, FILE.file, CONTENT)
 
-            def close(place: PutPlace) -> None:
-                rig.plane.listed.clear()
+            def close(place: IncomingPut) -> None:
+                rig.stream_service.listed.clear()
 
-            rig.plane.appended = close
-            rig.plane.sent = lambda _: None
+            rig.stream_service.appended = close
+            rig.stream_service.sent = lambda _: None
             with pytest.raises(Stale, match="is closed"):
                 await asyncio.to_thread(moved, rig)
-            assert rig.plane.refused >= 1
-            assert len(rig.plane.staged("0/000007.sst")) == 1 << 16
-            await rig.wait_for(lambda: rig.plane.places == rig.plane.sources == 0)
+            assert rig.stream_service.refused >= 1
+            assert len(rig.stream_service.staged("0/000007.sst")) == 1 << 16
+            await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
 
     asyncio.run(main())
 
@@ -262,10 +262,10 @@ def test_errors_of_a_put_are_raised_as_they_are(tmp_path: Path, error: EblaError
         async with flight_rig(tmp_path, limits=SMALL) as rig:
             add_file(rig, FILE.file, CONTENT)
 
-            def fail(place: PutPlace) -> None:
+            def fail(place: IncomingPut) -> None:
                 raise error
 
-            rig.plane.appended = fail
+            rig.stream_service.appended = fail
             with pytest.raises(type(error)) as caught:
                 await asyncio.to_thread(moved, rig)
             assert (caught.value.message, caught.value.advice) == (error.message, error.advice)
@@ -279,10 +279,10 @@ def test_a_defect_shows_no_inside(tmp_path: Path) -> None:
         async with flight_rig(tmp_path, limits=SMALL) as rig:
             add_file(rig, FILE.file, CONTENT)
 
-            def fail(place: PutPlace) -> None:
+            def fail(place: IncomingPut) -> None:
                 raise ZeroDivisionError("a secret path")
 
-            rig.plane.appended = fail
+            rig.stream_service.appended = fail
             with pytest.raises(InternalError, match="ZeroDivisionError") as caught:
                 await asyncio.to_thread(moved, rig)
             assert "secret" not in str(caught.value)
@@ -292,7 +292,7 @@ def test_a_defect_shows_no_inside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("straight_bytes", [0, 1 << 20])
-def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path, straight_bytes: int) -> None:
+def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path, direct_read_bytes: int) -> None:
     """The connection ends under the third piece; the next try sends the rest and no more."""
 
     async def main() -> None:
@@ -300,16 +300,16 @@ def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path, straight_bytes: 
             add_file(rig, FILE.file, CONTENT)
             broken: list[int] = []
 
-            def break_once(place: PutPlace) -> None:
+            def break_once(place: IncomingPut) -> None:
                 if place.received_bytes >= 1 << 17 and not broken:
                     broken.append(place.received_bytes)
                     raise ConnectionLost("as if the cable were cut")
 
-            rig.plane.appended = break_once
-            staged = await asyncio.to_thread(moved, rig, straight_bytes=straight_bytes)
+            rig.stream_service.appended = break_once
+            staged = await asyncio.to_thread(moved, rig, direct_read_bytes=direct_read_bytes)
             assert broken == [1 << 17]
             assert staged.checksum == zlib.crc32(CONTENT)
-            assert rig.plane.staged("0/000007.sst") == CONTENT
+            assert rig.stream_service.staged("0/000007.sst") == CONTENT
 
     asyncio.run(main())
 
@@ -331,9 +331,9 @@ def test_a_connection_that_is_cut_is_made_again(tmp_path: Path, end: str) -> Non
                 staged = await rig.ask(lambda client: client.move_file(source, FILE, target, ATTEMPT, "0/x"))
                 assert (proxy.cuts, proxy.connections) == (1, 2)
             assert staged.checksum == zlib.crc32(content)
-            assert rig.plane.staged("0/x") == content
+            assert rig.stream_service.staged("0/x") == content
             # What had come before the cut was not sent again.
-            assert rig.plane.sent_bytes < len(content) + (12 << 20)
+            assert rig.stream_service.sent_bytes < len(content) + (12 << 20)
 
     asyncio.run(main())
 
@@ -348,7 +348,7 @@ def test_tries_without_progress_are_bounded(tmp_path: Path) -> None:
                 opened.append(1)
                 raise Overloaded("too many streams")
 
-            rig.plane.sent = refuse
+            rig.stream_service.sent = refuse
             with pytest.raises(Overloaded, match="too many"):
                 await asyncio.to_thread(moved, rig)
             assert len(opened) == QUICK.tries_max
@@ -398,11 +398,11 @@ def test_a_slow_reader_holds_little_and_nobody_else(tmp_path: Path) -> None:
                 stream = iter(client.get_file(rig.source(), FILE))
                 next(stream)
                 with FlightClient(rig.authority_pem, QUICK) as other:
-                    assert b"".join(other.get_file(rig.source(), FilePlace(1, 0, FILE.file))) == CONTENT
-                return rig.plane.sent_bytes
+                    assert b"".join(other.get_file(rig.source(), CheckpointFileRef(1, 0, FILE.file))) == CONTENT
+                return rig.stream_service.sent_bytes
 
             assert await rig.ask(slow) < size // 2
-            await rig.wait_for(lambda: rig.plane.sources == 0)
+            await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
     asyncio.run(main())
 
@@ -416,10 +416,10 @@ def test_a_client_that_vanishes_leaves_nothing_open(tmp_path: Path) -> None:
 
             def vanish() -> None:
                 client = flight.FlightClient(
-                    location, tls_root_certs=rig.authority_pem, override_hostname=host_name(host(1))
+                    location, tls_root_certs=rig.authority_pem, override_hostname=certificate_host_name(host(1))
                 )
-                question = FilesQuestion(FILE.part, FILE.layer, FILE.file)
-                reader = client.do_get(flight.Ticket(encode(FlightGet(source.ticket, question))))
+                query = FilesQuery(FILE.part, FILE.layer, FILE.file)
+                reader = client.do_get(flight.Ticket(encode(FlightGet(source.ticket, query))))
                 reader.read_chunk()
                 put = FlightPut(target.ticket, AttemptId(uuid.UUID(int=3)), "0/x", 1 << 20)
                 writer, answers = client.do_put(flight.FlightDescriptor.for_command(encode(put)), BYTES_SCHEMA)
@@ -429,8 +429,10 @@ def test_a_client_that_vanishes_leaves_nothing_open(tmp_path: Path) -> None:
                 client.close()
 
             await asyncio.to_thread(vanish)
-            await rig.wait_for(lambda: rig.server.streams == rig.plane.sources == rig.plane.places == 0)
-            assert rig.plane.staged("0/x", AttemptId(uuid.UUID(int=3))) == b"x" * 1000
+            await rig.wait_for(
+                lambda: rig.server.streams == rig.stream_service.sources == rig.stream_service.places == 0
+            )
+            assert rig.stream_service.staged("0/x", AttemptId(uuid.UUID(int=3))) == b"x" * 1000
 
     asyncio.run(main())
 
@@ -451,10 +453,10 @@ def test_bytes_that_change_on_the_way_are_found_out(tmp_path: Path) -> None:
         async with flight_rig(tmp_path, limits=SMALL) as rig:
             add_file(rig, FILE.file, CONTENT)
 
-            def spoil(place: PutPlace) -> None:
+            def spoil(place: IncomingPut) -> None:
                 place.checksum ^= 1
 
-            rig.plane.appended = spoil
+            rig.stream_service.appended = spoil
             with pytest.raises(Corruption, match="checksum"):
                 await asyncio.to_thread(moved, rig)
 
@@ -483,8 +485,8 @@ def test_the_threads_that_serve_have_the_niceness_of_the_one_that_opened(tmp_pat
     async def main() -> None:
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         before = serving()
-        back = partial(thread_stands_back, 2)
-        server = FlightServer(RigPlane(tmp_path), ScanWorkers(), FlightLimits(), lambda *_: None, back)
+        back = partial(lower_thread_priority, 2)
+        server = FlightServer(RigPlane(tmp_path), ScanWorkerPool(), FlightLimits(), lambda *_: None, back)
         server.listen(free_address(), identity_of(Cluster(tmp_path).folder(1)))
         added: dict[int, int] = {}
         gives_up_at = time.monotonic() + 10
@@ -499,6 +501,6 @@ def test_the_threads_that_serve_have_the_niceness_of_the_one_that_opened(tmp_pat
 
 
 def test_limits_of_calls_grow_with_what_they_move() -> None:
-    client = FlightClient(b"", ClientLimits(call_s=10, bytes_per_s_min=1000))
+    client = FlightClient(b"", FlightClientLimits(call_s=10, bytes_per_s_min=1000))
     assert client._time_for(5_000) == 15
     assert pa.schema([("bytes", pa.binary())]).names == BYTES_SCHEMA.names

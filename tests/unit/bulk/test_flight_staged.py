@@ -14,12 +14,12 @@ from ebla.model.errors import ConnectionLost, Corruption, Stale
 from ebla.model.identity import AttemptId
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagedFile, StagingKind
-from ebla.pipeline.flight_calls import StagedRecords
-from ebla.pipeline.flight_client import FlightClient
-from ebla.storage.layer import Item
-from ebla.storage.row_file import encode_rows, rows_batch
-from ebla.storage.scan_stack import ScanStack
-from ebla.wire.flight_forms import END_OF_ROWS, MERGED_RUNS, NO_BYTES, bytes_batch
+from ebla.storage.codec.row_file import encode_rows, rows_batch
+from ebla.storage.layers.layer import Item
+from ebla.storage.scan.scan_stack import ScanStack
+from ebla.transfers.flight_calls import StagedRecordStream
+from ebla.transfers.flight_client import FlightClient
+from ebla.wire.flight_format import END_OF_ROWS, MERGED_RUNS, NO_BYTES, bytes_batch
 
 ITEMS = plain_items(300)
 
@@ -44,10 +44,10 @@ def test_what_an_attempt_has_put_comes_back_as_it_was(tmp_path: Path) -> None:
         async with flight_rig(tmp_path) as rig:
             brought = await put(rig)
             assert await read_back(rig, brought) == (False, ITEMS)
-            assert rig.plane.sent_bytes == brought.size_bytes
+            assert rig.stream_service.sent_bytes == brought.size_bytes
             with pytest.raises(Corruption, match="were brought"):
                 await read_back(rig, StagedFile("rows", brought.size_bytes, brought.checksum ^ 1))
-            await rig.wait_for(lambda: rig.plane.sources == 0)
+            await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
     asyncio.run(main())
 
@@ -58,17 +58,17 @@ def test_what_was_sealed_comes_as_one_whichever_attempt_is_asked_for(tmp_path: P
     async def main() -> None:
         async with flight_rig(tmp_path) as rig:
             await build_part(rig, [(ITEMS, WHOLE_RING, True)], PLAIN)
-            layer = (f"{tmp_path}/checkpoint/{rig.plane.parts[0].layers[0].folder}", WHOLE_RING)
+            layer = (f"{tmp_path}/checkpoint/{rig.stream_service.parts[0].layers[0].folder}", WHOLE_RING)
             brought = StagedFile("rows", 1, 1)
             other = AttemptId(uuid.UUID(int=5))
-            rig.plane.rows = StagedRows(layer=ScanStack(WHOLE_RING, (layer,)), is_merged=True)
+            rig.stream_service.rows = StagedRows(layer=ScanStack(WHOLE_RING, (layer,)), is_merged=True)
             assert await read_back(rig, brought, other) == (True, ITEMS)
             (tmp_path / "rows").write_bytes(encode_rows(rows_batch(ITEMS)))
-            rig.plane.rows = StagedRows(f"{tmp_path}/rows", is_merged=True)
+            rig.stream_service.rows = StagedRows(f"{tmp_path}/rows", is_merged=True)
             assert await read_back(rig, brought, other) == (True, ITEMS)
-            rig.plane.rows = StagedRows(is_merged=True)
+            rig.stream_service.rows = StagedRows(is_merged=True)
             assert await read_back(rig, brought, other) == (True, [])
-            await rig.wait_for(lambda: rig.plane.sources == 0)
+            await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
     asyncio.run(main())
 
@@ -77,10 +77,10 @@ def test_only_the_ticket_by_which_it_was_put_opens_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with flight_rig(tmp_path) as rig:
             await put(rig)
-            rig.plane.listed.clear()
+            rig.stream_service.listed.clear()
             with pytest.raises(Stale, match="is closed"):
                 await read_back(rig)
-            assert rig.plane.sources == 0
+            assert rig.stream_service.sources == 0
 
     asyncio.run(main())
 
@@ -93,7 +93,7 @@ def test_a_file_that_ends_within_a_record_is_told_as_damaged(tmp_path: Path) -> 
             path.write_bytes(path.read_bytes()[:-3])
             with pytest.raises(Corruption, match="ends at"):
                 await read_back(rig)
-            await rig.wait_for(lambda: rig.plane.sources == 0)
+            await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
     asyncio.run(main())
 
@@ -122,7 +122,7 @@ RECORD = (bytes_batch(encode_rows(rows_batch(ITEMS[:3]))), b"")
 
 @pytest.mark.parametrize("chunks", [(RECORD,), (), ((NO_BYTES, MERGED_RUNS), RECORD)])
 def test_a_stream_that_breaks_is_no_end(chunks: tuple[tuple[pa.RecordBatch, bytes], ...]) -> None:
-    whole = StagedRecords(Chunks(*chunks, (NO_BYTES, END_OF_ROWS)), "there")
+    whole = StagedRecordStream(Chunks(*chunks, (NO_BYTES, END_OF_ROWS)), "there")
     assert len(stored(list(whole))) == 3 * (RECORD in chunks)
     with pytest.raises(ConnectionLost, match="before their end"):
-        list(StagedRecords(Chunks(*chunks), "there"))
+        list(StagedRecordStream(Chunks(*chunks), "there"))

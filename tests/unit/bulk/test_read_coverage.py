@@ -8,23 +8,23 @@ from random import Random
 import pytest
 from tests.unit.topology.small_cluster import TABLE, cluster, host, network, node, one_tablet, replica, simple
 
-from ebla.bulk.read_coverage import Coverage, Owned, coverage_of, joined, owned_by
+from ebla.bulk.read_coverage import OwnedRanges, SnapshotCoverage, coverage_of, merge_ranges, owned_ranges
+from ebla.feed.topology_view import View, view_of
 from ebla.model.identity import HistoryId, Replica, ShardNumber
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transaction import Revision
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart
-from ebla.topology.replica_sets import token_replicas
+from ebla.topology.routing.replica_sets import token_replicas
+from ebla.topology.routing.vnode_ring import RING_USES
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.topology.tablet_stages import Selector, stage_row
-from ebla.topology.vnode_ring import RING_USES
-from ebla.wire.topology_view import View, view_of
 
 OWN = host(1)
 AT = Revision(HistoryId(uuid.UUID(int=1)), 1)
 HALVES = WHOLE_RING.split(2)
-NOTHING = Coverage((), (), ())
+NOTHING = SnapshotCoverage((), (), ())
 JOINING = (None, *(transition for state, transition in RING_USES if state is NodeState.BOOTSTRAPPING))
 
 
@@ -32,8 +32,8 @@ def view(snapshot: Snapshot) -> View:
     return view_of(snapshot, AT)
 
 
-def owned(snapshot: Snapshot) -> Owned:
-    return owned_by(view(snapshot), TABLE, OWN)
+def owned(snapshot: Snapshot) -> OwnedRanges:
+    return owned_ranges(view(snapshot), TABLE, OWN)
 
 
 def part(shard: int, token_range: TokenRange = WHOLE_RING, size_bytes: int = 100, rows: int = 10) -> CheckpointPart:
@@ -41,7 +41,7 @@ def part(shard: int, token_range: TokenRange = WHOLE_RING, size_bytes: int = 100
     return CheckpointPart(ShardNumber(shard), token_range, (layer,), rows, 77 << 40 | shard)
 
 
-def has(coverage: Coverage, asked: TokenRange) -> bool:
+def has(coverage: SnapshotCoverage, asked: TokenRange) -> bool:
     """By a ticket that was given for it."""
     return coverage.has(asked, coverage.lives)
 
@@ -52,15 +52,15 @@ def moving(stage: TabletStage, kind: TransitionKind, before: Replica, after: Rep
 
 def test_ranges_are_joined_where_they_touch_and_cut_at_the_top() -> None:
     a, b, c = (TokenRange(Token(start), Token(end)) for start, end in ((0, 10), (10, 20), (30, 40)))
-    assert joined([c, b, a, a]) == (TokenRange(Token(0), Token(20)), c)
+    assert merge_ranges([c, b, a, a]) == (TokenRange(Token(0), Token(20)), c)
     over = TokenRange(Token(30), Token(-5))
-    assert joined([over]) == (TokenRange(TOKEN_MIN, Token(-5)), TokenRange(Token(30), TOKEN_MAX))
-    assert joined([TokenRange(Token(7), Token(7))]) == (WHOLE_RING,)
+    assert merge_ranges([over]) == (TokenRange(TOKEN_MIN, Token(-5)), TokenRange(Token(30), TOKEN_MAX))
+    assert merge_ranges([TokenRange(Token(7), Token(7))]) == (WHOLE_RING,)
 
 
 def test_a_range_must_be_wholly_there() -> None:
-    ranges = joined([TokenRange(Token(0), Token(10)), TokenRange(Token(20), Token(-20))])
-    coverage = Coverage(ranges, (part(0),), (), is_by_part=False)
+    ranges = merge_ranges([TokenRange(Token(0), Token(10)), TokenRange(Token(20), Token(-20))])
+    coverage = SnapshotCoverage(ranges, (part(0),), (), is_by_part=False)
     for start, end in ((0, 10), (3, 4), (20, -20), (30, -30), (25, TOKEN_MIN), (TOKEN_MIN, -20), (TOKEN_MAX, -21)):
         assert has(coverage, TokenRange(Token(start), Token(end))), (start, end)
     for start, end in ((-1, 10), (0, 11), (5, 25), (12, 15), (20, 5), (-20, -20), (TOKEN_MIN, TOKEN_MAX), (0, 0)):
@@ -114,9 +114,9 @@ def test_a_tablet_that_moves_between_shards_counts_at_the_shard_that_has_it() ->
 
 def test_a_ticket_counts_for_the_lives_that_it_was_given_for() -> None:
     first, second = part(0, HALVES[0]), part(1, HALVES[1])
-    tablets = Coverage((WHOLE_RING,), (first, second), ())
+    tablets = SnapshotCoverage((WHOLE_RING,), (first, second), ())
     assert tablets.has(WHOLE_RING, tablets.lives)
-    only = Coverage((HALVES[0],), (first,), ()).lives
+    only = SnapshotCoverage((HALVES[0],), (first,), ()).lives
     assert [tablets.has(asked, only) for asked in (*HALVES, WHOLE_RING)] == [True, False, False]
     assert not tablets.has(HALVES[0], b"")
     vnodes = replace(tablets, is_by_part=False)
@@ -174,7 +174,7 @@ def test_a_ring_in_transition_is_judged_by_its_natural_and_reading_replicas() ->
         first = cluster(*nodes[:2], replication=replication)
         second = cluster(*nodes[:2], joining, replication=replication, transition=transition)
         for number, snapshots in ((1, (first, second)), (3, (second, second))):
-            before, after = [owned_by(view(one), TABLE, host(number)) for one in snapshots]
+            before, after = [owned_ranges(view(one), TABLE, host(number)) for one in snapshots]
             coverage = coverage_of([part(0)], before, after)
             for start, end in pairwise([-2000, *tokens, 2000]):
                 found = [token_replicas(one, TABLE, end) for one in snapshots]
@@ -189,6 +189,6 @@ def test_a_ring_in_transition_is_judged_by_its_natural_and_reading_replicas() ->
 def test_what_a_scan_reads_is_the_columns_of_layers_that_have_them() -> None:
     files = (CheckpointFile("1.sst", 700), CheckpointFile("columns.arrow", 300), CheckpointFile("columns.index", 9))
     layers = (CheckpointLayer("both", WHOLE_RING, files), CheckpointLayer("rows", WHOLE_RING, files[:1]))
-    found = Owned(None, (WHOLE_RING,), 1)
+    found = OwnedRanges(None, (WHOLE_RING,), 1)
     (size,) = coverage_of([CheckpointPart(ShardNumber(0), WHOLE_RING, layers)], found, found).sizes
     assert size.size_bytes == 300 + 700

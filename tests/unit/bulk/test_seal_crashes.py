@@ -16,15 +16,15 @@ from tests.unit.bulk.test_staged_rows import ITEMS
 from tests.unit.journal.on_disks import Machine
 from tests.unit.storage.failing_disk import Died, FailingDisk, Failure
 
-from ebla.bulk.staging_state import Phase
+from ebla.bulk.staging_state import TransferPhase
 from ebla.model.errors import DiskFull, Refused
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagingKind
-from ebla.sim.disk import LifeDisk
-from ebla.storage.layer import Item
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.row_file import items_of, read_row_file
-from ebla.storage.staging_format import SealedFile, read_sealed, sealed_path
+from ebla.sim.disk import ProcessDisk
+from ebla.storage.codec.row_file import items_of, read_row_file
+from ebla.storage.codec.staging_format import SealedFile, read_sealed, sealed_path
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.memory_engine import MemoryEngine
 
 CALLS_MAX = 200
 
@@ -59,7 +59,7 @@ OTHERS = {
 CASES = [(What.FILES, 1 << 20), (What.ROWS, 1 << 20), (What.ROWS, 0), (What.RUNS, 1 << 20), (What.RUNS, 0)]
 
 
-async def stage(disk: LifeDisk, what: What) -> None:
+async def stage(disk: ProcessDisk, what: What) -> None:
     """Durably, so that what is lost afterwards was lost by the seal."""
     rig = await StagingRig(disk).begin()
     staged = await rig.opened(what.kind)
@@ -77,7 +77,7 @@ async def stage(disk: LifeDisk, what: What) -> None:
         await disk.sync_folder(folder)
 
 
-async def failing_seal(disk: LifeDisk, what: What, call: int, failure: Failure) -> bool:
+async def failing_seal(disk: ProcessDisk, what: What, call: int, failure: Failure) -> bool:
     """Whether the call came."""
     failing = FailingDisk(disk)
     rig = await StagingRig(disk, failing).begin()
@@ -88,14 +88,14 @@ async def failing_seal(disk: LifeDisk, what: What, call: int, failure: Failure) 
     except Died:
         return True
     except DiskFull:
-        assert staged.state.phase is Phase.OPEN
+        assert staged.state.phase is TransferPhase.OPEN
         assert await read_sealed(disk, PLACE) is None
         assert not [name for name in rig.below(PLACE) if name.endswith((".new", ".copy"))]
         return True
     return False
 
 
-async def check_whole(disk: LifeDisk, sealed: SealedFile, what: What) -> None:
+async def check_whole(disk: ProcessDisk, sealed: SealedFile, what: What) -> None:
     """INV-XFER-2."""
     if what is What.FILES:
         found = {
@@ -113,7 +113,7 @@ async def check_whole(disk: LifeDisk, sealed: SealedFile, what: What) -> None:
         await layer.discard()
 
 
-async def look_and_seal_again(disk: LifeDisk, what: What, *, power_lost: bool = False) -> bool:
+async def look_and_seal_again(disk: ProcessDisk, what: What, *, power_lost: bool = False) -> bool:
     """Whether it was sealed before. The same seal asked again ends well in either case; unless the power took the old
     name of a file and not the new one along, and then another attempt counts."""
     found = await read_sealed(disk, PLACE)
@@ -122,13 +122,13 @@ async def look_and_seal_again(disk: LifeDisk, what: What, *, power_lost: bool = 
         await check_whole(disk, found, what)
     rig = await StagingRig(disk).begin()
     staged = rig.staging.find(SESSION, TRANSFER)
-    assert (staged.state.phase is Phase.SEALED) == (found is not None)
+    assert (staged.state.phase is TransferPhase.SEALED) == (found is not None)
     try:
         sealed = await rig.sealer.seal(staged, ORDERS[what])
     except Refused:
         assert power_lost
         assert found is None
-        assert staged.state.phase is Phase.OPEN
+        assert staged.state.phase is TransferPhase.OPEN
         sealed = await rig.sealer.seal(staged, OTHERS[what])
     await check_whole(disk, sealed, what)
     return found is not None
@@ -176,7 +176,7 @@ def test_a_caller_that_gives_up_leaves_it_sealed_or_open() -> None:
     for step in range(40):
         machine = Machine(step)
 
-        async def story(disk: LifeDisk, seconds: float = 0.0006 * step) -> Phase:
+        async def story(disk: ProcessDisk, seconds: float = 0.0006 * step) -> TransferPhase:
             rig = await StagingRig(disk).begin()
             staged = rig.staging.find(SESSION, TRANSFER)
             try:
@@ -185,20 +185,20 @@ def test_a_caller_that_gives_up_leaves_it_sealed_or_open() -> None:
             except TimeoutError:
                 pass
             phase = staged.state.phase
-            assert (await read_sealed(disk, PLACE) is not None) == (phase is Phase.SEALED)
+            assert (await read_sealed(disk, PLACE) is not None) == (phase is TransferPhase.SEALED)
             await check_whole(disk, await rig.sealer.seal(staged, ORDERS[What.FILES]), What.FILES)
             return phase
 
         machine.run(lambda disk: stage(disk, What.FILES))
         phases.append(machine.run(story))
-    assert set(phases) == {Phase.OPEN, Phase.SEALED}
+    assert set(phases) == {TransferPhase.OPEN, TransferPhase.SEALED}
 
 
 def test_a_seal_whose_last_sync_was_not_waited_for_is_synced_before_it_is_answered() -> None:
     """INV-XFER-2, in a process that found the attempts on disk."""
     machine = Machine(1)
 
-    async def story(disk: LifeDisk) -> None:
+    async def story(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = rig.staging.find(SESSION, TRANSFER)
         synced: list[str] = []
@@ -214,7 +214,7 @@ def test_a_seal_whose_last_sync_was_not_waited_for_is_synced_before_it_is_answer
         rig.own.sync_folder = given_up  # type: ignore[method-assign]  # the moment at which it is given up
         with pytest.raises(asyncio.CancelledError):
             await rig.sealer.seal(staged, ORDERS[What.FILES])
-        assert staged.state.phase is Phase.SEALED
+        assert staged.state.phase is TransferPhase.SEALED
         await rig.sealer.seal(staged, ORDERS[What.FILES])
         assert synced == [PLACE, PLACE]
 

@@ -13,25 +13,25 @@ from tests.unit.bulk.staging_rig import FIRST, PLACE, SECOND, SESSION, TRANSFER,
 from tests.unit.bulk.test_staged_rows import ITEMS
 from tests.unit.storage.store_rig import plain
 
-from ebla.bulk.seal import SealOrder
+from ebla.bulk.seal import SealSpec
 from ebla.bulk.staged_rows import StagedRows
 from ebla.bulk.staging import StagedTransfer
-from ebla.bulk.staging_state import Phase, SealRefused
+from ebla.bulk.staging_state import SealRefused, TransferPhase
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.errors import Corruption, DiskFull, EblaError, InvalidRequest, Overloaded, Refused
 from ebla.model.identity import AttemptId, TransferId
 from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import Item
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.merge import merge_all
-from ebla.storage.row_file import encode_rows, items_of, read_row_file, rows_batch
-from ebla.storage.scan_stack import ScanStack
-from ebla.storage.staging_format import SealedFile, read_sealed
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import SMALL, key_of, value_of
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.row_file import encode_rows, items_of, read_row_file, rows_batch
+from ebla.storage.codec.staging_format import SealedFile, read_sealed
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.memory_engine import MemoryEngine
+from ebla.storage.merge.row_merge import merge_all
+from ebla.storage.scan.scan_stack import ScanStack
 
 MERGED_MAX = pytest.mark.parametrize("merged_max", [1 << 20, 0], ids=["merged", "layer"])
 Runs = Mapping[AttemptId, Sequence[Item]]
@@ -48,9 +48,9 @@ def told(items: Sequence[Item]) -> StagedFile:
     return StagedFile("rows", len(records), zlib.crc32(records))
 
 
-def order_of(runs: Runs) -> SealOrder:
+def order_of(runs: Runs) -> SealSpec:
     (first, items), *more = runs.items()
-    return SealOrder(first, (told(items),), (), SMALL, tuple((attempt, told(one)) for attempt, one in more))
+    return SealSpec(first, (told(items),), (), SMALL, tuple((attempt, told(one)) for attempt, one in more))
 
 
 async def staged_runs(rig: StagingRig, runs: Runs, tokens: TokenRange = WHOLE_RING) -> StagedTransfer:
@@ -60,7 +60,7 @@ async def staged_runs(rig: StagingRig, runs: Runs, tokens: TokenRange = WHOLE_RI
     return staged
 
 
-async def found_items(disk: LifeDisk, sealed: SealedFile) -> list[Item]:
+async def found_items(disk: ProcessDisk, sealed: SealedFile) -> list[Item]:
     if sealed.rows_file:
         batches = [batch async for batch in read_row_file(disk, f"{PLACE}/{sealed.rows_file}")]
         items = [item for batch in batches for item in items_of(batch)]
@@ -88,7 +88,7 @@ def test_runs_become_one_layer_or_one_file_of_rows(merged_max: int, monkeypatch:
     """INV-XFER-2: all of them, whole; and nothing else is left."""
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         other = AttemptId(uuid.UUID(int=99))
         staged = await staged_runs(rig, {**THREE, other: ITEMS})
@@ -108,21 +108,21 @@ def test_a_key_in_several_runs_is_merged_by_the_rule_of_all_rows(
     merged_max: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     attempts = [AttemptId(uuid.UUID(int=100 + number)) for number in range(5)]
 
     def item(partition: int, row: int) -> Item:
-        kind = chance.randrange(4)
+        kind = rng.randrange(4)
         if kind == 0:
             return key_of(partition, row), value_of(Row(None, Deletion(5, 1), {}))
-        return plain(partition, row, 5, number=chance.randrange(3))
+        return plain(partition, row, 5, number=rng.randrange(3))
 
     runs = {
-        attempt: sorted(item(partition, row) for partition in range(12) for row in range(3) if chance.random() < 0.6)
+        attempt: sorted(item(partition, row) for partition in range(12) for row in range(3) if rng.random() < 0.6)
         for attempt in attempts
     }
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
         assert await found_items(disk, sealed) == merged(runs)
@@ -136,7 +136,7 @@ def test_with_one_timestamp_a_delete_beats_a_value_and_then_the_larger_bytes_cou
     runs = dict(zip((FIRST, SECOND, THIRD), ([(key, value)] for value in values)))
     gone = AttemptId(uuid.UUID(int=14))
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
         assert await found_items(disk, sealed) == [(key, values[1])]
@@ -168,7 +168,7 @@ def test_the_same_set_again_is_the_same_seal_and_another_is_refused(
             with pytest.raises(SealRefused, match=f"sealed with other attempts .{FIRST}, {SECOND}, {THIRD}"):
                 await rig.sealer.seal(staged, order_of(runs))
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await staged_runs(rig, THREE)
         sealed = await rig.sealer.seal(staged, order_of(THREE))
@@ -204,17 +204,17 @@ def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
     good: Runs = {FIRST: [item for item in ITEMS[::3] if decode_token(item[0]) in tokens]}
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await staged_runs(rig, good, tokens)
         await rig.put(staged, SECOND, "rows", records)
         order = order_of(good)
-        bad = SealOrder(
+        bad = SealSpec(
             FIRST, order.files, (), SMALL, ((SECOND, StagedFile("rows", len(records), zlib.crc32(records))),)
         )
         with pytest.raises(failure, match=words):
             await rig.sealer.seal(staged, bad)
-        assert staged.state.phase is Phase.OPEN
+        assert staged.state.phase is TransferPhase.OPEN
         assert await read_sealed(disk, PLACE) is None
         assert await found_items(disk, await rig.sealer.seal(staged, order)) == good[FIRST]
 
@@ -231,29 +231,29 @@ def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
     ids=["size", "checksum", "name"],
 )
 def test_every_run_must_be_what_was_brought(second: StagedFile, failure: type[EblaError], words: str) -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await staged_runs(rig, THREE)
-        order = SealOrder(FIRST, (told(THREE[FIRST]),), (), SMALL, ((SECOND, second),))
+        order = SealSpec(FIRST, (told(THREE[FIRST]),), (), SMALL, ((SECOND, second),))
         with pytest.raises(failure, match=words):
             await rig.sealer.seal(staged, order)
-        assert staged.state.phase is Phase.OPEN
+        assert staged.state.phase is TransferPhase.OPEN
 
     machine().run(main)
 
 
 def test_what_no_seal_can_name() -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await staged_runs(rig, THREE)
         file = told(THREE[FIRST])
         for order, words in (
-            (SealOrder(FIRST, (file,), (), SMALL, ((FIRST, file),)), "names an attempt twice"),
-            (SealOrder(FIRST, (), (), SMALL, ((SECOND, file),)), "each with what it brought"),
+            (SealSpec(FIRST, (file,), (), SMALL, ((FIRST, file),)), "names an attempt twice"),
+            (SealSpec(FIRST, (), (), SMALL, ((SECOND, file),)), "each with what it brought"),
         ):
             with pytest.raises(InvalidRequest, match=words):
                 await rig.sealer.seal(staged, order)
-        missing = SealOrder(FIRST, (file,), (), SMALL, ((AttemptId(uuid.UUID(int=77)), file),))
+        missing = SealSpec(FIRST, (file,), (), SMALL, ((AttemptId(uuid.UUID(int=77)), file),))
         with pytest.raises(Refused, match="was not brought by this attempt"):
             await rig.sealer.seal(staged, missing)
         assert (await rig.sealer.seal(staged, order_of(THREE))).attempts == (FIRST, SECOND, THIRD), "none of it counted"
@@ -262,10 +262,10 @@ def test_what_no_seal_can_name() -> None:
 
 
 def test_of_files_one_attempt_counts() -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.put_all(await rig.opened(), FIRST)
-        order = SealOrder(
+        order = SealSpec(
             FIRST, staging_rig.told(staging_rig.FILES), staging_rig.RANGES, SMALL, ((SECOND, told(ITEMS)),)
         )
         with pytest.raises(InvalidRequest, match="only of rows"):
@@ -275,13 +275,13 @@ def test_of_files_one_attempt_counts() -> None:
 
 
 def test_a_seal_needs_room_for_what_it_makes() -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await staged_runs(rig, THREE)
         disk.free_bytes = lambda path: 100  # type: ignore[method-assign] # what is left
         with pytest.raises(DiskFull, match="does not fit"):
             await rig.sealer.seal(staged, order_of(THREE))
-        assert staged.state.phase is Phase.OPEN
+        assert staged.state.phase is TransferPhase.OPEN
 
     machine().run(main)
 
@@ -290,7 +290,7 @@ def test_a_seal_needs_room_for_what_it_makes() -> None:
 
 
 def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_have_the_same() -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk, limits=TransferLimits(rows_merged_bytes_max=0)).begin()
         staged = await staged_runs(rig, {**THREE, AttemptId(TRANSFER): ITEMS})
         for attempt, items in THREE.items():
@@ -318,7 +318,7 @@ def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_have_th
 
 
 def test_while_runs_are_merged_there_is_nothing_to_be_had() -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await staged_runs(rig, THREE)
         async with asyncio.TaskGroup() as tasks:

@@ -7,16 +7,16 @@ from tests.unit.bulk import staging_rig
 from tests.unit.bulk.staging_rig import FIRST, PLACE, StagingRig, machine
 from tests.unit.storage.store_rig import plain
 
-from ebla.bulk.seal import SealOrder
+from ebla.bulk.seal import SealSpec
 from ebla.model.errors import Corruption, InvalidRequest, Refused
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.store_rows import SMALL
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import Item
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.row_file import encode_rows, items_of, read_row_file, rows_batch
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import SMALL
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.row_file import encode_rows, items_of, read_row_file, rows_batch
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.wire.transfer_messages import FlightPut
 
 ITEMS = sorted(plain(partition, row, 5 + partition) for partition in range(20) for row in range(3))
@@ -25,8 +25,8 @@ RECORDS = b"".join(PIECES)
 ROWS_TOLD = (StagedFile("rows", len(RECORDS), zlib.crc32(RECORDS)),)
 
 
-def order_of(records: bytes) -> SealOrder:
-    return SealOrder(FIRST, (StagedFile("rows", len(records), zlib.crc32(records)),), (), SMALL)
+def order_of(records: bytes) -> SealSpec:
+    return SealSpec(FIRST, (StagedFile("rows", len(records), zlib.crc32(records)),), (), SMALL)
 
 
 async def put_rows(rig: StagingRig, records: bytes, tokens: TokenRange = WHOLE_RING) -> None:
@@ -64,14 +64,14 @@ async def sealed_items(rig: StagingRig, records: bytes, tokens: TokenRange = WHO
 def test_rows_are_merged_or_made_a_layer(merged_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         assert await sealed_items(await StagingRig(disk).begin(), RECORDS) == ITEMS
 
     machine().run(main)
 
 
 def test_no_rows_are_nothing_to_adopt() -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         assert await sealed_items(await StagingRig(disk).begin(), b"") == []
 
     machine().run(main)
@@ -110,7 +110,7 @@ def test_rows_that_are_not_as_they_should_be_are_not_sealed(
 ) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         with pytest.raises(failure, match=words):
             await sealed_items(rig, records, tokens)
@@ -121,7 +121,7 @@ def test_rows_that_are_not_as_they_should_be_are_not_sealed(
 
 
 def test_a_stream_of_rows_that_broke_goes_on_at_a_record_or_begins_anew() -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.opened(StagingKind.ROWS)
         place = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0))

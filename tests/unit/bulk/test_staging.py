@@ -23,21 +23,21 @@ from tests.unit.bulk.staging_rig import (
     told,
 )
 
-from ebla.bulk.seal import SealOrder
-from ebla.bulk.staging_state import Phase, SealRefused
+from ebla.bulk.seal import SealSpec
+from ebla.bulk.staging_state import SealRefused, TransferPhase
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Overloaded, Refused, Stale
 from ebla.model.identity import AttemptId, SessionId, TransferId
 from ebla.model.token import Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.store_rows import SMALL
-from ebla.storage.staging_format import read_sealed, read_target
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import SMALL
+from ebla.storage.codec.staging_format import read_sealed, read_target
 from ebla.wire.transfer_messages import FlightPut
 
 
 def in_staging(work: Callable[[StagingRig], Awaitable[None]], limits: TransferLimits | None = None) -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         await work(await StagingRig(disk, limits=limits).begin())
 
     machine().run(main)
@@ -92,14 +92,14 @@ def test_a_seal_again_changes_nothing_and_another_attempt_is_told_who_counts() -
 
 
 def test_a_seal_is_known_to_the_next_life() -> None:
-    async def seal(disk: LifeDisk) -> None:
+    async def seal(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         await rig.sealer.seal(await rig.put_all(await rig.opened(), FIRST), order_of(FIRST))
 
-    async def later(disk: LifeDisk) -> None:
+    async def later(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = rig.staging.find(SESSION, TRANSFER)
-        assert (staged.state.phase, staged.state.winners) == (Phase.SEALED, (FIRST,))
+        assert (staged.state.phase, staged.state.winners) == (TransferPhase.SEALED, (FIRST,))
         assert (await rig.sealer.seal(staged, order_of(FIRST))).attempt == FIRST
         with pytest.raises(SealRefused, match=str(FIRST)):
             await rig.sealer.seal(staged, order_of(SECOND))
@@ -114,7 +114,7 @@ def test_a_seal_is_known_to_the_next_life() -> None:
 def test_a_put_goes_on_where_it_broke_also_in_another_life() -> None:
     data = bytes(range(256)) * 40
 
-    async def begin(disk: LifeDisk) -> None:
+    async def begin(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.opened()
         place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", len(data)))
@@ -126,7 +126,7 @@ def test_a_put_goes_on_where_it_broke_also_in_another_life() -> None:
         rig.puts.close(place)
         await rig.puts.append(again, memoryview(data)[1000:3000])
 
-    async def go_on(disk: LifeDisk) -> None:
+    async def go_on(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.opened()
         assert staged.state.attempts == {FIRST}
@@ -239,9 +239,9 @@ def test_what_is_not_whole_is_not_sealed(files: tuple[StagedFile, ...], failure:
         staged = await rig.put_all(await rig.opened(), FIRST)
         await rig.put_all(staged, SECOND)
         with pytest.raises(failure, match=words):
-            await rig.sealer.seal(staged, SealOrder(FIRST, files, RANGES, SMALL))
+            await rig.sealer.seal(staged, SealSpec(FIRST, files, RANGES, SMALL))
         assert await read_sealed(rig.own, PLACE) is None
-        assert staged.state.phase is Phase.OPEN
+        assert staged.state.phase is TransferPhase.OPEN
         await rig.sealer.seal(staged, order_of(SECOND))
         assert await sealed_bytes(rig) == FILES
         assert sum(name.startswith("sealed-") for name in rig.own.list_folder(PLACE)) == 1
@@ -273,7 +273,7 @@ def test_a_link_needs_no_checksum_and_is_not_read() -> None:
         rig.own.link("/data/checkpoint/a.sst", f"{PLACE}/{FIRST}/0/a.sst")
         inode = rig.own.inode("/data/checkpoint/a.sst")
         brought = (StagedFile("0/a.sst", 6, inode=inode),)
-        sealed = await rig.sealer.seal(staged, SealOrder(FIRST, brought, RANGES[:1], SMALL))
+        sealed = await rig.sealer.seal(staged, SealSpec(FIRST, brought, RANGES[:1], SMALL))
         assert staged.copied_files == 0
         assert rig.own.inode(f"{PLACE}/{sealed.layers[0].folder}/a.sst") == inode
         assert not rig.own.exists(f"{PLACE}/{FIRST}")
@@ -359,11 +359,11 @@ def test_two_who_release_the_same_in_other_orders_do_not_wait_for_each_other() -
 
 
 def test_a_place_that_was_not_finished_is_removed_at_the_start() -> None:
-    async def half(disk: LifeDisk) -> None:
+    async def half(disk: ProcessDisk) -> None:
         disk.make_folder(f"{FOLDER}/{SESSION}/{uuid.UUID(int=4)}/{FIRST}")
         disk.create(f"{FOLDER}/key").close()
 
-    async def later(disk: LifeDisk) -> None:
+    async def later(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         assert rig.below(FOLDER) == ["key"]
         assert rig.staging.sessions == (SESSION,), "its folder is still there, to be swept"
@@ -376,7 +376,7 @@ def test_a_place_that_was_not_finished_is_removed_at_the_start() -> None:
 def test_a_full_disk_takes_the_attempt_along_and_leaves_the_others() -> None:
     here = machine()
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.put_all(await rig.opened(), FIRST)
         here.disk.fill(100)
@@ -393,7 +393,7 @@ def test_a_full_disk_takes_the_attempt_along_and_leaves_the_others() -> None:
 def test_a_full_disk_at_the_seal_seals_nothing_and_leaves_no_copy() -> None:
     here = machine()
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.put_all(await rig.opened(), FIRST)
         before = sum(map(len, map(rig.read, (f"{PLACE}/{one}" for one in rig.below(PLACE)))))
@@ -401,7 +401,7 @@ def test_a_full_disk_at_the_seal_seals_nothing_and_leaves_no_copy() -> None:
         here.disk.fill(1000)
         with pytest.raises(DiskFull):
             await rig.sealer.seal(staged, order_of(FIRST))
-        assert staged.state.phase is Phase.OPEN
+        assert staged.state.phase is TransferPhase.OPEN
         assert await read_sealed(rig.own, PLACE) is None
         assert sum(map(len, map(rig.read, (f"{PLACE}/{one}" for one in rig.below(PLACE))))) == before
         here.disk.heal()
@@ -415,7 +415,7 @@ def test_a_full_disk_at_the_seal_seals_nothing_and_leaves_no_copy() -> None:
 def test_nothing_to_bring_is_sealed_too() -> None:
     async def work(rig: StagingRig) -> None:
         staged = await rig.opened()
-        sealed = await rig.sealer.seal(staged, SealOrder(FIRST, (), (), SMALL))
+        sealed = await rig.sealer.seal(staged, SealSpec(FIRST, (), (), SMALL))
         assert (sealed.layers, sealed.rows_file, sealed.size_bytes) == ((), "", 0)
 
     in_staging(work)

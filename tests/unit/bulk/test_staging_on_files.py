@@ -21,17 +21,17 @@ from tests.unit.bulk.staging_rig import (
     target,
 )
 
-from ebla.bulk.puts import Puts
-from ebla.bulk.seal import Sealer, SealOrder
-from ebla.bulk.staging import StagedTransfer, Staging, StagingParts
+from ebla.bulk.open_puts import OpenPuts
+from ebla.bulk.seal import Sealer, SealSpec
+from ebla.bulk.staging import StagedTransfer, Staging, StagingDeps
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.transfers import StagedFile
+from ebla.observe.event_reporter import discard_event
 from ebla.runtime import file_isolation
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
-from ebla.runtime.system_chance import SystemChance
-from ebla.sim.workloads.store_rows import SMALL
-from ebla.wire.report import unreported
+from ebla.runtime.system_rng import SystemRng
+from ebla.sim.workloads.small_table import SMALL
 
 ZOMBIE = """
 import os, sys
@@ -50,18 +50,18 @@ except FileNotFoundError:
 class Rig:
     def __init__(self, folder: Path, disk: FileDisk) -> None:
         self.place = folder / "staging" / str(SESSION) / str(TRANSFER)
-        parts = StagingParts(
+        parts = StagingDeps(
             disk,
-            SystemChance(),
+            SystemRng(),
             str(folder / "staging"),
             MACHINE,
             FileIsolation(),
             BuildsHere(disk),
             TransferLimits(),
-            unreported,
+            discard_event,
         )
         self.staging = Staging(parts)
-        self.sealer = Sealer(parts, Puts(parts, self.staging))
+        self.sealer = Sealer(parts, OpenPuts(parts, self.staging))
 
     async def opened(self) -> StagedTransfer:
         await self.staging.recover()
@@ -161,7 +161,7 @@ def test_a_link_is_taken_over_as_it_is(tmp_path: Path) -> None:
             StagedFile("0/a.sst", 4, inode=source.stat().st_ino),
             StagedFile("0/b.sst", len(os.fsencode(source)), zlib.crc32(b"rows")),
         )
-        await rig.sealer.seal(staged, SealOrder(FIRST, brought, RANGES[:1], SMALL))
+        await rig.sealer.seal(staged, SealSpec(FIRST, brought, RANGES[:1], SMALL))
         files = rig.sealed_files()
         assert files["0/a.sst"].stat().st_ino == source.stat().st_ino
         assert not files["0/b.sst"].is_symlink(), "it could be pointed elsewhere later"

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from ebla.bulk.staging_state import TRANSITIONS, Event, Phase, Refusal, SealRefused, StagingState
+from ebla.bulk.staging_state import TRANSITIONS, SealRefused, StagingEvent, StagingRefusal, StagingState, TransferPhase
 from ebla.model.errors import Refused
 from ebla.model.identity import AttemptId
 
@@ -12,29 +12,31 @@ ONE, TWO, THREE = (AttemptId(uuid.UUID(int=number)) for number in (1, 2, 3))
 
 
 def test_the_table_is_total() -> None:
-    assert set(TRANSITIONS) == {(phase, event) for phase in Phase for event in Event}
+    assert set(TRANSITIONS) == {(phase, event) for phase in TransferPhase for event in StagingEvent}
 
 
 def test_every_phase_and_refusal_is_reached() -> None:
-    reached, pending = {Phase.OPEN}, [Phase.OPEN]
+    reached, pending = {TransferPhase.OPEN}, [TransferPhase.OPEN]
     refusals = set()
     while pending:
         phase = pending.pop()
-        for event in Event:
+        for event in StagingEvent:
             outcome = TRANSITIONS[phase, event]
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, StagingRefusal):
                 refusals.add(outcome)
             elif outcome not in reached:
                 reached.add(outcome)
                 pending.append(outcome)
-    assert reached == set(Phase)
-    assert refusals == set(Refusal)
+    assert reached == set(TransferPhase)
+    assert refusals == set(StagingRefusal)
 
 
 def test_nothing_leads_back_from_sealed() -> None:
-    for event in Event:
-        assert TRANSITIONS[Phase.SEALED, event] not in (Phase.OPEN, Phase.SEALING)
-        assert not isinstance(TRANSITIONS[Phase.RELEASED, event], Phase) or event is Event.RELEASE
+    for event in StagingEvent:
+        assert TRANSITIONS[TransferPhase.SEALED, event] not in (TransferPhase.OPEN, TransferPhase.SEALING)
+        assert (
+            not isinstance(TRANSITIONS[TransferPhase.RELEASED, event], TransferPhase) or event is StagingEvent.RELEASE
+        )
 
 
 def test_a_seal_that_fails_names_nobody() -> None:
@@ -48,8 +50,8 @@ def test_a_seal_that_fails_names_nobody() -> None:
     with pytest.raises(Refused, match="nothing more"):
         sealing.put(ONE, 5)
     sealed = sealing.failed().sealing([TWO]).sealed()
-    assert (sealed.phase, sealed.winners, sealed.attempts) == (Phase.SEALED, (TWO,), frozenset([TWO]))
-    assert sealed.released().phase is Phase.RELEASED
+    assert (sealed.phase, sealed.winners, sealed.attempts) == (TransferPhase.SEALED, (TWO,), frozenset([TWO]))
+    assert sealed.released().phase is TransferPhase.RELEASED
 
 
 def test_a_set_of_attempts_is_the_same_however_it_is_named() -> None:

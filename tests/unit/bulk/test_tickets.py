@@ -4,10 +4,10 @@ import uuid
 
 import pytest
 
-from ebla.bulk.tickets import KEY_BYTES, TICKET_BYTES_MAX, Grant, GrantKind, TicketRefused, Tickets
+from ebla.bulk.tickets import KEY_BYTES, TICKET_BYTES_MAX, Grant, GrantKind, TicketRefused, TicketSigner
 from ebla.model.identity import SessionId, TableId
 
-TICKETS = Tickets(bytes(range(KEY_BYTES)))
+TICKETS = TicketSigner(bytes(range(KEY_BYTES)))
 GRANT = Grant(
     GrantKind.PUT, SessionId(uuid.UUID(int=1)), uuid.UUID(int=2), TableId(uuid.UUID(int=3)), expires_ms=10_000
 )
@@ -31,7 +31,7 @@ def test_a_ticket_is_for_one_thing() -> None:
 
 def test_a_ticket_of_another_node_opens_nothing() -> None:
     with pytest.raises(TicketRefused, match="not signed by this node"):
-        Tickets(bytes(KEY_BYTES)).read(TICKETS.sign(GRANT), GrantKind.PUT, 0)
+        TicketSigner(bytes(KEY_BYTES)).read(TICKETS.sign(GRANT), GrantKind.PUT, 0)
 
 
 def test_a_ticket_of_which_any_bit_was_changed_opens_nothing() -> None:

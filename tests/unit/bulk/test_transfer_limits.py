@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from tests.unit.journal.on_disks import Machine
 
-from ebla.bulk.transfer_limits import Rate, StreamCount, TokenBucket, TransferLimits
+from ebla.bulk.transfer_limits import RateLimiter, StreamLimit, TokenBucket, TransferLimits
 from ebla.model.errors import Overloaded
-from ebla.sim.disk import LifeDisk
+from ebla.sim.disk import ProcessDisk
 
 
 class LoopClock:
@@ -41,8 +41,8 @@ def test_a_clock_that_stands_still_gives_nothing_away() -> None:
 
 
 def test_streams_together_keep_to_the_rate() -> None:
-    async def main(_disk: LifeDisk) -> None:
-        rate = Rate(TransferLimits(bytes_per_s=1000), LoopClock())
+    async def main(_disk: ProcessDisk) -> None:
+        rate = RateLimiter(TransferLimits(bytes_per_s=1000), LoopClock())
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.TaskGroup() as tasks:
@@ -53,14 +53,14 @@ def test_streams_together_keep_to_the_rate() -> None:
     Machine(1).run(main)
 
 
-async def _stream(rate: Rate, pieces: int, size: int) -> None:
+async def _stream(rate: RateLimiter, pieces: int, size: int) -> None:
     for _ in range(pieces):
         await rate.admit(size)
 
 
 def test_a_piece_that_would_wait_too_long_is_refused_at_once() -> None:
-    async def main(_disk: LifeDisk) -> None:
-        rate = Rate(TransferLimits(bytes_per_s=1000, rate_wait_ms=2_000), LoopClock())
+    async def main(_disk: ProcessDisk) -> None:
+        rate = RateLimiter(TransferLimits(bytes_per_s=1000, rate_wait_ms=2_000), LoopClock())
         await rate.admit(1000)
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(rate.admit(900)) for _ in range(2)]
@@ -74,16 +74,16 @@ def test_a_piece_that_would_wait_too_long_is_refused_at_once() -> None:
 
 
 def test_without_a_rate_nothing_waits() -> None:
-    async def main(_disk: LifeDisk) -> None:
+    async def main(_disk: ProcessDisk) -> None:
         began = asyncio.get_running_loop().time()
-        await Rate(TransferLimits(), LoopClock()).admit(1 << 40)
+        await RateLimiter(TransferLimits(), LoopClock()).admit(1 << 40)
         assert asyncio.get_running_loop().time() == began
 
     Machine(1).run(main)
 
 
 def test_streams_are_counted() -> None:
-    streams = StreamCount("into", 2)
+    streams = StreamLimit("into", 2)
     streams.enter()
     streams.enter()
     with pytest.raises(Overloaded, match="2 streams into this node"):

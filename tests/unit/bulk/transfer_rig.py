@@ -11,34 +11,35 @@ from pathlib import Path
 import msgspec
 from tests.unit.bulk.staging_rig import BuildsHere
 from tests.unit.bulk.test_bulk_process import BULK, CONTROL, HISTORY, OURS, Control, state
-from tests.unit.bulk.test_fold_desk import Folds
+from tests.unit.bulk.test_compaction_service import Folds
 from tests.unit.topology.small_cluster import node, simple
 from tests.unit.wire.rig import MemoryTransport, SeededChance
 
-from ebla.bulk.bulk_process import BulkProcess, BulkSetup
-from ebla.bulk.fold_desk import DeskLimits
+from ebla.bulk.bulk_process import BulkConfig, BulkProcess
+from ebla.bulk.bulk_transfers import StreamServer, TransferConfig
+from ebla.bulk.compaction_service import CompactionServiceLimits
 from ebla.bulk.transfer_limits import TransferLimits
-from ebla.bulk.transfer_plane import TransferPlane
-from ebla.bulk.transfers import Front, TransferSetup
-from ebla.journal.replace import replace_file
+from ebla.bulk.transfer_streams import TransferStreams
+from ebla.journal.checked_file import replace_file
 from ebla.model.errors import Stale, Unavailable
 from ebla.model.identity import Address, AttemptId, SessionId, ShardNumber, TopologyVersion, TransferId
 from ebla.model.schema import encode_schema
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transaction import Revision
-from ebla.model.transfers import StagedFile, StagingKind, Target
+from ebla.model.transfers import StagedFile, StagingKind, TransferTarget
+from ebla.observe.event_reporter import discard_event
 from ebla.ports.clock import Clock
-from ebla.ports.surroundings import Surroundings
+from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.system_clock import SystemClock
-from ebla.sim.workloads.store_rows import SMALL, TABLE
-from ebla.storage.layer_facts import LayerFacts
+from ebla.sim.workloads.small_table import SMALL, TABLE
+from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,
     LayerId,
-    Manifest,
+    ShardManifest,
     StackEntry,
     layer_folder,
     manifest_path,
@@ -46,13 +47,12 @@ from ebla.storage.manifest import (
 from ebla.topology.keys import STATE, Row, keyspace_key, node_key, session_key, table_key
 from ebla.topology.snapshot import Keyspace, Session, Table
 from ebla.topology.states import SessionKind
-from ebla.wire.calls import Caller
-from ebla.wire.calls import Target as CallTarget
+from ebla.wire.client_connection import ConnectionTarget as CallTarget
+from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.feed_messages import ReadBarrierAnswer, ReadBarrierRequest
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.transfer_messages import (
     BulkStatusAnswer,
@@ -131,7 +131,7 @@ class ScriptedShard:
     """Makes checkpoints of one layer, and has one stack."""
 
     def __init__(self, tasks: asyncio.TaskGroup, disk: FileDisk) -> None:
-        self.server = Server(tasks, OURS, WireLimits(), unreported)
+        self.server = Server(tasks, OURS, WireLimits(), discard_event)
         self.server.serve(CHECKPOINT, self._checkpoint)
         self.server.serve(FIND_TARGET, self._find_target)
         self._disk = disk
@@ -165,7 +165,7 @@ class ScriptedShard:
         self._disk.make_folder(inside)
         write_files(inside, LAYER)
         entry = StackEntry(stack, request.table, token_range, LayerEntry(LayerId(5), token_range), (layer,))
-        manifest = Manifest(tables=(SMALL,), stacks=(entry,))
+        manifest = ShardManifest(tables=(SMALL,), stacks=(entry,))
         await replace_file(self._disk, manifest_path(folder), msgspec.msgpack.encode(manifest))
         return CheckpointedStack(folder, token_range)
 
@@ -193,22 +193,22 @@ class TransferRig:
         self.lives = 0
         self.clock: Clock = SystemClock()
         self.told: list[str] = []
-        self.fronts: tuple[Front, ...] = ()
+        self.fronts: tuple[StreamServer, ...] = ()
         self.bulk: BulkProcess | None = None
-        self.context = PeersContext(self.transport, SeededChance(99), OURS, WireLimits(), unreported)
+        self.context = PeersContext(self.transport, SeededChance(99), OURS, WireLimits(), discard_event)
 
     @property
-    def plane(self) -> TransferPlane:
+    def stream_service(self) -> TransferStreams:
         assert self.bulk is not None
         assert self.bulk.transfers is not None
-        assert self.bulk.transfers.plane is not None
-        return self.bulk.transfers.plane
+        assert self.bulk.transfers.stream_service is not None
+        return self.bulk.transfers.stream_service
 
     @asynccontextmanager
-    async def life(self, *sessions: Session) -> AsyncIterator[Caller]:
+    async def life(self, *sessions: Session) -> AsyncIterator[RpcClientConnection]:
         self.lives += 1
         own = Introduction(OURS.host, OURS.cluster, OURS.cluster_name, "bulk")
-        transfers = TransferSetup(
+        transfers = TransferConfig(
             str(self.folder / "staging"),
             str(self.folder / "checkpoints"),
             FLIGHT,
@@ -220,18 +220,18 @@ class TransferRig:
             fronts=self.fronts,
             limits=self.limits,
         )
-        setup = BulkSetup(
+        setup = BulkConfig(
             own,
             BULK,
             CONTROL,
             20,
-            DeskLimits(),
+            CompactionServiceLimits(),
             WireLimits(),
             lambda event, _details: self.told.append(event),
             pid=self.lives,
             transfers=transfers,
         )
-        around = Surroundings(self.clock, SeededChance(self.lives), self.disk, self.transport)
+        around = Environment(self.clock, SeededChance(self.lives), self.disk, self.transport)
         self.bulk = BulkProcess(around, setup, Folds())
         self.control.begin(*sessions)
         async with asyncio.TaskGroup() as tasks:
@@ -257,19 +257,19 @@ class TransferRig:
         files = (Path(place, name) for place, _, names in os.walk(root) for name in names if name != "key")
         return sorted(str(path.relative_to(root)) for path in files)
 
-    async def open_staging(self, caller: Caller, kind: StagingKind = StagingKind.FILES) -> Target:
+    async def open_staging(self, caller: RpcClientConnection, kind: StagingKind = StagingKind.FILES) -> TransferTarget:
         request = OpenStagingRequest(SESSION, TRANSFER, TABLE, ShardNumber(0), WHOLE_RING, VERSION, kind)
         return (await caller.call(OPEN_STAGING, request, CALL_MS)).target
 
-    async def put(self, target: Target, name: str, data: bytes, attempt: AttemptId = ATTEMPT) -> StagedFile:
-        place = await self.plane.open_put(FlightPut(target.ticket, attempt, name, len(data)))
-        await self.plane.append(place, data[place.received_bytes :])
-        answer = await self.plane.finish_put(place)
-        self.plane.close_put(place)
+    async def put(self, target: TransferTarget, name: str, data: bytes, attempt: AttemptId = ATTEMPT) -> StagedFile:
+        place = await self.stream_service.open_put(FlightPut(target.ticket, attempt, name, len(data)))
+        await self.stream_service.append(place, data[place.received_bytes :])
+        answer = await self.stream_service.finish_put(place)
+        self.stream_service.close_put(place)
         assert answer.checksum == zlib.crc32(data)
         return StagedFile(name, answer.received_bytes, answer.checksum)
 
-    async def status(self, caller: Caller) -> BulkStatusAnswer:
+    async def status(self, caller: RpcClientConnection) -> BulkStatusAnswer:
         return await caller.call(BULK_STATUS, BulkStatusRequest(), CALL_MS)
 
 

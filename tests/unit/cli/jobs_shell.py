@@ -19,18 +19,18 @@ from tests.unit.pipeline.jobs_rig import (
 )
 from typer.testing import CliRunner, Result
 
-from ebla.cli import compare, job_following, pipeline
 from ebla.cli.app import app
-from ebla.cli.job_access import JobAccess
-from ebla.client.jobs import JobClient
+from ebla.cli.jobs import compare, job_following, pipeline
+from ebla.cli.jobs.job_context import JobCommandContext
+from ebla.client.job_client import JobClient
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId, HistoryId, HostId, SessionId, TopologyVersion
-from ebla.pipeline.job_queue import JobQueue, QueueSetup
-from ebla.pipeline.runs import Attendant, Drawn
-from ebla.sim.chance import SimChance
+from ebla.model.records.jobs import JobProgress, JobRecord, JobResult
+from ebla.observe.event_reporter import discard_event
+from ebla.pipeline.job_queue import JobQueue, QueueConfig
+from ebla.pipeline.job_run import JobHandle, NewSession
+from ebla.sim.rng import SimRng
 from ebla.wire.group0_messages import Group0Report
-from ebla.wire.jobs import Job, JobResult, Progress
-from ebla.wire.report import unreported
 from ebla.wire.verbs import PeerStatus, StatusAnswer
 
 
@@ -38,15 +38,15 @@ class Outcomes:
     """`job_queue.Runner`: each run takes a while and gives the next outcome."""
 
     def __init__(self) -> None:
-        self._chance = SimChance("outcomes")
+        self._rng = SimRng("outcomes")
         self.next: list[JobResult | EblaError] = []
         self.takes_s = 2.0
 
-    def draw(self) -> Drawn:
-        return Drawn(SessionId(self._chance.uuid()), TopologyVersion(1))
+    def draw(self) -> NewSession:
+        return NewSession(SessionId(self._rng.uuid()), TopologyVersion(1))
 
-    async def run(self, job: Job, drawn: Drawn, attendant: Attendant) -> JobResult:
-        attendant.tell(Progress("copying files", 512, 1024))
+    async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
+        handle.tell(JobProgress("copying files", 512, 1024))
         await asyncio.sleep(self.takes_s)
         outcome = self.next.pop(0)
         if isinstance(outcome, EblaError):
@@ -61,21 +61,21 @@ class JobsShell:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.group0 = SmallGroup0()
         self.outcomes = Outcomes()
-        self.engine = ScriptedEngine(SimChance("engine"))
-        self.chance = SimChance("shell")
+        self.engine = ScriptedEngine(SimRng("engine"))
+        self.rng = SimRng("shell")
         self.down: tuple[HostId, ...] = ()
         self.leader_status: StatusAnswer | None = None
         for module in (job_following, pipeline, compare):
             patch.setattr(module, "with_jobs", self.with_jobs)
 
-    def with_jobs(self, _data: Path, _name: str | None, work: Callable[[JobAccess], Awaitable[T]]) -> T:
+    def with_jobs(self, _data: Path, _name: str | None, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
         """In the place of `cli.job_access.with_jobs`: every call is a life of the pipeline."""
 
         async def run() -> T:
             self.group0.new_loop()
-            jobs = JobClient(self.group0.ask, (LoopClock(), self.chance))
-            access = JobAccess(jobs, a_snapshot(), self._status(), self.leader_status, (("node1", HOSTS[0]),))
-            setup = QueueSetup(HOSTS[0], 7, LoopClock(), self.chance, unreported)
+            jobs = JobClient(self.group0.ask, (LoopClock(), self.rng))
+            access = JobCommandContext(jobs, a_snapshot(), self._status(), self.leader_status, (("node1", HOSTS[0]),))
+            setup = QueueConfig(HOSTS[0], 7, LoopClock(), self.rng, discard_event)
             queue = JobQueue(self.group0.ask, self.outcomes, self.engine, setup)
             async with asyncio.TaskGroup() as tasks:
                 acting = tasks.create_task(queue.run())
@@ -92,7 +92,7 @@ class JobsShell:
     def with_jobs_for(self, seconds: float) -> None:
         """The pipeline alone, for a while."""
 
-        async def wait(_access: JobAccess) -> None:
+        async def wait(_access: JobCommandContext) -> None:
             await asyncio.sleep(seconds)
 
         self.with_jobs(Path(), None, wait)

@@ -7,8 +7,9 @@ import pytest
 from tests.unit.client.tables_rig import OneProcess
 from typer.testing import CliRunner, Result
 
-from ebla.cli import ring, row, table
 from ebla.cli.app import app
+from ebla.cli.cluster import ring
+from ebla.cli.tables import row, table
 
 
 class Shell:

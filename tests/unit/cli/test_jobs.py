@@ -10,15 +10,23 @@ from tests.unit.cli.jobs_shell import JobsShell
 from tests.unit.pipeline.jobs_rig import HOSTS, a_job
 from tests.unit.topology.small_cluster import TABLE
 
-from ebla.cli import job_following
-from ebla.cli.compare import parse_range
-from ebla.cli.job_following import INTERRUPTED, Bar
-from ebla.cli.shown_jobs import job_words, progress_words, size_words
+from ebla.cli.jobs import job_following
+from ebla.cli.jobs.compare import parse_range
+from ebla.cli.jobs.job_following import INTERRUPTED, JobProgressBar
+from ebla.cli.jobs.job_output import format_bytes, job_summary, progress_summary
 from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import JobId
+from ebla.model.records.jobs import (
+    CompareReplicas,
+    CopyTablets,
+    Difference,
+    JobProgress,
+    JobRecord,
+    JobResult,
+    JobState,
+)
 from ebla.model.token import Token, TokenRange
-from ebla.ports.transfers import EngineState, EngineStatus
-from ebla.wire.jobs import Compare, CopyTablets, Difference, Job, JobResult, JobState, Progress
+from ebla.ports.transfer_engine import EngineState, EngineStatus
 from ebla.wire.verbs import StatusAnswer
 
 A, B, C = HOSTS
@@ -114,7 +122,7 @@ def test_detached_it_goes_on_alone(shell: JobsShell) -> None:
 def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_it(
     shell: JobsShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> Job:
+    def interrupted(*_: object) -> JobRecord:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job_following, "follow", interrupted)
@@ -128,12 +136,12 @@ def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_i
 def test_a_terminal_shows_a_bar_by_bytes_or_else_by_tasks() -> None:
     screen = io.StringIO()
     copy = CopyTablets(TABLE, (0,), A, B)
-    with Bar(Console(file=screen, force_terminal=True, width=120)) as bar:
+    with JobProgressBar(Console(file=screen, force_terminal=True, width=120)) as bar:
         for progress in (
-            Progress(),
-            Progress("copying files", 512, 1024),
-            Progress("comparing", 0, 0, 1, 8),
-            Progress("sealing", 2048, 1024),
+            JobProgress(),
+            JobProgress("copying files", 512, 1024),
+            JobProgress("comparing", 0, 0, 1, 8),
+            JobProgress("sealing", 2048, 1024),
         ):
             bar.update(a_job(1, copy, state=JobState.RUNNING, progress=progress))
             bar.refresh()
@@ -145,8 +153,8 @@ def test_a_terminal_shows_a_bar_by_bytes_or_else_by_tasks() -> None:
 def test_long_words_leave_the_figures_their_place_on_one_line() -> None:
     screen = io.StringIO()
     step = "looking again at 114 ranges that differ (time 2 of 4) (0 of 99 ranges done): taking checkpoints"
-    with Bar(Console(file=screen, force_terminal=True, color_system=None, width=80)) as bar:
-        bar.update(a_job(1, Compare(TABLE), state=JobState.RUNNING, progress=Progress(step, 0, 0, 11, 12)))
+    with JobProgressBar(Console(file=screen, force_terminal=True, color_system=None, width=80)) as bar:
+        bar.update(a_job(1, CompareReplicas(TABLE), state=JobState.RUNNING, progress=JobProgress(step, 0, 0, 11, 12)))
         bar.refresh()
     line = next(line for line in screen.getvalue().splitlines() if "looking again" in line)
     assert "…" in line
@@ -161,7 +169,7 @@ def test_a_job_is_followed_on_when_the_node_that_was_asked_ends(
     follow = job_following.follow
     broken = [Unreachable("node1 ended")]
 
-    def follow_after_trouble(asked: job_following.Asked, job: JobId) -> Job:
+    def follow_after_trouble(asked: job_following.JobFlags, job: JobId) -> JobRecord:
         if broken:
             raise broken.pop()
         return follow(asked, job)
@@ -174,7 +182,7 @@ def test_a_job_is_followed_on_when_the_node_that_was_asked_ends(
 def test_a_job_that_cannot_be_followed_is_not_said_to_be_undone(
     shell: JobsShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreachable(*_: object) -> Job:
+    def unreachable(*_: object) -> JobRecord:
         raise Unreachable("nobody answers")
 
     monkeypatch.setattr(job_following, "FOLLOW_PAUSE_S", 0.0)
@@ -283,7 +291,7 @@ def test_a_job_that_is_not_there_cannot_be_cancelled(shell: JobsShell) -> None:
 
 
 def test_sizes_have_units() -> None:
-    assert [size_words(size) for size in (0, 1023, 1024, 5 << 20, 3 << 30)] == [
+    assert [format_bytes(size) for size in (0, 1023, 1024, 5 << 20, 3 << 30)] == [
         "0 B",
         "1023 B",
         "1.0 KiB",
@@ -293,14 +301,14 @@ def test_sizes_have_units() -> None:
 
 
 def test_progress_is_told_by_bytes_or_else_by_tasks() -> None:
-    assert progress_words(Progress("copying", 1024, 2048, 1, 2)) == "copying, 1.0 KiB of 2.0 KiB"
-    assert progress_words(Progress("comparing", 0, 0, 1, 2)) == "comparing, task 1 of 2"
+    assert progress_summary(JobProgress("copying", 1024, 2048, 1, 2)) == "copying, 1.0 KiB of 2.0 KiB"
+    assert progress_summary(JobProgress("comparing", 0, 0, 1, 2)) == "comparing, task 1 of 2"
 
 
 def test_a_job_stands_in_one_line() -> None:
     copy = CopyTablets(TABLE, (0,), A, B)
-    assert job_words(a_job(1, copy)) == "waiting"
-    asked = a_job(1, copy, state=JobState.RUNNING, cancel_asked=True, progress=Progress("copying"))
-    assert job_words(asked) == "running, asked to cancel: copying"
-    assert job_words(a_job(1, copy, state=JobState.FAILED, cause="no room")) == "failed: no room"
-    assert job_words(a_job(1, Compare(TABLE), state=JobState.DONE)) == "done: nothing to tell"
+    assert job_summary(a_job(1, copy)) == "waiting"
+    asked = a_job(1, copy, state=JobState.RUNNING, cancel_requested=True, progress=JobProgress("copying"))
+    assert job_summary(asked) == "running, asked to cancel: copying"
+    assert job_summary(a_job(1, copy, state=JobState.FAILED, cause="no room")) == "failed: no room"
+    assert job_summary(a_job(1, CompareReplicas(TABLE), state=JobState.DONE)) == "done: nothing to tell"

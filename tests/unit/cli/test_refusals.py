@@ -12,8 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
-from ebla.cli.local_cluster import LocalNode, Shape, alone_in, find_nodes, find_or_make_nodes, give_identities
-from ebla.cli.up import Started
+from ebla.cli.cluster.local_cluster import (
+    LocalNode,
+    NewClusterSpec,
+    assign_identities,
+    find_nodes,
+    find_or_create_nodes,
+    lock_data_folder,
+)
+from ebla.cli.cluster.up import StartedCluster
 from ebla.runtime import file_lock
 from ebla.runtime.data_folder import DataFolder
 
@@ -22,18 +29,18 @@ NODES = 2
 
 @pytest.fixture(autouse=True)
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_nodes: object, _say: object) -> Started:
+    def start(_nodes: object, _say: object) -> StartedCluster:
         raise AssertionError("a node would have been started")
 
-    monkeypatch.setattr("ebla.cli.up.bring_up", start)
+    monkeypatch.setattr("ebla.cli.cluster.up.bring_up", start)
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> list[LocalNode]:
     """Two nodes that were started once."""
     base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-    nodes = find_or_make_nodes(tmp_path / "d", Shape(NODES, 1, base, "ebla"))
-    give_identities(nodes)
+    nodes = find_or_create_nodes(tmp_path / "d", NewClusterSpec(NODES, 1, base, "ebla"))
+    assign_identities(nodes)
     return nodes
 
 
@@ -72,8 +79,8 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_cluster_is_refused(made: list[LocalNode], tmp_path: Path) -> None:
-    others = find_or_make_nodes(tmp_path / "other", Shape(1, 1, "127.0.0.1", "ebla"))
-    give_identities(others)
+    others = find_or_create_nodes(tmp_path / "other", NewClusterSpec(1, 1, "127.0.0.1", "ebla"))
+    assign_identities(others)
     made[1].folder.identity.write_bytes(others[0].folder.identity.read_bytes())
     told = refused(made[0].folder.path.parent)
     assert f"{made[0].folder.path} belongs to cluster" in told
@@ -166,7 +173,7 @@ def test_a_cluster_of_another_size_and_a_folder_of_something_else_are_refused(
 
 def test_two_at_once_in_one_folder_are_refused(made: list[LocalNode]) -> None:
     data = made[0].folder.path.parent
-    with alone_in(data):
+    with lock_data_folder(data):
         assert f"another `ebla up` is at work in {data}" in refused(data)
     with pytest.raises(AssertionError, match="a node would have been started"):
         CliRunner().invoke(app, ["up", "--no-follow", "--data", str(data)], catch_exceptions=False)
@@ -205,9 +212,9 @@ def test_options_files_are_kept_and_identities_survive_a_second_preparation(made
     data = made[0].folder.path.parent
     before = [node.folder.read_identity() for node in made]
     made[0].options_path.write_text(made[0].options_path.read_text() + "\n# mine\n")
-    again = find_or_make_nodes(data, Shape(None, 9, "127.0.0.1", "other"))
+    again = find_or_create_nodes(data, NewClusterSpec(None, 9, "127.0.0.1", "other"))
     assert [node.options for node in again] == [node.options for node in made]
-    assert give_identities(again) == before
+    assert assign_identities(again) == before
     assert again[0].options_path.read_text().endswith("# mine\n")
 
 
@@ -217,7 +224,7 @@ def test_a_first_start_that_was_interrupted_is_done_again_without_founding_a_sec
     founder = made[0].folder.read_identity()
     assert founder is not None
     made[1].folder.identity.unlink()
-    _, second = give_identities(made)
+    _, second = assign_identities(made)
     assert second.cluster == founder.cluster
     for name in ("authority.pem", "authority.key"):
         assert (made[1].folder.tls / name).read_bytes() == (made[0].folder.tls / name).read_bytes()

@@ -8,20 +8,20 @@ from typing import Any, TypeVar
 from tests.unit.cql.world import CountingChance, DictRows, StillClock
 from tests.unit.topology.world import HISTORY, World, cluster
 
-from ebla.client.tables import TableClient
-from ebla.control.schema_wishes import Seen, plan
+from ebla.client.table_client import TableClient
+from ebla.control.topology.schema_plan import PlanningState, plan_schema_change
+from ebla.feed.topology_view import TopologyView, view_of
 from ebla.model.errors import EblaError
 from ebla.model.identity import TableId
 from ebla.model.transaction import Revision
 from ebla.request.front import mutation_of
-from ebla.request.parts import ReadQuery
-from ebla.topology.apply_all import apply_all
-from ebla.topology.draft import Applied
-from ebla.wire.group0_messages import FoundKey, ReadAnswer
+from ebla.request.router_types import ReadQuery
+from ebla.topology.apply.command_batch import apply_commands
+from ebla.topology.apply.draft import ProposedChange
+from ebla.wire.group0_messages import FoundKeyValue, Group0ReadAnswer
 from ebla.wire.row_messages import RouteReadAnswer
 from ebla.wire.schema_messages import SchemaAnswer
-from ebla.wire.topology_view import TopologyView, view_of
-from ebla.wire.verbs import GROUP0_READ, ROUTE_READ, ROUTE_WRITE, SCHEMA, Done, Verb
+from ebla.wire.verbs import GROUP0_READ, ROUTE_READ, ROUTE_WRITE, SCHEMA, EmptyAnswer, Verb
 
 T = TypeVar("T")
 PAGE_KEYS = 7
@@ -36,14 +36,14 @@ class OneProcess:
         self._view = TopologyView()
         self._install()
         self._rows = DictRows(self._view)
-        self.chance = CountingChance()
+        self.rng = CountingChance()
         self.asked: list[str] = []
         self.levels: list[str] = []
         self.failing: EblaError | None = None
 
     def run(self, work: Callable[[TableClient], Awaitable[T]]) -> T:
         asks: Any = (self.ask_control, self.ask_shard)
-        ports: Any = (StillClock(), self.chance)
+        ports: Any = (StillClock(), self.rng)
 
         async def run() -> T:
             async with asyncio.TaskGroup() as tasks:
@@ -71,19 +71,19 @@ class OneProcess:
         if verb is GROUP0_READ:
             return self._page(request.start)
         assert verb is SCHEMA
-        planned = plan(request.wish, Seen(self.world.snapshot), TableId(self.chance.uuid()))
+        planned = plan_schema_change(request.wish, PlanningState(self.world.snapshot), TableId(self.rng.uuid()))
         if not planned.commands:
             return SchemaAnswer(False, self.world.snapshot.version, planned.table)
-        applied = apply_all(self.world.snapshot, planned.commands)
-        assert isinstance(applied, Applied), applied
+        applied = apply_commands(self.world.snapshot, planned.commands)
+        assert isinstance(applied, ProposedChange), applied
         self.world.commit(applied)
         self._install()
         return SchemaAnswer(True, self.world.snapshot.version, planned.table)
 
-    def _page(self, start: int) -> ReadAnswer:
-        keys = [FoundKey(key, value, at) for key, (value, at) in sorted(self.world.group0.values.items())]
+    def _page(self, start: int) -> Group0ReadAnswer:
+        keys = [FoundKeyValue(key, value, at) for key, (value, at) in sorted(self.world.group0.values.items())]
         revision = Revision(HISTORY, self.world.group0.index)
-        return ReadAnswer(revision, tuple(keys[start : start + PAGE_KEYS]), more=start + PAGE_KEYS < len(keys))
+        return Group0ReadAnswer(revision, tuple(keys[start : start + PAGE_KEYS]), more=start + PAGE_KEYS < len(keys))
 
     async def ask_shard(self, verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
         self.asked.append(verb.name)
@@ -92,7 +92,7 @@ class OneProcess:
             raise self.failing
         if verb is ROUTE_WRITE:
             await self._rows.begin_write([mutation_of(write) for write in request.writes], request.level, deadline_ms)
-            return Done()
+            return EmptyAnswer()
         assert verb is ROUTE_READ
         query = ReadQuery(
             request.table,

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ebla.cli.asking import parse_contact
-from ebla.cli.status_table import as_lines, as_table, duration, essence, round_trip
-from ebla.client.cluster_view import Asked, Group0View, NodeState, view_of
-from ebla.group0.members import Member, Role
+from ebla.cli.cluster.node_calls import parse_contact
+from ebla.cli.cluster.status_table import as_lines, as_table, duration, round_trip, view_fingerprint
+from ebla.client.cluster_view import Group0View, NodeProbe, NodeStatus, build_cluster_view
+from ebla.group0.members import Member, MemberRole
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, TopologyVersion
-from ebla.options import Ports
+from ebla.model.records.jobs import PipelineState
+from ebla.options import NodePorts
 from ebla.wire.group0_messages import Group0Report, MemberReport
-from ebla.wire.jobs import PipelineState
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer, TopologyStatus
 
 HOSTS = [HostId(uuid.UUID(int=number)) for number in range(4)]
@@ -51,9 +51,9 @@ def answer(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.R
 def group0(number: int) -> Group0Report:
     """As node `number` tells it; node 1 leads and knows the second to be three entries behind."""
     members = tuple(
-        MemberReport(Member(HOSTS[one], Role.VOTER, Address(f"127.0.0.{one}", 7000)), 3 * (one - 1))
+        MemberReport(Member(HOSTS[one], MemberRole.VOTER, Address(f"127.0.0.{one}", 7000)), 3 * (one - 1))
         if number == 1
-        else MemberReport(Member(HOSTS[one], Role.VOTER, Address(f"127.0.0.{one}", 7000)))
+        else MemberReport(Member(HOSTS[one], MemberRole.VOTER, Address(f"127.0.0.{one}", 7000)))
         for one in (1, 2)
     )
     role = "leader" if number == 1 else "follower"
@@ -64,22 +64,22 @@ def peer(number: int, up: bool = True, trip: int | None = 500) -> PeerStatus:
     return PeerStatus(HOSTS[number], at(number), up, 10, trip)
 
 
-def asked(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.RUNNING) -> Asked:
-    return Asked(f"node{number}", at(number), HOSTS[number], answer(number, *peers, child=child))
+def asked(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.RUNNING) -> NodeProbe:
+    return NodeProbe(f"node{number}", at(number), HOSTS[number], answer(number, *peers, child=child))
 
 
 def test_a_healthy_cluster_is_all_up() -> None:
-    view = view_of([asked(1, peer(2)), asked(2, peer(1, trip=700))])
+    view = build_cluster_view([asked(1, peer(2)), asked(2, peer(1, trip=700))])
     assert view.all_up
     assert (view.cluster, view.cluster_name) == (str(CLUSTER), "ebla")
     assert [(node.state, node.held_up_by, node.asked_others, node.round_trip_us) for node in view.nodes] == [
-        (NodeState.UP, 1, 1, 700),
-        (NodeState.UP, 1, 1, 500),
+        (NodeStatus.UP, 1, 1, 700),
+        (NodeStatus.UP, 1, 1, 500),
     ]
 
 
 def test_each_node_shows_its_place_in_group_0_and_the_lag_its_leader_knows() -> None:
-    view = view_of([asked(1, peer(2)), asked(2, peer(1))])
+    view = build_cluster_view([asked(1, peer(2)), asked(2, peer(1))])
     places = [node.group0 for node in view.nodes]
     assert places == [
         Group0View("leader", True, True, 4, 90, 89, 0),
@@ -94,48 +94,48 @@ def test_each_node_shows_its_place_in_group_0_and_the_lag_its_leader_knows() -> 
 def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() -> None:
     leaders = PipelineState(HOSTS[1], 77, "ready", master="local[*]", version="4.1")
     nodes = [with_process(asked(1, peer(2)), ProcessStatus("pipeline", 77, 0)), asked(2, peer(1))]
-    ready = view_of(nodes, leaders)
+    ready = build_cluster_view(nodes, leaders)
     assert as_lines(ready)[-1] == "pipeline: ready on local[*], Spark 4.1"
-    assert essence(ready) != essence(view_of(nodes))
+    assert view_fingerprint(ready) != view_fingerprint(build_cluster_view(nodes))
     former = msgspec.structs.replace(leaders, host=HOSTS[2])
-    assert view_of(nodes, former).pipeline.state == "not started"
-    away = view_of(nodes, msgspec.structs.replace(leaders, state="unavailable", cause="no Java was found"))
+    assert build_cluster_view(nodes, former).pipeline.state == "not started"
+    away = build_cluster_view(nodes, msgspec.structs.replace(leaders, state="unavailable", cause="no Java was found"))
     assert as_lines(away)[-1] == "pipeline: unavailable on local[*], Spark 4.1: no Java was found"
 
     waiting = ProcessStatus("pipeline", 0, 0, state=ProcessState.WAITING)
-    again = view_of([with_process(asked(1, peer(2)), waiting), nodes[1]], leaders)
+    again = build_cluster_view([with_process(asked(1, peer(2)), waiting), nodes[1]], leaders)
     assert again.all_up
     assert again.pipeline.state == "not started", "what one said that has ended counts for nothing"
-    off = view_of([asked(1, peer(2)), nodes[1]], leaders)
+    off = build_cluster_view([asked(1, peer(2)), nodes[1]], leaders)
     assert (off.pipeline.state, off.pipeline.master) == ("not running", "")
 
 
-def with_process(node: Asked, process: ProcessStatus) -> Asked:
+def with_process(node: NodeProbe, process: ProcessStatus) -> NodeProbe:
     assert node.answer is not None
     answer = msgspec.structs.replace(node.answer, processes=(*node.answer.processes, process))
     return msgspec.structs.replace(node, answer=answer)
 
 
-def without_group0(node: Asked) -> Asked:
+def without_group0(node: NodeProbe) -> NodeProbe:
     assert node.answer is not None
     answer = msgspec.structs.replace(node.answer, group0=None, waits_for="no answer yet from 127.0.0.2:7000")
     return msgspec.structs.replace(node, answer=answer)
 
 
 def test_a_node_that_is_in_no_cluster_yet_says_what_it_waits_for() -> None:
-    view = view_of([without_group0(asked(1, peer(2))), asked(2, peer(1))])
+    view = build_cluster_view([without_group0(asked(1, peer(2))), asked(2, peer(1))])
     assert not view.all_up
     assert "no answer yet from 127.0.0.2:7000" in as_lines(view)[0]
     assert " control:" in as_lines(view)[0], "its processes run all the same"
 
 
-def with_ring(ring: TopologyStatus | None) -> Asked:
+def with_ring(ring: TopologyStatus | None) -> NodeProbe:
     node = asked(2, peer(1))
     assert node.answer is not None
     return msgspec.structs.replace(node, answer=msgspec.structs.replace(node.answer, topology=ring))
 
 
-def with_shard(**changed: object) -> Asked:
+def with_shard(**changed: object) -> NodeProbe:
     node = asked(2, peer(1))
     assert node.answer is not None
     control, shard, bulk = node.answer.processes
@@ -159,15 +159,15 @@ def ring_of(state: str, waits_for: str = "") -> TopologyStatus:
         (with_shard(trouble="the disk is full"), "not serving: shard-0: the disk is full"),
     ],
 )
-def test_a_node_that_does_not_serve_yet_says_what_it_waits_for(node: Asked, told: str) -> None:
-    view = view_of([asked(1, peer(2)), node])
+def test_a_node_that_does_not_serve_yet_says_what_it_waits_for(node: NodeProbe, told: str) -> None:
+    view = build_cluster_view([asked(1, peer(2)), node])
     assert not view.all_up
     assert told in as_lines(view)[1]
     assert "not serving" not in as_lines(view)[0]
 
 
 def test_each_node_shows_the_version_it_has_who_is_in_the_ring_and_which_shards_serve() -> None:
-    line = as_lines(view_of([asked(1, peer(2)), with_ring(ring_of("bootstrapping"))]))[1]
+    line = as_lines(build_cluster_view([asked(1, peer(2)), with_ring(ring_of("bootstrapping"))]))[1]
     assert "shard-0:202/v7 bulk:302/v7" in line
     assert "topology:v7 join_group0 nodes 1/2 shards 1/1" in line
 
@@ -177,45 +177,45 @@ def test_each_node_shows_the_version_it_has_who_is_in_the_ring_and_which_shards_
     [
         [asked(1, peer(2, up=False)), asked(2, peer(1))],
         [asked(1, peer(2)), asked(2, peer(1), child=ProcessState.STARTING)],
-        [asked(1, peer(2)), Asked("node2", at(2), HOSTS[2], trouble="not running")],
+        [asked(1, peer(2)), NodeProbe("node2", at(2), HOSTS[2], trouble="not running")],
         [asked(1, peer(2)), asked(2)],
     ],
 )
-def test_a_missing_opinion_answer_or_child_is_not_all_up(nodes: list[Asked]) -> None:
-    assert not view_of(nodes).all_up
+def test_a_missing_opinion_answer_or_child_is_not_all_up(nodes: list[NodeProbe]) -> None:
+    assert not build_cluster_view(nodes).all_up
 
 
 def test_a_node_that_does_not_answer_is_down_whatever_others_hold_of_it() -> None:
-    view = view_of([asked(1, peer(2)), Asked("node2", at(2), trouble="process 7 does not answer")])
+    view = build_cluster_view([asked(1, peer(2)), NodeProbe("node2", at(2), trouble="process 7 does not answer")])
     silent = view.nodes[1]
-    assert (silent.state, silent.held_up_by, silent.host) == (NodeState.DOWN, 1, HOSTS[2])
+    assert (silent.state, silent.held_up_by, silent.host) == (NodeStatus.DOWN, 1, HOSTS[2])
     assert "process 7 does not answer" in as_lines(view)[1]
 
 
 def test_nodes_that_only_others_mention_are_shown_as_those_see_them() -> None:
-    view = view_of([asked(1, peer(2), peer(3, up=False))])
+    view = build_cluster_view([asked(1, peer(2), peer(3, up=False))])
     assert [(node.address, node.state) for node in view.nodes] == [
-        (at(1), NodeState.UP),
-        (at(2), NodeState.UP),
-        (at(3), NodeState.DOWN),
+        (at(1), NodeStatus.UP),
+        (at(2), NodeStatus.UP),
+        (at(3), NodeStatus.DOWN),
     ]
 
 
 def test_no_answer_at_all_gives_a_view_without_a_cluster() -> None:
-    view = view_of([Asked("node1", at(1), trouble="never started")])
-    assert (view.cluster, view.nodes[0].state) == (None, NodeState.DOWN)
+    view = build_cluster_view([NodeProbe("node1", at(1), trouble="never started")])
+    assert (view.cluster, view.nodes[0].state) == (None, NodeStatus.DOWN)
 
 
 def test_only_changes_that_matter_are_news() -> None:
-    before = view_of([asked(1, peer(2)), asked(2, peer(1))])
-    moved = view_of([asked(1, peer(2, trip=9_000)), asked(2, peer(1))])
-    fallen = view_of([asked(1, peer(2, up=False)), asked(2, peer(1))])
-    assert essence(before) == essence(moved)
-    assert essence(before) != essence(fallen)
+    before = build_cluster_view([asked(1, peer(2)), asked(2, peer(1))])
+    moved = build_cluster_view([asked(1, peer(2, trip=9_000)), asked(2, peer(1))])
+    fallen = build_cluster_view([asked(1, peer(2, up=False)), asked(2, peer(1))])
+    assert view_fingerprint(before) == view_fingerprint(moved)
+    assert view_fingerprint(before) != view_fingerprint(fallen)
 
 
 def test_a_view_is_json() -> None:
-    view = view_of([asked(1, peer(2)), asked(2, peer(1))])
+    view = build_cluster_view([asked(1, peer(2)), asked(2, peer(1))])
     decoded = msgspec.json.decode(msgspec.json.encode(view))
     assert decoded["nodes"][0]["processes"][1] == {
         "name": "shard-0",
@@ -260,13 +260,13 @@ def test_round_trips_for_people() -> None:
     ],
 )
 def test_contacts_are_hosts_ports_and_paths(text: str, address: Address) -> None:
-    assert parse_contact(text, Ports()) == address
+    assert parse_contact(text, NodePorts()) == address
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000"])
 def test_wrong_contacts_are_told(text: str) -> None:
     with pytest.raises(InvalidRequest, match="has no valid port"):
-        parse_contact(text, Ports())
+        parse_contact(text, NodePorts())
 
 
 def test_a_table_shows_whole_host_ids_and_processes_in_80_columns() -> None:
@@ -275,7 +275,7 @@ def test_a_table_shows_whole_host_ids_and_processes_in_80_columns() -> None:
     assert node.answer is not None
     node = msgspec.structs.replace(node, answer=msgspec.structs.replace(node.answer, host=host))
     with io.StringIO() as written:
-        Console(file=written, width=80).print(as_table(view_of([node, asked(2, peer(1))])))
+        Console(file=written, width=80).print(as_table(build_cluster_view([node, asked(2, peer(1))])))
         lines = written.getvalue().splitlines()
     assert any(str(host) in line for line in lines)
     assert any("node1 127.0.0.1:7000" in line and " up " in line and "1 min 5 s" in line for line in lines)

@@ -7,22 +7,22 @@ from typing import Any, cast
 
 from tests.unit.topology.world import HISTORY, cluster, host
 
-from ebla.control.barrier_calls import ASK_MS, BarrierCalls
-from ebla.control.group0_server import Group0Server
-from ebla.group0.commands import Answer, ConditionFailed, Done, Forgotten
+from ebla.control.group0.node import Group0Node
+from ebla.control.topology.barrier_client import ASK_MS, BarrierClient
+from ebla.group0.commands import CommandAnswer, ConditionFailed, Done, Forgotten
 from ebla.model.errors import DeadlineExceeded, Unavailable
 from ebla.model.identity import HostId
 from ebla.model.transaction import Revision, Transaction
 from ebla.topology import keys
-from ebla.topology.apply import apply
+from ebla.topology.apply.command import apply_command
+from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.commands import Command, SetBalancing
-from ebla.topology.draft import Applied
-from ebla.topology.rebuild import advance
 from ebla.topology.snapshot import Snapshot
+from ebla.topology.snapshot_builder import advance
 from ebla.wire.feed_messages import NodeBarrierRequest
 from ebla.wire.peers import Peers
 
-Commit = Callable[[Transaction], Awaitable[Answer]]
+Commit = Callable[[Transaction], Awaitable[CommandAnswer]]
 
 
 class CommitRig:
@@ -41,17 +41,17 @@ class CommitRig:
         self.lagging: Snapshot | None = None
         """What this node shows until it has done a read barrier."""
         self.group0 = cast(
-            "Group0Server", SimpleNamespace(running=SimpleNamespace(calls=self, raft=self), is_running=True)
+            "Group0Node", SimpleNamespace(running=SimpleNamespace(calls=self, raft=self), is_running=True)
         )
-        self.barriers = BarrierCalls(host(1), self._on_own, cast("Peers", self), lambda: self.down)
+        self.barriers = BarrierClient(host(1), self._on_own, cast("Peers", self), lambda: self.down)
 
     @property
     def snapshot(self) -> Snapshot:
         return self.lagging or self.world.snapshot
 
     def planned(self, command: Command) -> Transaction:
-        applied = apply(self.snapshot, command)
-        assert isinstance(applied, Applied), applied
+        applied = apply_command(self.snapshot, command)
+        assert isinstance(applied, ProposedChange), applied
         return applied.transaction
 
     # ---- as group 0
@@ -66,33 +66,33 @@ class CommitRig:
         self.lagging = None
         return Revision(HISTORY, self.world.group0.index)
 
-    async def transact(self, transaction: Transaction, _deadline_ms: int) -> Answer:
+    async def transact(self, transaction: Transaction, _deadline_ms: int) -> CommandAnswer:
         self.commits += 1
         return await (self.script.pop(0) if self.script else self.commit)(transaction)
 
-    async def commit(self, transaction: Transaction) -> Answer:
+    async def commit(self, transaction: Transaction) -> CommandAnswer:
         entries = self.world.group0.commit(transaction)
         if entries is None:
             return ConditionFailed(keys.STATE, None)
         self.world.snapshot = advance(self.world.snapshot, entries)
         return Done(Revision(HISTORY, self.world.group0.index))
 
-    async def commit_unanswered(self, transaction: Transaction) -> Answer:
+    async def commit_unanswered(self, transaction: Transaction) -> CommandAnswer:
         await self.commit(transaction)
         raise DeadlineExceeded("no answer")
 
-    async def commit_forgotten(self, transaction: Transaction) -> Answer:
+    async def commit_forgotten(self, transaction: Transaction) -> CommandAnswer:
         await self.commit(transaction)
         return Forgotten("long ago")
 
-    async def lose(self, _transaction: Transaction) -> Answer:
+    async def lose(self, _transaction: Transaction) -> CommandAnswer:
         await asyncio.sleep(0.1)
         raise DeadlineExceeded("no answer")
 
-    async def refuse(self, _transaction: Transaction) -> Answer:
+    async def refuse(self, _transaction: Transaction) -> CommandAnswer:
         raise Unavailable("took nothing up")
 
-    async def overtaken(self, transaction: Transaction) -> Answer:
+    async def overtaken(self, transaction: Transaction) -> CommandAnswer:
         self.world.do(SetBalancing(not self.snapshot.state.balancing_enabled))
         return await self.commit(transaction)
 

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 from tests.unit.wire.rig import introduction
 
-from ebla.control.child_feed import PAGE_BYTES_MAX, ChildFeed, FeedSetup
-from ebla.control.group0_machine import Group0Machine
-from ebla.control.topology_state import TopologyState
-from ebla.group0.commands import CallId, Command, encode_command
+from ebla.control.group0.state_machine import Group0StateMachine
+from ebla.control.topology.committed_topology import CommittedTopology
+from ebla.control.topology.feed_service import PAGE_BYTES_MAX, FeedConfig, TopologyFeedService
+from ebla.group0.commands import CallId, Group0Command, encode_command
 from ebla.group0.history import HistoryStart
-from ebla.group0.snapshot import Builder, encode, freeze
-from ebla.group0.store import Store
+from ebla.group0.snapshot import StoreBuilder, encode, freeze
+from ebla.group0.store import Group0Store
 from ebla.model.errors import DeadlineExceeded, Unavailable, Unreachable
 from ebla.model.identity import HistoryId, HostId, TopologyVersion
-from ebla.model.transaction import Change, Put, Revision, Transaction
+from ebla.model.transaction import Change, PutKey, Revision, Transaction
 from ebla.raft.messages import Entry
 from ebla.sim.world import World
 from ebla.topology import keys
@@ -40,25 +40,25 @@ def in_virtual_time(story: Callable[[], Awaitable[None]]) -> None:
     World(seed=1, seconds=120.0).run(run)
 
 
-def state_put(version: int, fence: int = 1) -> Put:
-    return Put(keys.STATE, keys.encode(StateRow(V(version), V(fence))))
+def state_put(version: int, fence: int = 1) -> PutKey:
+    return PutKey(keys.STATE, keys.encode(StateRow(V(version), V(fence))))
 
 
 class FeedStore:
     """A store that commits what it is told, one index after another."""
 
     def __init__(self, history: HistoryId = HISTORY) -> None:
-        self.machine = Group0Machine(Store((HistoryStart(history, 0),)))
+        self.machine = Group0StateMachine(Group0Store((HistoryStart(history, 0),)))
         self._serials = itertools.count(1)
         self._client = uuid.UUID(int=next(_clients))
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Group0Store:
         return self.machine.store
 
     def commit(self, *changes: Change) -> Revision:
         serial = next(self._serials)
-        command = Command(CallId(self._client, 1, serial, serial - 1), Transaction((), changes))
+        command = Group0Command(CallId(self._client, 1, serial, serial - 1), Transaction((), changes))
         self.machine.apply(Entry(self.store.index + 1, 1, encode_command(command)))
         return self.store.revision
 
@@ -68,7 +68,7 @@ class FeedStore:
     def copy(self) -> "FeedStore":
         """The same state as a node finds it after a restart: nothing is known of how it came about."""
         restarted = FeedStore()
-        builder = Builder()
+        builder = StoreBuilder()
         for chunk in encode(freeze(self.store)):
             builder.add(chunk)
         restarted.machine.install(builder.finish())
@@ -93,10 +93,10 @@ class ControlLife:
         self.holds_barriers = False
         self.barriers_asked = 0
         self.events: list[tuple[str, Mapping[str, object]]] = []
-        self.state = TopologyState(self.report)
+        self.state = CommittedTopology(self.report)
         self.state.attach(feed_store.machine)
-        setup = FeedSetup(self._read_barrier, lambda: self.down, lambda: expected, lambda: True, page_bytes_max)
-        self.feed = ChildFeed(self.state, setup)
+        setup = FeedConfig(self._read_barrier, lambda: self.down, lambda: expected, lambda: True, page_bytes_max)
+        self.feed = TopologyFeedService(self.state, setup)
         self._server = Server(tasks, introduction(1), WireLimits(), self.report)
         self.feed.serve_children(self._server)
         self.feed.serve_peers(self._server)

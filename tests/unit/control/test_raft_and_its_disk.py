@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from tests.unit.control.test_raft_server import ALONE, CLIENT, Peer, add_one, running, simulate
+from tests.unit.control.raft.test_driver import ALONE, CLIENT, Peer, add_one, running, simulate
 
-from ebla.control.held_appends import ROUNDS_TO_CHOOSE
-from ebla.raft.effects import Write
+from ebla.raft.effects import LogWrite
+from ebla.raft.held_appends import ROUNDS_TO_RANK
 from ebla.raft.messages import AppendResponse, EntryKind, Membership, PeerId
 from ebla.sim.world import World
 
@@ -26,19 +26,19 @@ def test_a_leader_waits_on_its_loop_only_while_no_commit_gets_past_its_own_disk(
         async def work() -> None:
             await peer.lead()
 
-            def note(writes: Sequence[Write]) -> bool:
+            def note(writes: Sequence[LogWrite]) -> bool:
                 tried_at.extend(entry.index for write in writes for entry in write.entries)
                 return False
 
             peer.server.log.persist_now = note  # type: ignore[method-assign]  # one log, from outside
             held, own = peer.server._held, peer.server.core.peer
             await write_one(1)
-            for index in range(1, 1 + ROUNDS_TO_CHOOSE):
+            for index in range(1, 1 + ROUNDS_TO_RANK):
                 answer = AppendResponse(TWO, own, peer.server.core.term, index)
                 held.acknowledged(answer, Membership(voters=(own, TWO, THREE)))
             await write_one(2)
             last = peer.server.core.last_index
-            held.choose_anew()
+            held.reset_ranking()
             await write_one(3)
 
             assert tried_at == [last]

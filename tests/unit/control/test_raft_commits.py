@@ -3,18 +3,18 @@
 import asyncio
 
 import pytest
-from tests.unit.control.test_raft_server import CLIENT, LEADER, THREE, Peer, add_one, running, simulate
+from tests.unit.control.raft.test_driver import CLIENT, LEADER, THREE, Peer, add_one, running, simulate
 
-from ebla.control.held_appends import HOLD_MS, LATE_HOLDS_MAX, ROUNDS_TO_CHOOSE
 from ebla.raft.events import Campaign
-from ebla.raft.membership import Change, ChangeKind, MembershipChange, encode_change
+from ebla.raft.held_appends import APPEND_HOLD_MS, LATE_HOLDS_MAX, ROUNDS_TO_RANK
+from ebla.raft.membership import MemberChange, MemberChangeKind, MembershipChange, encode_change
 from ebla.raft.messages import (
     Append,
     AppendResponse,
     EntryKind,
     PeerId,
     PreVoteResponse,
-    ReadRequest,
+    ReadIndexRequest,
     VoteResponse,
 )
 from ebla.sim.world import World
@@ -86,7 +86,7 @@ def test_a_peer_whose_proposal_it_was_is_told_at_once() -> None:
 
 async def show_who_is_quick(peer: Peer) -> None:
     """Peer 2: so that what is for peer 3 may be held."""
-    for _ in range(ROUNDS_TO_CHOOSE):
+    for _ in range(ROUNDS_TO_RANK):
         peer.server.propose(add_one(peer.server.core.last_index), EntryKind.COMMAND)
         await asyncio.sleep(0)
         await commit_all(peer)
@@ -127,7 +127,7 @@ def test_a_commit_that_waits_for_whom_it_was_held_from_waits_a_moment_only() -> 
             # A heartbeat takes what is held along, so not every hold lasts to its end.
             for serial in range(101, 105 + LATE_HOLDS_MAX):
                 peer.server.propose(add_one(serial), EntryKind.COMMAND)
-                await asyncio.sleep(1.5 * HOLD_MS / 1000)
+                await asyncio.sleep(1.5 * APPEND_HOLD_MS / 1000)
                 assert any(to == PeerId(3) and count for to, count, _ in appends(peer))
                 core = peer.server.core
                 await peer.hear(AppendResponse(PeerId(3), PeerId(1), core.term, core.last_index))
@@ -154,7 +154,7 @@ def test_what_is_held_leaves_before_what_follows_it_whoever_is_chosen_by_then() 
             first = peer.server.core.last_index + 1
             peer.server.propose(add_one(101), EntryKind.COMMAND)
             await asyncio.sleep(0)
-            peer.server._held.choose_anew()
+            peer.server._held.reset_ranking()
             peer.server.propose(add_one(102), EntryKind.COMMAND)
             await asyncio.sleep(0)
             sent = [one for one in peer.wire.sent(Append) if isinstance(one, Append) and one.to == PeerId(3)]
@@ -177,7 +177,7 @@ def test_nothing_is_held_from_a_peer_that_waits(asks_by: str) -> None:
             await asyncio.sleep(0)
             assert [to for to, _, _ in appends(peer)] == [LEADER]
             if asks_by == "reading":
-                await peer.hear(ReadRequest(PeerId(3), PeerId(1), b"a context"))
+                await peer.hear(ReadIndexRequest(PeerId(3), PeerId(1), b"a context"))
             else:
                 peer.server.propose(add_one(102), EntryKind.COMMAND, PeerId(3))
             await asyncio.sleep(0)
@@ -200,7 +200,7 @@ def test_a_change_of_members_is_told_before_it_is_applied(leaving: int) -> None:
         async def work() -> None:
             await lead_three(peer)
             peer.on_applied = lambda _entry: told_by_then.append(appends(peer))
-            change = MembershipChange((Change(ChangeKind.REMOVE, PeerId(leaving)),))
+            change = MembershipChange((MemberChange(MemberChangeKind.REMOVE, PeerId(leaving)),))
             peer.server.propose(encode_change(change), EntryKind.MEMBERS)
             await asyncio.sleep(0)
             peer.wire.sendings.clear()

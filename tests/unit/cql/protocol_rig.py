@@ -6,21 +6,37 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ebla.cql import notation
-from ebla.cql.clients import Peer
-from ebla.cql.connection import Connection, ConnectionLimits, ConnectionParts, CqlCounts, Load, Started
-from ebla.cql.events import EventDesk
-from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, BatchKind, Frame, Opcode
-from ebla.cql.login import EveryoneMayLogin, Login
-from ebla.cql.notation import BodyReader
-from ebla.cql.results import Answer, BatchItem, Begun, Parameters, Prepared, Rows, Session, Void
-from ebla.cql.supported import Sharding, supported_options
+from ebla.cql.authentication import AllowAllAuthentication, ClientAuthentication
+from ebla.cql.server.clients import ClientEndpoint
+from ebla.cql.server.connection import (
+    BytesInFlight,
+    ConnectionDeps,
+    ConnectionLimits,
+    CqlMetrics,
+    ServerConnection,
+    StartedRequest,
+)
+from ebla.cql.server.events import EventPublisher
+from ebla.cql.server.supported import ShardingInfo, supported_options
 from ebla.model.errors import BadSyntax
 from ebla.observe.metrics import Metrics
+from ebla.wire.cql import notation
+from ebla.wire.cql.frames import HEADER, HEADER_BYTES, RESPONSE, BatchKind, CqlFrame, Opcode
+from ebla.wire.cql.messages import (
+    BatchItem,
+    ClientState,
+    CqlResponse,
+    PendingResponse,
+    PreparedResult,
+    QueryParameters,
+    Rows,
+    Void,
+)
+from ebla.wire.cql.notation import BodyReader
 
-PEER = Peer("127.0.0.1", 40_000)
+PEER = ClientEndpoint("127.0.0.1", 40_000)
 STARTUP_BODY = notation.short(1) + notation.string("CQL_VERSION") + notation.string("3.0.0")
-AT_ONCE = Answer(Void())
+AT_ONCE = CqlResponse(Void())
 
 
 def request(opcode: int, body: bytes = b"", *, stream: int = 1, version: int = 4, flags: int = 0) -> bytes:
@@ -41,7 +57,7 @@ def execute(statement_id: bytes = b"id", *, level: int = 1, stream: int = 1, fla
     return request(Opcode.EXECUTE, body, stream=stream, flags=flags)
 
 
-def frames_of(data: bytes) -> list[Frame]:
+def frames_of(data: bytes) -> list[CqlFrame]:
     """What a client makes of it. Version without the direction."""
     found = []
     while data:
@@ -49,12 +65,12 @@ def frames_of(data: bytes) -> list[Frame]:
         assert version & RESPONSE
         end = HEADER_BYTES + size
         assert len(data) >= end
-        found.append(Frame(version & ~RESPONSE, flags, stream, opcode, data[HEADER_BYTES:end]))
+        found.append(CqlFrame(version & ~RESPONSE, flags, stream, opcode, data[HEADER_BYTES:end]))
         data = data[end:]
     return found
 
 
-def error_of(frame: Frame) -> tuple[int, str]:
+def error_of(frame: CqlFrame) -> tuple[int, str]:
     assert frame.opcode == Opcode.ERROR
     reader = BodyReader(frame.body)
     return reader.integer(), reader.string()
@@ -85,7 +101,7 @@ class KeptOutlet:
     def reads(self) -> bool:
         return self._reads
 
-    def taken(self) -> list[Frame]:
+    def taken(self) -> list[CqlFrame]:
         found, self.sent = frames_of(self.sent), b""
         return found
 
@@ -94,31 +110,31 @@ class KeptOutlet:
 class ToldExecution:
     """`connection.Execution`: `begin` says what becomes of a statement, by its text or id."""
 
-    begin: Callable[[str | bytes], Started] = lambda _: AT_ONCE
+    begin: Callable[[str | bytes], StartedRequest] = lambda _: AT_ONCE
     asked: list[str | bytes] = field(default_factory=list)
-    parameters: list[Parameters] = field(default_factory=list)
+    parameters: list[QueryParameters] = field(default_factory=list)
 
-    def begin_query(self, _session: Session, text: str, parameters: Parameters) -> Started:
+    def begin_query(self, _session: ClientState, text: str, parameters: QueryParameters) -> StartedRequest:
         return self._begin(text, parameters)
 
-    def begin_execute(self, _session: Session, statement_id: bytes, parameters: Parameters) -> Started:
+    def begin_execute(self, _session: ClientState, statement_id: bytes, parameters: QueryParameters) -> StartedRequest:
         return self._begin(statement_id, parameters)
 
-    def _begin(self, what: str | bytes, parameters: Parameters) -> Started:
+    def _begin(self, what: str | bytes, parameters: QueryParameters) -> StartedRequest:
         self.asked.append(what)
         self.parameters.append(parameters)
         return self.begin(what)
 
-    async def prepare(self, _session: Session, text: str) -> Prepared:
+    async def prepare(self, _session: ClientState, text: str) -> PreparedResult:
         if not text:
             raise BadSyntax("line 0:0 no viable alternative at input '<EOF>'")
-        return Prepared(text.encode(), (), (), ())
+        return PreparedResult(text.encode(), (), (), ())
 
     async def batch(
-        self, _session: Session, _kind: BatchKind, items: Sequence[BatchItem], parameters: Parameters
-    ) -> Answer:
+        self, _session: ClientState, _kind: BatchKind, items: Sequence[BatchItem], parameters: QueryParameters
+    ) -> CqlResponse:
         started = self._begin(items[0].query if items else b"", parameters)
-        assert isinstance(started, Answer)
+        assert isinstance(started, CqlResponse)
         return started
 
 
@@ -128,9 +144,9 @@ class Futures:
     def __init__(self) -> None:
         self.made: dict[str | bytes, asyncio.Future[None]] = {}
 
-    def begin(self, what: str | bytes) -> Started:
+    def begin(self, what: str | bytes) -> StartedRequest:
         self.made[what] = asyncio.get_running_loop().create_future()
-        return Begun(self.made[what], AT_ONCE)
+        return PendingResponse(self.made[what], AT_ONCE)
 
     def told(self) -> ToldExecution:
         return ToldExecution(self.begin)
@@ -145,24 +161,24 @@ class Parted:
     """What connections are made of, with what a test wants to be different."""
 
     execution: Any = field(default_factory=ToldExecution)
-    login: Login = field(default_factory=EveryoneMayLogin)
+    login: ClientAuthentication = field(default_factory=AllowAllAuthentication)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     require_serving: Callable[[], None] = serving
-    events: EventDesk = field(default_factory=lambda: EventDesk(9042))
+    events: EventPublisher = field(default_factory=lambda: EventPublisher(9042))
     reports: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
-    load: Load = field(default_factory=Load)
+    load: BytesInFlight = field(default_factory=BytesInFlight)
 
-    def parts(self, tasks: asyncio.TaskGroup) -> ConnectionParts:
-        return ConnectionParts(
+    def parts(self, tasks: asyncio.TaskGroup) -> ConnectionDeps:
+        return ConnectionDeps(
             execution=self.execution,
             login=self.login,
             events=self.events,
-            supported=lambda: supported_options(Sharding(1, 2, 12, 19042)),
+            supported=lambda: supported_options(ShardingInfo(1, 2, 12, 19042)),
             require_serving=self.require_serving,
             tasks=tasks,
             report=lambda event, details: self.reports.append((event, details)),
             new_id=lambda: "beef",
-            counts=CqlCounts(Metrics()),
+            counts=CqlMetrics(Metrics()),
             load=self.load,
             limits=self.limits,
         )
@@ -173,9 +189,9 @@ class Wired:
 
     def __init__(self, parted: Parted, tasks: asyncio.TaskGroup) -> None:
         self.outlet = KeptOutlet()
-        self.connection = Connection(parted.parts(tasks), self.outlet, PEER)
+        self.connection = ServerConnection(parted.parts(tasks), self.outlet, PEER)
 
-    def ask(self, *frames: bytes) -> list[Frame]:
+    def ask(self, *frames: bytes) -> list[CqlFrame]:
         """What is answered in the same step."""
         self.connection.received(b"".join(frames))
         return self.outlet.taken()

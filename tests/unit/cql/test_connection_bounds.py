@@ -17,11 +17,11 @@ from tests.unit.cql.protocol_rig import (
     with_connection,
 )
 
-from ebla.cql.connection import ConnectionLimits, Started
-from ebla.cql.frames import Opcode
-from ebla.cql.results import Answer, Session, Void
+from ebla.cql.server.connection import ConnectionLimits, StartedRequest
 from ebla.model.error_codes import CqlCode
 from ebla.model.errors import WriteTimeout
+from ebla.wire.cql.frames import Opcode
+from ebla.wire.cql.messages import ClientState, CqlResponse, Void
 
 VOID = struct.pack(">i", 1)
 
@@ -87,7 +87,7 @@ def test_a_client_that_does_not_read_is_not_read_from_and_closed_in_the_end() ->
 
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a"), execute(b"b"))
-        wired.connection.choked()
+        wired.connection.writing_paused()
         assert not wired.outlet.reads()
         wired.ask(execute(b"c"))
         assert b"c" not in futures.made
@@ -108,7 +108,7 @@ def test_a_client_that_reads_again_is_read_from_again() -> None:
     parted = Parted()
 
     async def work(wired: Wired) -> None:
-        wired.connection.choked()
+        wired.connection.writing_paused()
         assert wired.ask(execute(b"c")) == []
         wired.connection.drained()
         (answer,) = wired.outlet.taken()
@@ -151,7 +151,7 @@ def test_when_a_client_is_gone_nobody_waits_for_its_requests() -> None:
 def test_a_task_of_a_client_that_is_gone_ends() -> None:
     ended = asyncio.Event()
 
-    async def long() -> Answer:
+    async def long() -> CqlResponse:
         try:
             await asyncio.Event().wait()
         finally:
@@ -205,13 +205,13 @@ def test_a_write_given_up_by_the_shard_is_told_of() -> None:
 
 
 def test_the_session_is_the_connections_own() -> None:
-    sessions: list[Session] = []
+    sessions: list[ClientState] = []
 
     class Noting(ToldExecution):
-        def begin_query(self, session: Session, text: str, parameters: object) -> Started:
+        def begin_query(self, session: ClientState, text: str, parameters: object) -> StartedRequest:
             sessions.append(session)
             session.keyspace = "ks"
-            return Answer(Void())
+            return CqlResponse(Void())
 
     async def work(wired: Wired) -> None:
         wired.ask(query("USE ks"))

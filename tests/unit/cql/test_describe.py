@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tests.unit.cql.world import Cql
 
-from ebla.cql.create_text import quoted
-from ebla.cql.parser import parse
-from ebla.cql.statements import CreateKeyspace, CreateTable
+from ebla.cql.create_statements import quote_name
+from ebla.cql.parse.parser import parse
+from ebla.cql.parse.statements import CreateKeyspaceStatement, CreateTableStatement
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.schema import TableSchema
 
@@ -52,7 +52,7 @@ def test_what_is_described_can_be_created_again(cql: Cql) -> None:
     again = Cql()
     again.run("DROP KEYSPACE ks")
     for text in texts:
-        assert isinstance(parse(text).statement, CreateKeyspace | CreateTable)
+        assert isinstance(parse(text).statement, CreateKeyspaceStatement | CreateTableStatement)
         again.run(text)
     wanted, found = schemas(cql), schemas(again)
     # A compaction that was never named is shown with the usual one, as elsewhere: then it is named.
@@ -138,4 +138,4 @@ def test_no_keyspace_to_describe() -> None:
     [("abc_1", "abc_1"), ("Abc", '"Abc"'), ("select", '"select"'), ("1a", '"1a"'), ('a"b', '"a""b"'), ("key", "key")],
 )
 def test_names_as_they_must_be_written(name: str, written: str) -> None:
-    assert quoted(name) == written
+    assert quote_name(name) == written

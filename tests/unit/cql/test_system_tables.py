@@ -7,8 +7,8 @@ from tests.unit.cql.world import NOW_US, Cql
 from tests.unit.topology.world import host
 
 from ebla.cql.system_tables.topology_tables import REQUESTS, TABLETS, TOPOLOGY, as_timeuuid
-from ebla.cql.system_tables.versions_seen import VersionsSeen
-from ebla.group0.members import Member, Role
+from ebla.cql.system_tables.version_history import VersionHistory
+from ebla.group0.members import Member, MemberRole
 from ebla.model.cql_types import freeze, parse_type
 from ebla.model.identity import Address, HistoryId
 from ebla.model.schema import ColumnKind
@@ -252,7 +252,7 @@ def test_options_and_history(cql: Cql) -> None:
 def test_members_of_group_0(cql: Cql) -> None:
     assert cql.rows("SELECT * FROM system.raft_state") == []
     history = HistoryId(uuid.UUID(int=9))
-    roles = (Role.VOTER, Role.LEARNER, Role.REMOVED)
+    roles = (MemberRole.VOTER, MemberRole.LEARNER, MemberRole.REMOVED)
     members = tuple(
         MemberReport(Member(host(number), role, Address("127.0.0.1", 7000)))
         for number, role in enumerate(roles, start=1)
@@ -319,7 +319,7 @@ def test_ids_as_time_based_ones() -> None:
 
 
 def test_versions_that_were_seen(cql: Cql) -> None:
-    seen = VersionsSeen()
+    seen = VersionHistory()
     seen.note(cql.view.current, 1)
     seen.note(cql.view.current, 2)
     cql.run("CREATE TABLE u (k int PRIMARY KEY)")

@@ -7,26 +7,26 @@ from typing import Any
 
 from tests.unit.topology.world import cluster
 
-from ebla.control.schema_wishes import Seen, plan
-from ebla.cql.describe import Describer
-from ebla.cql.execute import Executor, ExecutorLimits, ExecutorParts
-from ebla.cql.frames import BatchKind
-from ebla.cql.results import Answer, BatchItem, BoundValue, Parameters, Rows, Session
-from ebla.cql.system_tables.facts import NodeFacts
+from ebla.control.topology.schema_plan import PlanningState, plan_schema_change
+from ebla.cql.describe import SchemaDescriber
+from ebla.cql.executor import CqlExecutor, ExecutorDeps, ExecutorLimits
+from ebla.cql.system_tables.node_info import SystemTableSources
 from ebla.cql.system_tables.registry import system_tables
+from ebla.feed.topology_view import TopologyView, view_of
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HistoryId, HostId, Replica, ShardNumber, TableId
 from ebla.model.transaction import Revision
 from ebla.model.values import decode
 from ebla.request.paging import PageBuilder, check_query
-from ebla.request.parts import Mutation, ReadPage, ReadQuery
-from ebla.request.short_reads import Moment, Settled
-from ebla.storage.merge import merge_values, uncovered_items
-from ebla.topology.apply_all import apply_all
-from ebla.topology.draft import Applied
+from ebla.request.router_types import Mutation, ReadPage, ReadQuery
+from ebla.request.short_reads import LiveRowContext, SettledPage
+from ebla.storage.merge.row_merge import merge_values, without_deleted_rows
+from ebla.topology.apply.command_batch import apply_commands
+from ebla.topology.apply.draft import ProposedChange
+from ebla.wire.cql.frames import BatchKind
+from ebla.wire.cql.messages import BatchItem, BoundValue, ClientState, CqlResponse, QueryParameters, Rows
 from ebla.wire.group0_messages import Group0Report
-from ebla.wire.schema_messages import SchemaAnswer, SchemaWish
-from ebla.wire.topology_view import TopologyView, view_of
+from ebla.wire.schema_messages import SchemaAnswer, SchemaChange
 from ebla.wire.verbs import StatusAnswer
 
 NOW_US = 1_700_000_000_000_000
@@ -87,12 +87,12 @@ class DictRows:
         self.queries.append(query)
         schema = self._view.current.schemas[query.table]
         stored = sorted(self.tables.get(query.table, {}).items())
-        uncovered = list(uncovered_items(stored, schema))
+        uncovered = list(without_deleted_rows(stored, schema))
         builder = PageBuilder(query, 1 << 30)
         items = [item for item in uncovered if any(_within(item[0], span) for span in builder.rest)]
         if query.is_reversed:
             items.reverse()
-        builder.take(Settled(tuple(items), None), builder.rest, Moment(schema, query.now_s))
+        builder.take(SettledPage(tuple(items), None), builder.rest, LiveRowContext(schema, query.now_s))
         return builder.page()
 
 
@@ -110,23 +110,23 @@ class Cql:
         self.group0: Group0Report | None = None
         self.rows_store = DictRows(self.view)
         self.clock = StillClock()
-        self.chance = CountingChance()
+        self.rng = CountingChance()
         self._timestamp_us = NOW_US
         self.own = Replica(next(self.topology.snapshot.members()).host, ShardNumber(0))
-        self.parts = ExecutorParts(
+        self.parts = ExecutorDeps(
             self.view,
             self.rows_store,
             self._next_timestamp_us,
             self,
             system_tables(self._facts(self.own.host)),
-            Describer("test cluster"),
+            SchemaDescriber("test cluster"),
             self.clock,
-            self.chance,  # type: ignore[arg-type]  # all that is drawn here are bytes and ids
+            self.rng,  # type: ignore[arg-type]  # all that is drawn here are bytes and ids
             self.own,
             ExecutorLimits(),
         )
-        self.executor = Executor(self.parts)
-        self.session = Session("test")
+        self.executor = CqlExecutor(self.parts)
+        self.session = ClientState("test")
         self.run("CREATE KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
         self.run("USE ks")
 
@@ -141,8 +141,8 @@ class Cql:
         before = self.view.current if self.view.is_known else None
         self.view.install(view_of(snapshot, revision, before))
 
-    def _facts(self, host: HostId) -> NodeFacts:
-        return NodeFacts(
+    def _facts(self, host: HostId) -> SystemTableSources:
+        return SystemTableSources(
             self.view,
             host,
             "test cluster",
@@ -158,18 +158,18 @@ class Cql:
         """What a control process would answer."""
         return StatusAnswer(self.own.host, None, "test cluster", "127.0.0.1", 0, group0=self.group0)
 
-    async def change(self, wish: SchemaWish, _deadline_ms: int) -> SchemaAnswer:
-        planned = plan(wish, Seen(self.topology.snapshot), TableId(self.chance.uuid()))
+    async def change(self, wish: SchemaChange, _deadline_ms: int) -> SchemaAnswer:
+        planned = plan_schema_change(wish, PlanningState(self.topology.snapshot), TableId(self.rng.uuid()))
         if not planned.commands:
             return SchemaAnswer(False, self.topology.snapshot.version, planned.table)
-        applied = apply_all(self.topology.snapshot, planned.commands)
-        assert isinstance(applied, Applied), applied
+        applied = apply_commands(self.topology.snapshot, planned.commands)
+        assert isinstance(applied, ProposedChange), applied
         self.topology.commit(applied)
         self.install()
         return SchemaAnswer(True, self.topology.snapshot.version, planned.table)
 
-    def answer(self, text: str, *values: BoundValue, **changes: Any) -> Answer:
-        parameters = Parameters(values=values, **changes)
+    def answer(self, text: str, *values: BoundValue, **changes: Any) -> CqlResponse:
+        parameters = QueryParameters(values=values, **changes)
         return asyncio.run(self.executor.query(self.session, text, parameters))
 
     def run(self, text: str, *values: BoundValue, **changes: Any) -> Any:
@@ -183,8 +183,8 @@ class Cql:
     def rows(self, text: str, *values: BoundValue, **changes: Any) -> list[tuple[Any, ...]]:
         return python_rows(self.found(text, *values, **changes))
 
-    def batch(self, *items: BatchItem, kind: BatchKind = BatchKind.UNLOGGED, **changes: Any) -> Answer:
-        return asyncio.run(self.executor.batch(self.session, kind, items, Parameters(**changes)))
+    def batch(self, *items: BatchItem, kind: BatchKind = BatchKind.UNLOGGED, **changes: Any) -> CqlResponse:
+        return asyncio.run(self.executor.batch(self.session, kind, items, QueryParameters(**changes)))
 
     def pages(self, text: str, size: int) -> list[list[tuple[Any, ...]]]:
         found: list[list[tuple[Any, ...]]] = []

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from ebla.group0.history import HistoryStart, Order, compare_revisions
+from ebla.group0.history import HistoryStart, RevisionOrder, compare_revisions
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
 
@@ -15,13 +15,13 @@ CHAIN = (HistoryStart(FIRST, 0), HistoryStart(SECOND, 10))
 @pytest.mark.parametrize(
     ("left", "right", "order"),
     [
-        ((FIRST, 3), (FIRST, 3), Order.EQUAL),
-        ((FIRST, 3), (FIRST, 4), Order.OLDER),
-        ((SECOND, 11), (FIRST, 10), Order.NEWER),
-        ((FIRST, 10), (SECOND, 11), Order.OLDER),
-        ((FIRST, 11), (SECOND, 12), Order.UNKNOWN),
-        ((FOREIGN, 1), (FIRST, 1), Order.UNKNOWN),
+        ((FIRST, 3), (FIRST, 3), RevisionOrder.EQUAL),
+        ((FIRST, 3), (FIRST, 4), RevisionOrder.OLDER),
+        ((SECOND, 11), (FIRST, 10), RevisionOrder.NEWER),
+        ((FIRST, 10), (SECOND, 11), RevisionOrder.OLDER),
+        ((FIRST, 11), (SECOND, 12), RevisionOrder.UNKNOWN),
+        ((FOREIGN, 1), (FIRST, 1), RevisionOrder.UNKNOWN),
     ],
 )
-def test_order(left: tuple[HistoryId, int], right: tuple[HistoryId, int], order: Order) -> None:
+def test_order(left: tuple[HistoryId, int], right: tuple[HistoryId, int], order: RevisionOrder) -> None:
     assert compare_revisions(CHAIN, Revision(*left), Revision(*right)) is order

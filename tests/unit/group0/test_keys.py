@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from ebla.control.group0_server import CLUSTER_KEY, ClusterIdentity
+from ebla.control.group0.node import CLUSTER_KEY, ClusterIdentity
 from ebla.group0.keys import (
     PREFIXES,
     PURGE_KEY,
@@ -15,14 +15,14 @@ from ebla.group0.keys import (
     OperationKind,
     PurgeState,
     UnfinishedOperation,
-    owner_of,
+    prefix_of,
 )
-from ebla.group0.members import Member, Role
+from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import Address, HostId
-from ebla.model.stored import Stored, decode_stored, encode_stored
+from ebla.model.records.jobs import JobRecord, PipelineState
+from ebla.model.records.write_jobs import WriteJobRecord
+from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
 from ebla.topology import keys as topology_keys
-from ebla.wire.jobs import Job, PipelineState
-from ebla.wire.write_records import WriteRecord
 
 HOST = HostId(uuid.UUID(int=9))
 DOCUMENT = Path(__file__).parents[3] / "docs" / "group0.md"
@@ -38,7 +38,7 @@ def test_the_document_holds_the_map_row_by_row() -> None:
 
 
 def test_every_struct_of_the_topology_and_of_group_0_itself_has_a_row() -> None:
-    own = (Member, ClusterIdentity, PurgeState, UnfinishedOperation, Job, PipelineState, WriteRecord)
+    own = (Member, ClusterIdentity, PurgeState, UnfinishedOperation, JobRecord, PipelineState, WriteJobRecord)
     stored = {kind.__name__ for kind in (*get_args(topology_keys.Row), *own)}
     assert {name for row in PREFIXES for name in row.structs} == stored
 
@@ -46,13 +46,13 @@ def test_every_struct_of_the_topology_and_of_group_0_itself_has_a_row() -> None:
 def test_every_key_of_the_topology_belongs_to_a_row_of_its_own() -> None:
     names = ("STATE", "NODE", "REQUEST", "SESSION", "CDC", "KEYSPACE", "TABLE", "TABLETS")
     for prefix in (getattr(topology_keys, name) for name in names):
-        row = owner_of(f"{prefix}x")
+        row = prefix_of(f"{prefix}x")
         assert row is not None
         assert row.prefix == prefix
-    assert [row.prefix for row in (owner_of(CLUSTER_KEY), owner_of("members/x"), owner_of("user/x")) if row] == [
+    assert [row.prefix for row in (prefix_of(CLUSTER_KEY), prefix_of("members/x"), prefix_of("user/x")) if row] == [
         "cluster/identity", "members/", "user/"
     ]  # fmt: skip
-    assert owner_of("elsewhere/x") is None
+    assert prefix_of("elsewhere/x") is None
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_every_key_of_the_topology_belongs_to_a_row_of_its_own() -> None:
         (
             UNFINISHED_OPERATION_KEY,
             UnfinishedOperation(
-                OperationKind.CHANGE_ROLES, (Member(HOST, Role.VOTER, Address("127.0.0.9", 7000)),), b"a lock"
+                OperationKind.CHANGE_ROLES, (Member(HOST, MemberRole.VOTER, Address("127.0.0.9", 7000)),), b"a lock"
             ),
         ),
     ],
 )
 def test_rows_that_are_decided_keep_what_a_later_release_adds(key: str, value: msgspec.Struct) -> None:
-    row = owner_of(key)
+    row = prefix_of(key)
     assert row is not None
     assert row.structs == (type(value).__name__,)
-    later = msgspec.msgpack.encode([*msgspec.msgpack.decode(encode_stored(Stored(value))), "of a later release"])
+    later = msgspec.msgpack.encode([*msgspec.msgpack.decode(encode_stored(StoredValue(value))), "of a later release"])
     read = decode_stored(type(value), later)
     assert read.value == value
     assert encode_stored(read.with_value(value)) == later

@@ -6,18 +6,18 @@ from ebla.group0.sorted_keys import RUN_KEYS, SortedKeys
 
 
 def test_it_agrees_with_a_sorted_list_through_growth_and_emptying() -> None:
-    chance = random.Random(5)
+    rng = random.Random(5)
     keys = SortedKeys()
     held: list[str] = []
     for turn in range(12_000):
         grow = turn < 6_000
-        if not held or chance.random() < (0.8 if grow else 0.1):
-            key = f"{chance.choice('abc')}/{chance.randrange(1_000_000):06d}"
+        if not held or rng.random() < (0.8 if grow else 0.1):
+            key = f"{rng.choice('abc')}/{rng.randrange(1_000_000):06d}"
             if key not in held:
                 keys.add(key)
                 held.append(key)
         else:
-            keys.remove(held.pop(chance.randrange(len(held))))
+            keys.remove(held.pop(rng.randrange(len(held))))
         if turn % 500 == 0 or not held:
             for prefix in ("", "a", "a/", "b/5", "c/99", "d"):
                 assert keys.below(prefix) == sorted(key for key in held if key.startswith(prefix))

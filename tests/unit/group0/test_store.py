@@ -6,28 +6,28 @@ import msgspec
 import pytest
 
 from ebla.group0 import snapshot
-from ebla.group0.answers import ANSWERS_PER_CLIENT_MAX
+from ebla.group0.answer_cache import ANSWERS_PER_CLIENT_MAX
+from ebla.group0.change_feed import KeyChange
 from ebla.group0.commands import (
     AcquireLock,
-    Body,
     CallId,
     ChangeMembers,
-    Command,
+    CommandBody,
     ConditionFailed,
     Done,
     Forgotten,
+    Group0Command,
     LockRevoked,
     Rejected,
     decode_command,
     encode_command,
 )
-from ebla.group0.feed import KeyChange
 from ebla.group0.history import HistoryStart
-from ebla.group0.members import Member, Role
-from ebla.group0.store import Applied, Store
+from ebla.group0.members import Member, MemberRole
+from ebla.group0.store import ApplyResult, Group0Store
 from ebla.model.errors import Corruption
 from ebla.model.identity import Address, HistoryId, HostId
-from ebla.model.transaction import Change, Condition, Delete, Missing, Put, Revision, Transaction, Unchanged
+from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
 
 HISTORY = HistoryId(uuid.UUID(int=7))
 CLIENT = uuid.UUID(int=1)
@@ -37,15 +37,15 @@ class Driver:
     """Applies bodies one after another, each as a new call of one client."""
 
     def __init__(self) -> None:
-        self.store = Store((HistoryStart(HISTORY, 0),))
+        self.store = Group0Store((HistoryStart(HISTORY, 0),))
         self.serial = 0
 
-    def do(self, body: Body, serial: int | None = None, incarnation: int = 1, answered: int = 0) -> Applied:
+    def do(self, body: CommandBody, serial: int | None = None, incarnation: int = 1, answered: int = 0) -> ApplyResult:
         if serial is None:
             self.serial += 1
             serial = self.serial
         call = CallId(CLIENT, incarnation, serial, answered)
-        command = decode_command(encode_command(Command(call, body)))
+        command = decode_command(encode_command(Group0Command(call, body)))
         return self.store.apply(self.store.index + 1, command)
 
 
@@ -62,60 +62,60 @@ def host(number: int) -> HostId:
     return HostId(uuid.UUID(int=number << 100 | number))
 
 
-def member(number: int, role: Role = Role.VOTER, rack: str = "r") -> Member:
+def member(number: int, role: MemberRole = MemberRole.VOTER, rack: str = "r") -> Member:
     return Member(host(number), role, Address("127.0.0.1", number), rack=rack)
 
 
 def test_a_transaction_changes_all_its_keys_at_one_revision(driver: Driver) -> None:
-    applied = driver.do(change(Put("user/a", b"1"), Put("user/b", b"2")))
+    applied = driver.do(change(PutKey("user/a", b"1"), PutKey("user/b", b"2")))
     assert applied.answer == Done(Revision(HISTORY, 1))
     assert [driver.store.entries[key].revision.index for key in driver.store.keys("user/")] == [1, 1]
     assert applied.step.changes == (KeyChange("user/a", b"1"), KeyChange("user/b", b"2"))
 
 
 def test_a_failed_condition_changes_nothing_and_names_the_key(driver: Driver) -> None:
-    driver.do(change(Put("user/a", b"1")))
-    stale = Unchanged("user/a", Revision(HISTORY, 99))
-    applied = driver.do(change(Put("user/b", b"2"), when=(stale,)))
+    driver.do(change(PutKey("user/a", b"1")))
+    stale = KeyUnchanged("user/a", Revision(HISTORY, 99))
+    applied = driver.do(change(PutKey("user/b", b"2"), when=(stale,)))
     assert applied.answer == ConditionFailed("user/a", Revision(HISTORY, 1))
     assert applied.step.changes == ()
     assert driver.store.keys("") == ["user/a"]
 
 
 def test_missing_is_a_condition(driver: Driver) -> None:
-    create = change(Put("user/a", b"1"), when=(Missing("user/a"),))
+    create = change(PutKey("user/a", b"1"), when=(KeyMissing("user/a"),))
     assert isinstance(driver.do(create).answer, Done)
     assert driver.do(create).answer == ConditionFailed("user/a", Revision(HISTORY, 1))
 
 
 def test_a_revision_of_another_history_does_not_hold(driver: Driver) -> None:
-    driver.do(change(Put("user/a", b"1")))
-    foreign = Unchanged("user/a", Revision(HistoryId(uuid.UUID(int=8)), 1))
-    assert isinstance(driver.do(change(Delete("user/a"), when=(foreign,))).answer, ConditionFailed)
+    driver.do(change(PutKey("user/a", b"1")))
+    foreign = KeyUnchanged("user/a", Revision(HistoryId(uuid.UUID(int=8)), 1))
+    assert isinstance(driver.do(change(DeleteKey("user/a"), when=(foreign,))).answer, ConditionFailed)
 
 
 def test_deleting_what_is_not_there_is_done_and_silent(driver: Driver) -> None:
-    applied = driver.do(change(Delete("user/none")))
+    applied = driver.do(change(DeleteKey("user/none")))
     assert isinstance(applied.answer, Done)
     assert applied.step.changes == ()
 
 
 def test_a_key_twice_in_one_transaction_is_rejected(driver: Driver) -> None:
-    assert isinstance(driver.do(change(Put("user/a", b"1"), Delete("user/a"))).answer, Rejected)
+    assert isinstance(driver.do(change(PutKey("user/a", b"1"), DeleteKey("user/a"))).answer, Rejected)
     assert driver.store.keys("") == []
 
 
 def test_a_revoked_lock_applies_as_an_empty_change(driver: Driver) -> None:
     driver.do(AcquireLock(b"first"))
-    assert isinstance(driver.do(change(Put("user/a", b"1"), lock=b"first")).answer, Done)
+    assert isinstance(driver.do(change(PutKey("user/a", b"1"), lock=b"first")).answer, Done)
     driver.do(AcquireLock(b"second"))
-    applied = driver.do(change(Put("user/a", b"2"), lock=b"first"))
+    applied = driver.do(change(PutKey("user/a", b"2"), lock=b"first"))
     assert applied.answer == LockRevoked(b"second")
     assert driver.store.entries["user/a"].value == b"1"
 
 
 def test_a_lock_nobody_acquired_is_revoked(driver: Driver) -> None:
-    assert driver.do(change(Put("user/a", b"1"), lock=b"never")).answer == LockRevoked(None)
+    assert driver.do(change(PutKey("user/a", b"1"), lock=b"never")).answer == LockRevoked(None)
 
 
 def test_a_membership_change_under_a_revoked_lock_changes_nothing(driver: Driver) -> None:
@@ -128,16 +128,16 @@ def test_a_membership_change_under_a_revoked_lock_changes_nothing(driver: Driver
 
 
 def test_members_stand_under_their_keys_and_in_the_feed(driver: Driver) -> None:
-    applied = driver.do(ChangeMembers((member(1), member(2, Role.LEARNER))))
+    applied = driver.do(ChangeMembers((member(1), member(2, MemberRole.LEARNER))))
     assert applied.members_changed
     assert [entry.key for entry in applied.step.changes] == [f"members/{host(1)}", f"members/{host(2)}"]
-    assert [one.role for one in driver.store.members.values()] == [Role.VOTER, Role.LEARNER]
+    assert [one.role for one in driver.store.members.values()] == [MemberRole.VOTER, MemberRole.LEARNER]
 
 
 def test_a_removed_member_never_comes_back(driver: Driver) -> None:
     driver.do(ChangeMembers((member(1), member(2))))
-    driver.do(ChangeMembers((member(2, Role.REMOVED),)))
-    answer = driver.do(ChangeMembers((member(2, Role.LEARNER),))).answer
+    driver.do(ChangeMembers((member(2, MemberRole.REMOVED),)))
+    answer = driver.do(ChangeMembers((member(2, MemberRole.LEARNER),))).answer
     assert isinstance(answer, Rejected)
     assert "never come back" in answer.reason
 
@@ -146,9 +146,9 @@ def test_a_removed_member_never_comes_back(driver: Driver) -> None:
     ("wanted", "word"),
     [
         ((), "names no host"),
-        ((member(1, Role.LEARNER),), "without a voter"),
-        ((member(1), member(1, Role.LEARNER)), "twice"),
-        ((member(9, Role.REMOVED),), "not a member"),
+        ((member(1, MemberRole.LEARNER),), "without a voter"),
+        ((member(1), member(1, MemberRole.LEARNER)), "twice"),
+        ((member(9, MemberRole.REMOVED),), "not a member"),
     ],
 )
 def test_illegal_membership_changes_are_rejected(driver: Driver, wanted: tuple[Member, ...], word: str) -> None:
@@ -160,69 +160,69 @@ def test_illegal_membership_changes_are_rejected(driver: Driver, wanted: tuple[M
 
 
 def test_two_hosts_of_one_raft_number_cannot_both_be_members(driver: Driver) -> None:
-    twin = Member(HostId(uuid.UUID(int=host(1).int + 1)), Role.VOTER, Address("127.0.0.2", 1))
+    twin = Member(HostId(uuid.UUID(int=host(1).int + 1)), MemberRole.VOTER, Address("127.0.0.2", 1))
     driver.do(ChangeMembers((member(1),)))
     assert isinstance(driver.do(ChangeMembers((twin,))).answer, Rejected)
 
 
 def test_an_address_belongs_to_one_member_at_a_time(driver: Driver) -> None:
     driver.do(ChangeMembers((member(1), member(2))))
-    newcomer = Member(host(3), Role.LEARNER, member(2).address)
+    newcomer = Member(host(3), MemberRole.LEARNER, member(2).address)
     refused = driver.do(ChangeMembers((newcomer,))).answer
     assert isinstance(refused, Rejected)
     assert f"ebla group0 remove {host(2)}" in refused.reason
-    driver.do(ChangeMembers((member(2, Role.REMOVED),)))
+    driver.do(ChangeMembers((member(2, MemberRole.REMOVED),)))
     assert isinstance(driver.do(ChangeMembers((newcomer,))).answer, Done)
 
 
 def test_transactions_cannot_write_member_keys(driver: Driver) -> None:
-    assert isinstance(driver.do(change(Put(f"members/{host(1)}", b"x"))).answer, Rejected)
+    assert isinstance(driver.do(change(PutKey(f"members/{host(1)}", b"x"))).answer, Rejected)
 
 
 def test_a_repeated_call_gets_its_first_answer_and_changes_nothing(driver: Driver) -> None:
-    first = driver.do(change(Put("user/a", b"1")), serial=5)
-    driver.do(change(Put("user/a", b"2")), serial=6)
-    again = driver.do(change(Put("user/a", b"1")), serial=5)
+    first = driver.do(change(PutKey("user/a", b"1")), serial=5)
+    driver.do(change(PutKey("user/a", b"2")), serial=6)
+    again = driver.do(change(PutKey("user/a", b"1")), serial=5)
     assert again.answer == first.answer
     assert again.step.changes == ()
     assert driver.store.entries["user/a"].value == b"2"
 
 
 def test_a_refusal_is_remembered_like_a_success(driver: Driver) -> None:
-    wants_missing = change(Put("user/a", b"2"), when=(Missing("user/a"),))
-    driver.do(change(Put("user/a", b"1")), serial=1)
+    wants_missing = change(PutKey("user/a", b"2"), when=(KeyMissing("user/a"),))
+    driver.do(change(PutKey("user/a", b"1")), serial=1)
     refused = driver.do(wants_missing, serial=2)
-    driver.do(change(Delete("user/a")), serial=3)
+    driver.do(change(DeleteKey("user/a")), serial=3)
     assert driver.do(wants_missing, serial=2).answer == refused.answer
     assert driver.store.keys("") == []
 
 
 def test_serials_may_arrive_out_of_order(driver: Driver) -> None:
-    driver.do(change(Put("user/b", b"2")), serial=2)
-    assert isinstance(driver.do(change(Put("user/a", b"1")), serial=1).answer, Done)
+    driver.do(change(PutKey("user/b", b"2")), serial=2)
+    assert isinstance(driver.do(change(PutKey("user/a", b"1")), serial=1).answer, Done)
 
 
 def test_what_was_acknowledged_or_overflowed_is_forgotten_and_said_so(driver: Driver) -> None:
-    driver.do(change(Put("user/a", b"1")), serial=1)
-    driver.do(change(Put("user/a", b"2")), serial=2, answered=1)
-    assert isinstance(driver.do(change(Put("user/a", b"1")), serial=1).answer, Forgotten)
+    driver.do(change(PutKey("user/a", b"1")), serial=1)
+    driver.do(change(PutKey("user/a", b"2")), serial=2, answered=1)
+    assert isinstance(driver.do(change(PutKey("user/a", b"1")), serial=1).answer, Forgotten)
     for serial in range(3, 3 + ANSWERS_PER_CLIENT_MAX):
-        driver.do(change(Put("user/a", b"x")), serial=serial, answered=1)
+        driver.do(change(PutKey("user/a", b"x")), serial=serial, answered=1)
     assert len(driver.store.answers.clients[CLIENT].answers) == ANSWERS_PER_CLIENT_MAX
-    assert isinstance(driver.do(change(Put("user/a", b"2")), serial=2).answer, Forgotten)
+    assert isinstance(driver.do(change(PutKey("user/a", b"2")), serial=2).answer, Forgotten)
 
 
 def test_an_older_incarnation_is_ambiguous_and_a_newer_one_starts_anew(driver: Driver) -> None:
-    driver.do(change(Put("user/a", b"1")), serial=1, incarnation=2)
-    assert isinstance(driver.do(change(Put("user/a", b"0")), serial=1, incarnation=1).answer, Forgotten)
-    assert isinstance(driver.do(change(Put("user/a", b"3")), serial=1, incarnation=3).answer, Done)
+    driver.do(change(PutKey("user/a", b"1")), serial=1, incarnation=2)
+    assert isinstance(driver.do(change(PutKey("user/a", b"0")), serial=1, incarnation=1).answer, Forgotten)
+    assert isinstance(driver.do(change(PutKey("user/a", b"3")), serial=1, incarnation=3).answer, Done)
 
 
 def test_a_snapshot_carries_everything_that_decides(driver: Driver) -> None:
     driver.do(AcquireLock(b"lock"))
     driver.do(ChangeMembers((member(1),)))
-    first = driver.do(change(Put("user/a", b"1"), when=(Missing("user/a"),)), serial=50)
-    builder = snapshot.Builder()
+    first = driver.do(change(PutKey("user/a", b"1"), when=(KeyMissing("user/a"),)), serial=50)
+    builder = snapshot.StoreBuilder()
     for chunk in snapshot.encode(snapshot.freeze(driver.store)):
         builder.add(chunk)
     restored = Driver()
@@ -230,18 +230,18 @@ def test_a_snapshot_carries_everything_that_decides(driver: Driver) -> None:
     assert restored.store.entries == driver.store.entries
     assert restored.store.members == driver.store.members
     assert restored.store.revision == driver.store.revision
-    again = restored.do(change(Put("user/a", b"1"), when=(Missing("user/a"),)), serial=50)
+    again = restored.do(change(PutKey("user/a", b"1"), when=(KeyMissing("user/a"),)), serial=50)
     assert again.answer == first.answer
-    assert restored.do(change(Put("user/b", b"1"), lock=b"old"), serial=51).answer == LockRevoked(b"lock")
+    assert restored.do(change(PutKey("user/b", b"1"), lock=b"old"), serial=51).answer == LockRevoked(b"lock")
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20, 1 << 30])
 def test_a_snapshot_may_be_cut_anywhere(driver: Driver, piece_bytes: int) -> None:
     """A file's pieces and a wire's chunks have limits of their own, which a few large values pass."""
     for number in range(5):
-        driver.do(change(Put(f"user/{number}", b"v" * (100 if piece_bytes < 100 else 400_000))), serial=number + 1)
+        driver.do(change(PutKey(f"user/{number}", b"v" * (100 if piece_bytes < 100 else 400_000))), serial=number + 1)
     whole = b"".join(snapshot.encode(snapshot.freeze(driver.store)))
-    builder = snapshot.Builder()
+    builder = snapshot.StoreBuilder()
     for start in range(0, len(whole), piece_bytes):
         builder.add(whole[start : start + piece_bytes])
     assert builder.finish().entries == driver.store.entries
@@ -249,35 +249,39 @@ def test_a_snapshot_may_be_cut_anywhere(driver: Driver, piece_bytes: int) -> Non
 
 def test_a_snapshot_holds_its_keys_in_order_and_one_that_does_not_is_read_too(driver: Driver) -> None:
     for number, name in enumerate(("c", "a", "b")):
-        driver.do(change(Put(f"user/{name}", b"v")), serial=number + 1)
+        driver.do(change(PutKey(f"user/{name}", b"v")), serial=number + 1)
     names = ["user/a", "user/b", "user/c"]
-    builder = snapshot.Builder()
+    builder = snapshot.StoreBuilder()
     for chunk in snapshot.encode(snapshot.freeze(driver.store)):
         builder.add(chunk)
     assert [key for key in builder.finish().entries if key.startswith("user/")] == names
-    unordered = snapshot.Builder()
+    unordered = snapshot.StoreBuilder()
     history = driver.store.chain
     rows = tuple((f"user/{name}", b"v", 1) for name in "cab")
-    for part in (snapshot.Head(snapshot.FORMAT, history, 9, None), snapshot.Entries(rows), snapshot.End(3, 0)):
+    for part in (
+        snapshot.SnapshotHeader(snapshot.FORMAT, history, 9, None),
+        snapshot.SnapshotEntries(rows),
+        snapshot.SnapshotEnd(3, 0),
+    ):
         data = msgspec.msgpack.encode(part)
         unordered.add(len(data).to_bytes(4) + data)
     assert unordered.finish().keys("user/") == names
 
 
 def test_a_frozen_store_does_not_follow_later_changes(driver: Driver) -> None:
-    driver.do(change(Put("user/a", b"1")))
+    driver.do(change(PutKey("user/a", b"1")))
     frozen = snapshot.freeze(driver.store)
-    driver.do(change(Put("user/a", b"2")))
+    driver.do(change(PutKey("user/a", b"2")))
     assert frozen.entries["user/a"].value == b"1"
     assert len(frozen.answers.clients[CLIENT].answers) == 1
 
 
 @pytest.mark.parametrize("broken", ["cut", "swapped", "garbage", "empty"])
 def test_a_damaged_snapshot_is_refused(driver: Driver, broken: str) -> None:
-    driver.do(change(Put("user/a", b"1")))
+    driver.do(change(PutKey("user/a", b"1")))
     chunks = list(snapshot.encode(snapshot.freeze(driver.store)))
     spoiled = {"cut": chunks[:-1], "swapped": chunks[::-1], "garbage": [b"\xff", *chunks], "empty": []}[broken]
-    builder = snapshot.Builder()
+    builder = snapshot.StoreBuilder()
 
     def build() -> None:
         for chunk in spoiled:
@@ -289,11 +293,11 @@ def test_a_damaged_snapshot_is_refused(driver: Driver, broken: str) -> None:
 
 
 def test_after_a_snapshot_the_feed_names_every_changed_key_deletions_too(driver: Driver) -> None:
-    driver.do(change(Put("user/gone", b"1"), Put("user/same", b"1"), Put("user/new", b"1")))
+    driver.do(change(PutKey("user/gone", b"1"), PutKey("user/same", b"1"), PutKey("user/new", b"1")))
     behind = Driver()
-    behind.do(change(Put("user/gone", b"1"), Put("user/same", b"1"), Put("user/new", b"1")))
-    driver.do(change(Delete("user/gone"), Put("user/new", b"2")))
-    driver.do(change(Put("user/later", b"3")))
+    behind.do(change(PutKey("user/gone", b"1"), PutKey("user/same", b"1"), PutKey("user/new", b"1")))
+    driver.do(change(DeleteKey("user/gone"), PutKey("user/new", b"2")))
+    driver.do(change(PutKey("user/later", b"3")))
     later = snapshot.freeze(driver.store)
     later.rebuild_indexes()
     step = later.follow(behind.store)
@@ -306,9 +310,9 @@ def test_after_a_snapshot_the_feed_names_every_changed_key_deletions_too(driver:
 
 
 def test_after_a_restart_from_a_snapshot_the_feed_does_not_claim_to_know_earlier_deletions(driver: Driver) -> None:
-    driver.do(change(Put("user/gone", b"1")))
-    driver.do(change(Delete("user/gone"), Put("user/a", b"1")))
-    builder = snapshot.Builder()
+    driver.do(change(PutKey("user/gone", b"1")))
+    driver.do(change(DeleteKey("user/gone"), PutKey("user/a", b"1")))
+    builder = snapshot.StoreBuilder()
     for chunk in snapshot.encode(snapshot.freeze(driver.store)):
         builder.add(chunk)
     started = builder.finish()
@@ -320,7 +324,7 @@ def test_after_a_restart_from_a_snapshot_the_feed_does_not_claim_to_know_earlier
 
 def test_the_feed_resumes_from_an_index_or_says_that_it_cannot(driver: Driver) -> None:
     for number in range(3):
-        driver.do(change(Put(f"user/{number}", b"x")))
+        driver.do(change(PutKey(f"user/{number}", b"x")))
     steps = driver.store.recent.after(1, "user/")
     assert steps is not None
     assert [step.index for step in steps] == [2, 3]

@@ -4,18 +4,18 @@ import uuid
 
 import pytest
 
-from ebla.group0.members import Member, Role
-from ebla.group0.voters import Candidate, choose_voters
+from ebla.group0.members import Member, MemberRole
+from ebla.group0.voters import VoterCandidate, choose_voters
 from ebla.model.identity import Address, HostId
 
 
-def candidate(number: int, place: str = "dc1/r1", *, alive: bool = True, votes: bool = False) -> Candidate:
+def candidate(number: int, place: str = "dc1/r1", *, alive: bool = True, votes: bool = False) -> VoterCandidate:
     datacenter, rack = place.split("/")
-    role = Role.VOTER if votes else Role.LEARNER
-    return Candidate(Member(HostId(uuid.UUID(int=number)), role, Address("h", number), datacenter, rack), alive)
+    role = MemberRole.VOTER if votes else MemberRole.LEARNER
+    return VoterCandidate(Member(HostId(uuid.UUID(int=number)), role, Address("h", number), datacenter, rack), alive)
 
 
-def chosen(*candidates: Candidate) -> list[int]:
+def chosen(*candidates: VoterCandidate) -> list[int]:
     return [host.int for host in choose_voters(candidates)]
 
 
@@ -53,5 +53,5 @@ def test_a_voter_keeps_its_seat_where_nothing_is_gained() -> None:
 
 
 def test_removed_members_do_not_vote() -> None:
-    gone = Candidate(Member(HostId(uuid.UUID(int=1)), Role.REMOVED, Address("h", 1)), alive=True)
+    gone = VoterCandidate(Member(HostId(uuid.UUID(int=1)), MemberRole.REMOVED, Address("h", 1)), alive=True)
     assert chosen(gone, candidate(2)) == [2]

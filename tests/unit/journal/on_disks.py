@@ -4,40 +4,40 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ebla.sim.chance import SimChance
-from ebla.sim.disk import LifeDisk, SimDisk
-from ebla.sim.life import Life
+from ebla.sim.disk import ProcessDisk, SimDisk
+from ebla.sim.incarnation import ProcessIncarnation
 from ebla.sim.loop import simulated_loop
-from ebla.sim.narrative import Narrative
+from ebla.sim.rng import SimRng
+from ebla.sim.trace import RunTrace
 
 T = TypeVar("T")
-Main = Callable[[LifeDisk], Coroutine[Any, Any, T]]
+Main = Callable[[ProcessDisk], Coroutine[Any, Any, T]]
 
 
 class Machine:
     """Processes run on it one after the other, each to its end or to a crash at some moment."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = SimChance(f"machine {seed}")
-        self.loop = simulated_loop(self.chance.fork("loop"))
-        self.disk = SimDisk(self.chance.fork("disk"), Narrative(self.loop.time), "machine")
+        self.rng = SimRng(f"machine {seed}")
+        self.loop = simulated_loop(self.rng.fork("loop"))
+        self.disk = SimDisk(self.rng.fork("disk"), RunTrace(self.loop.time), "machine")
 
     def run(self, main: Main[T]) -> T:
         """One process, to its end."""
-        life = Life("process")
-        task = self.loop.create_task(main(self.disk.of(life)), context=life.new_context())
+        incarnation = ProcessIncarnation("process")
+        task = self.loop.create_task(main(self.disk.of(incarnation)), context=incarnation.new_context())
         try:
             result: T = self.loop.run_until_complete(task)
         finally:
-            self.loop.end(life)
+            self.loop.end(incarnation)
         return result
 
     def run_until(self, seconds: float, main: Main[T]) -> None:
         """One process, which is killed after so long, unless it has ended. Its page cache stays."""
-        life = Life("process")
-        task = self.loop.create_task(main(self.disk.of(life)), context=life.new_context())
+        incarnation = ProcessIncarnation("process")
+        task = self.loop.create_task(main(self.disk.of(incarnation)), context=incarnation.new_context())
         self.loop.run_until_complete(_wait_at_most(task, seconds))
-        self.loop.end(life)
+        self.loop.end(incarnation)
         if task.done() and not task.cancelled():
             task.result()
 

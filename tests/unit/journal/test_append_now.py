@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ebla.control.raft_log import RaftLog
-from ebla.journal.recovery import LogLimits
-from ebla.journal.segments import LogFailed, SegmentedLog
+from ebla.control.raft.storage import RaftStorage
+from ebla.journal.recovery import JournalLimits
+from ebla.journal.segmented_log import LogFailed, SegmentedLog
 from ebla.model.errors import DiskFull, TooLarge
-from ebla.raft.effects import Write
+from ebla.raft.effects import LogWrite
 from ebla.raft.messages import Entry, HardState, PeerId, SnapshotMeta
-from ebla.runtime.file_disk import FileDisk, FileOnDisk
-from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.file_disk import DiskFile, FileDisk
+from ebla.runtime.system_rng import SystemRng
 
-LIMITS = LogLimits(segment_bytes=4096, batch_bytes_max=8192)
+LIMITS = JournalLimits(segment_bytes=4096, batch_bytes_max=8192)
 VOTED = HardState(3, PeerId(2), 0)
 
 
@@ -34,25 +34,25 @@ def on_a_disk(work: Callable[[FileDisk], Awaitable[None]]) -> None:
 def short_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every sync may be made on the loop. What was synced there."""
     synced: list[str] = []
-    sync_now = FileOnDisk.sync_now
+    sync_now = DiskFile.sync_now
 
-    def note(file: FileOnDisk) -> None:
+    def note(file: DiskFile) -> None:
         synced.append(file.path)
         sync_now(file)
 
-    monkeypatch.setattr(FileOnDisk, "can_sync_now", lambda _file, _more_bytes: True)
-    monkeypatch.setattr(FileOnDisk, "sync_now", note)
+    monkeypatch.setattr(DiskFile, "can_sync_now", lambda _file, _more_bytes: True)
+    monkeypatch.setattr(DiskFile, "sync_now", note)
     return synced
 
 
 def test_it_is_numbered_and_read_back_as_any_other(tmp_path: Path, short_syncs: list[str]) -> None:
     async def work(disk: FileDisk) -> None:
-        log = await SegmentedLog.open(disk, SystemChance(), f"{tmp_path}/log", LIMITS)
+        log = await SegmentedLog.open(disk, SystemRng(), f"{tmp_path}/log", LIMITS)
         assert log.append_now([b"one", b"two"]) == 2
         assert await log.append([b"three"]) == 3
         assert log.append_now([b"four"]) == 4
         await log.close()
-        log = await SegmentedLog.open(disk, SystemChance(), f"{tmp_path}/log", LIMITS)
+        log = await SegmentedLog.open(disk, SystemRng(), f"{tmp_path}/log", LIMITS)
         records = [record async for batch in log.read(1) for record in batch.records]
         assert records == [b"one", b"two", b"three", b"four"]
         await log.close()
@@ -64,7 +64,7 @@ def test_it_is_numbered_and_read_back_as_any_other(tmp_path: Path, short_syncs: 
 @pytest.mark.usefixtures("short_syncs")
 def test_nothing_happens_where_there_is_something_to_wait_for(tmp_path: Path) -> None:
     async def work(disk: FileDisk) -> None:
-        log = await SegmentedLog.open(disk, SystemChance(), f"{tmp_path}/log", LIMITS)
+        log = await SegmentedLog.open(disk, SystemRng(), f"{tmp_path}/log", LIMITS)
         await log.append([b"x" * 3000])
         assert log.append_now([b"y" * 2000]) is None, "another segment would have to be made"
         assert await log.append([b"y" * 2000]) == 2
@@ -82,7 +82,7 @@ def test_nothing_happens_where_there_is_something_to_wait_for(tmp_path: Path) ->
 
 def test_nothing_happens_where_a_sync_may_take_long(tmp_path: Path) -> None:
     async def work(disk: FileDisk) -> None:
-        log = await SegmentedLog.open(disk, SystemChance(), f"{tmp_path}/log", LIMITS)
+        log = await SegmentedLog.open(disk, SystemRng(), f"{tmp_path}/log", LIMITS)
         assert log.append_now([b"on a disk that nobody knows yet"]) is None
         assert log.next_sequence == 1
         await log.close()
@@ -93,13 +93,13 @@ def test_nothing_happens_where_a_sync_may_take_long(tmp_path: Path) -> None:
 def test_a_sync_that_fails_ends_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_syncs: list[str]
 ) -> None:
-    def fail(_file: FileOnDisk) -> None:
+    def fail(_file: DiskFile) -> None:
         raise OSError(5, "input/output error")
 
     async def work(disk: FileDisk) -> None:
-        log, _ = await RaftLog.open(disk, SystemChance(), f"{tmp_path}/raft", LIMITS)
-        monkeypatch.setattr(FileOnDisk, "sync_now", fail)
-        write = Write(VOTED, (Entry(1, 3, b"x"),), None, must_sync=True, answers=())
+        log, _ = await RaftStorage.open(disk, SystemRng(), f"{tmp_path}/raft", LIMITS)
+        monkeypatch.setattr(DiskFile, "sync_now", fail)
+        write = LogWrite(VOTED, (Entry(1, 3, b"x"),), None, must_sync=True, answers=())
         with pytest.raises(LogFailed):
             log.persist_now([write])
         assert not log.persist_now([write])
@@ -112,17 +112,17 @@ def test_a_sync_that_fails_ends_the_log(
 
 def test_a_vote_and_its_entries_are_there_after_a_restart(tmp_path: Path, short_syncs: list[str]) -> None:
     async def work(disk: FileDisk) -> None:
-        log, _ = await RaftLog.open(disk, SystemChance(), f"{tmp_path}/raft", LIMITS)
+        log, _ = await RaftStorage.open(disk, SystemRng(), f"{tmp_path}/raft", LIMITS)
         entries = (Entry(1, 3, b"x"), Entry(2, 3, b"y"))
-        assert log.persist_now([Write(VOTED, entries[:1], None, must_sync=True, answers=())])
-        assert log.persist_now([Write(None, entries[1:], None, must_sync=True, answers=())])
+        assert log.persist_now([LogWrite(VOTED, entries[:1], None, must_sync=True, answers=())])
+        assert log.persist_now([LogWrite(None, entries[1:], None, must_sync=True, answers=())])
         hint = HardState(3, PeerId(2), 2)
-        assert log.persist_now([Write(hint, (), None, must_sync=False, answers=())])
+        assert log.persist_now([LogWrite(hint, (), None, must_sync=False, answers=())])
         assert len(short_syncs) == 2, "a hint needs none"
-        named = Write(None, (), SnapshotMeta(9, 3), must_sync=True, answers=())
+        named = LogWrite(None, (), SnapshotMeta(9, 3), must_sync=True, answers=())
         assert not log.persist_now([named]), "a snapshot's mark has more to do"
         await log.close()
-        _, found = await RaftLog.open(disk, SystemChance(), f"{tmp_path}/raft", LIMITS)
+        _, found = await RaftStorage.open(disk, SystemRng(), f"{tmp_path}/raft", LIMITS)
         assert (found.hard_state, found.entries) == (hint, entries)
 
     on_a_disk(work)
@@ -135,8 +135,8 @@ def test_a_full_disk_is_left_to_who_can_wait(
         raise DiskFull("no room")
 
     async def work(disk: FileDisk) -> None:
-        log, _ = await RaftLog.open(disk, SystemChance(), f"{tmp_path}/raft", LIMITS)
-        write = Write(VOTED, (Entry(1, 3, b"x"),), None, must_sync=True, answers=())
+        log, _ = await RaftStorage.open(disk, SystemRng(), f"{tmp_path}/raft", LIMITS)
+        write = LogWrite(VOTED, (Entry(1, 3, b"x"),), None, must_sync=True, answers=())
         with monkeypatch.context() as patched:
             patched.setattr(SegmentedLog, "_write", full)
             assert not log.persist_now([write])

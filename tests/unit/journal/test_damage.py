@@ -3,15 +3,15 @@
 import pytest
 from tests.unit.journal.on_disks import Machine
 
+from ebla.journal.frames import FRAME_HEADER_BYTES, SEGMENT_HEADER_BYTES, encode_frame, framed_size
 from ebla.journal.manifest import segment_path
-from ebla.journal.records import FRAME_HEADER_BYTES, SEGMENT_HEADER_BYTES, encode_frame, framed_size
-from ebla.journal.recovery import LogLimits
-from ebla.journal.segments import SegmentedLog
+from ebla.journal.recovery import JournalLimits
+from ebla.journal.segmented_log import SegmentedLog
 from ebla.model.errors import Corruption
-from ebla.sim.disk import LifeDisk
+from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/log"
-LIMITS = LogLimits(segment_bytes=4096, batch_bytes_max=8192, read_bytes=4096)
+LIMITS = JournalLimits(segment_bytes=4096, batch_bytes_max=8192, read_bytes=4096)
 BATCHES = [[b"first", bytes(700)], [b"second" * 40], [b"third", b"", b"x" * 600], [b"last" * 30, bytes(20)]]
 RECORDS = [record for batch in BATCHES for record in batch]
 SEGMENT = segment_path(FOLDER, 1)
@@ -20,8 +20,8 @@ SEGMENT = segment_path(FOLDER, 1)
 def written() -> Machine:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def main(disk: ProcessDisk) -> None:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         for batch in BATCHES:
             await log.append(batch)
 
@@ -30,15 +30,15 @@ def written() -> Machine:
 
 
 def read(machine: Machine) -> list[bytes]:
-    async def main(disk: LifeDisk) -> list[bytes]:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def main(disk: ProcessDisk) -> list[bytes]:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         return [record async for batch in log.read(log.first_sequence) for record in batch.records]
 
     return machine.run(main)
 
 
 def content(machine: Machine, path: str = SEGMENT) -> bytes:
-    async def main(disk: LifeDisk) -> bytes:
+    async def main(disk: ProcessDisk) -> bytes:
         file = disk.open(path)
         return file.read(0, file.size())
 
@@ -46,7 +46,7 @@ def content(machine: Machine, path: str = SEGMENT) -> bytes:
 
 
 def put(machine: Machine, data: bytes, path: str = SEGMENT) -> None:
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         file = disk.open(path)
         file.truncate(0)
         file.append(data)
@@ -125,8 +125,8 @@ def test_every_choice_of_sectors_of_the_last_write_is_a_torn_tail(offset: int) -
     machine = Machine(1)
     record = b"R" * 900 + bytes(1100) + b"S" * 200
 
-    async def main(disk: LifeDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def main(disk: ProcessDisk) -> None:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         if offset > 32:
             await log.append([b"f" * (offset - 32 - FRAME_HEADER_BYTES - 4 - 1)])
         before.append(content_of(disk))
@@ -148,7 +148,7 @@ def test_every_choice_of_sectors_of_the_last_write_is_a_torn_tail(offset: int) -
         assert outcome(machine, bytes(data)) == ([*kept, record] if whole else kept), f"sectors {choice:b}"
 
 
-def content_of(disk: LifeDisk) -> bytes:
+def content_of(disk: ProcessDisk) -> bytes:
     file = disk.open(SEGMENT)
     return file.read(0, file.size())
 
@@ -159,8 +159,8 @@ def test_a_cut_tail_is_overwritten_and_does_not_come_back() -> None:
     start, end = frame_bounds()[-1]
     put(machine, data[: end - 100].ljust(len(data), b"\0"))
 
-    async def main(disk: LifeDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def main(disk: ProcessDisk) -> None:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         await log.append([b"new"])
 
     machine.run(main)
@@ -179,8 +179,8 @@ def test_a_frame_inside_a_record_is_not_taken_for_a_later_one() -> None:
     while len(record) < 1500:
         record += encode_frame(4711, start + len(record), 50 + len(record), [b"inside"])
 
-    async def main(disk: LifeDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def main(disk: ProcessDisk) -> None:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         await log.append([bytes(record)])
 
     machine.run(main)
@@ -192,8 +192,8 @@ def test_a_frame_inside_a_record_is_not_taken_for_a_later_one() -> None:
 def test_damage_in_an_older_segment_is_an_error_also_at_its_end() -> None:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def main(disk: ProcessDisk) -> None:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         for number in range(8):
             await log.append([b"%d" % number * 1000])
 

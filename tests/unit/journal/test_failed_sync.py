@@ -1,19 +1,19 @@
 from tests.unit.journal.on_disks import Machine
 
-from ebla.journal.recovery import LogLimits
-from ebla.journal.segments import LogFailed, SegmentedLog
-from ebla.sim.disk import LifeDisk
+from ebla.journal.recovery import JournalLimits
+from ebla.journal.segmented_log import LogFailed, SegmentedLog
+from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/log"
-LIMITS = LogLimits(segment_bytes=2048, batch_bytes_max=8192, read_bytes=1024)
+LIMITS = JournalLimits(segment_bytes=2048, batch_bytes_max=8192, read_bytes=1024)
 
 
 def test_a_frame_whose_sync_failed_does_not_vanish_under_later_ones() -> None:
     """The process ends at the failed sync and starts again on the same page cache, reads the frame, and goes on."""
     machine = Machine(1)
 
-    async def fail(disk: LifeDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def fail(disk: ProcessDisk) -> None:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         await log.append([b"first"])
         machine.disk.behaviour.fail_sync = 1.0
         try:
@@ -22,12 +22,12 @@ def test_a_frame_whose_sync_failed_does_not_vanish_under_later_ones() -> None:
             pass
         machine.disk.heal()
 
-    async def go_on(disk: LifeDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def go_on(disk: ProcessDisk) -> None:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         await log.append([b"third"])
 
-    async def read(disk: LifeDisk) -> list[bytes]:
-        log = await SegmentedLog.open(disk, machine.chance, FOLDER, LIMITS)
+    async def read(disk: ProcessDisk) -> list[bytes]:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
         return [record async for batch in log.read(1) for record in batch.records]
 
     machine.run(fail)

@@ -3,14 +3,14 @@
 from typing import Any
 
 from tests.unit.journal.on_disks import Machine
-from tests.unit.journal.test_segments import flat, open_log, read, some
+from tests.unit.journal.test_segmented_log import flat, open_log, read, some
 
-from ebla.journal.recovery import LogLimits
-from ebla.journal.segments import LAID_AHEAD_BYTES, SMALL_BATCH_BYTES_MAX, SegmentedLog
+from ebla.journal.recovery import JournalLimits
+from ebla.journal.segmented_log import PREWRITE_BYTES, SMALL_BATCH_BYTES_MAX, SegmentedLog
 from ebla.model.errors import DiskFull
-from ebla.sim.disk import LifeDisk
+from ebla.sim.disk import ProcessDisk
 
-LARGE = LogLimits(segment_bytes=4 * LAID_AHEAD_BYTES, batch_bytes_max=8 * LAID_AHEAD_BYTES)
+LARGE = JournalLimits(segment_bytes=4 * PREWRITE_BYTES, batch_bytes_max=8 * PREWRITE_BYTES)
 
 
 class Watched:
@@ -41,7 +41,7 @@ def test_many_small_batches_share_the_zeros_ahead_of_the_first() -> None:
     machine = Machine(1)
     batches = some(50)
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         log = await open_log(machine, disk, LARGE)
         file = Watched(log)
         for batch in batches[:-1]:
@@ -49,11 +49,11 @@ def test_many_small_batches_share_the_zeros_ahead_of_the_first() -> None:
         ((offset, size),) = file.zeros
         first_offset, first_size, _ = file.writes[0]
         assert offset == first_offset + first_size, "right behind the first"
-        assert size == LAID_AHEAD_BYTES
+        assert size == PREWRITE_BYTES
 
     machine.run(main)
 
-    async def again(disk: LifeDisk) -> None:
+    async def again(disk: ProcessDisk) -> None:
         log = await open_log(machine, disk, LARGE)
         file = Watched(log)
         await log.append(batches[-1])
@@ -66,10 +66,10 @@ def test_many_small_batches_share_the_zeros_ahead_of_the_first() -> None:
 def test_the_next_ones_come_when_these_are_used_up() -> None:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         log = await open_log(machine, disk, LARGE)
         file = Watched(log)
-        count = LAID_AHEAD_BYTES // SMALL_BATCH_BYTES_MAX + 2
+        count = PREWRITE_BYTES // SMALL_BATCH_BYTES_MAX + 2
         for number in range(count):
             await log.append([bytes([number + 1]) * (SMALL_BATCH_BYTES_MAX - 200)])
         assert len(file.zeros) == 2
@@ -80,8 +80,8 @@ def test_the_next_ones_come_when_these_are_used_up() -> None:
 def test_there_are_none_behind_the_end_of_a_segment() -> None:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
-        limits = LogLimits(segment_bytes=4096)
+    async def main(disk: ProcessDisk) -> None:
+        limits = JournalLimits(segment_bytes=4096)
         log = await open_log(machine, disk, limits)
         file = Watched(log)
         for batch in some(10):
@@ -95,7 +95,7 @@ def test_there_are_none_behind_the_end_of_a_segment() -> None:
 def test_a_large_batch_needs_none() -> None:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         log = await open_log(machine, disk, LARGE)
         file = Watched(log)
         await log.append([b"r" * (SMALL_BATCH_BYTES_MAX + 1)])
@@ -107,7 +107,7 @@ def test_a_large_batch_needs_none() -> None:
 def test_a_batch_does_not_fail_for_the_zeros_ahead_of_it() -> None:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
+    async def main(disk: ProcessDisk) -> None:
         log = await open_log(machine, disk, LARGE)
         Watched(log, is_full=True)
         assert await log.append([b"one"]) == 1

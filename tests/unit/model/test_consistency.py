@@ -5,11 +5,11 @@ import pytest
 from ebla.model.consistency import (
     LEVELS,
     ConsistencyLevel,
-    Needed,
     ReplicaCounts,
-    answers_needed,
+    RequiredReplies,
     is_met,
     quorum_of,
+    required_replies,
 )
 
 L = ConsistencyLevel
@@ -34,35 +34,42 @@ def test_every_level_has_a_rule_and_the_number_of_the_protocol() -> None:
 @pytest.mark.parametrize(
     ("level", "read", "write_with_pending"),
     [
-        (L.ONE, (Needed(None, 1),), (Needed(None, 2),)),
-        (L.TWO, (Needed(None, 2),), (Needed(None, 3),)),
-        (L.THREE, (Needed(None, 3),), (Needed(None, 4),)),
-        (L.QUORUM, (Needed(None, 3),), (Needed(None, 4),)),
-        (L.ALL, (Needed(None, 5),), (Needed(None, 6),)),
-        (L.LOCAL_ONE, (Needed("dc1", 1),), (Needed("dc1", 2),)),
-        (L.LOCAL_QUORUM, (Needed("dc1", 2),), (Needed("dc1", 3),)),
-        (L.EACH_QUORUM, (Needed("dc1", 2), Needed("dc2", 2)), (Needed("dc1", 3), Needed("dc2", 2))),
+        (L.ONE, (RequiredReplies(None, 1),), (RequiredReplies(None, 2),)),
+        (L.TWO, (RequiredReplies(None, 2),), (RequiredReplies(None, 3),)),
+        (L.THREE, (RequiredReplies(None, 3),), (RequiredReplies(None, 4),)),
+        (L.QUORUM, (RequiredReplies(None, 3),), (RequiredReplies(None, 4),)),
+        (L.ALL, (RequiredReplies(None, 5),), (RequiredReplies(None, 6),)),
+        (L.LOCAL_ONE, (RequiredReplies("dc1", 1),), (RequiredReplies("dc1", 2),)),
+        (L.LOCAL_QUORUM, (RequiredReplies("dc1", 2),), (RequiredReplies("dc1", 3),)),
+        (
+            L.EACH_QUORUM,
+            (RequiredReplies("dc1", 2), RequiredReplies("dc2", 2)),
+            (RequiredReplies("dc1", 3), RequiredReplies("dc2", 2)),
+        ),
     ],
 )
 def test_what_each_level_needs(
-    level: ConsistencyLevel, read: tuple[Needed, ...], write_with_pending: tuple[Needed, ...]
+    level: ConsistencyLevel, read: tuple[RequiredReplies, ...], write_with_pending: tuple[RequiredReplies, ...]
 ) -> None:
-    assert answers_needed(level, COUNTS, "dc1") == read
-    assert answers_needed(level, COUNTS, "dc1", PENDING) == write_with_pending
+    assert required_replies(level, COUNTS, "dc1") == read
+    assert required_replies(level, COUNTS, "dc1", PENDING) == write_with_pending
 
 
 def test_a_pending_replica_elsewhere_does_not_count_locally() -> None:
-    assert answers_needed(L.LOCAL_QUORUM, COUNTS, "dc2", PENDING) == (Needed("dc2", 2),)
+    assert required_replies(L.LOCAL_QUORUM, COUNTS, "dc2", PENDING) == (RequiredReplies("dc2", 2),)
 
 
 def test_a_datacenter_without_replicas_has_no_local_quorum() -> None:
-    needed = answers_needed(L.LOCAL_QUORUM, COUNTS, "dc3")
+    needed = required_replies(L.LOCAL_QUORUM, COUNTS, "dc3")
     assert not is_met(needed, ["dc1"] * 3 + ["dc2"] * 2)
 
 
 def test_the_first_replica_of_a_datacenter_is_all_that_is_asked_of_it() -> None:
     counts = ReplicaCounts(3, {"dc1": 3})
-    assert answers_needed(L.EACH_QUORUM, counts, "dc1", {"dc2": 1}) == (Needed("dc1", 2), Needed("dc2", 1))
+    assert required_replies(L.EACH_QUORUM, counts, "dc1", {"dc2": 1}) == (
+        RequiredReplies("dc1", 2),
+        RequiredReplies("dc2", 1),
+    )
 
 
 @pytest.mark.parametrize("replicas", range(1, 10))
@@ -73,9 +80,9 @@ def test_any_two_quorums_share_a_replica(replicas: int) -> None:
 
 
 def test_when_answers_are_enough() -> None:
-    each = answers_needed(L.EACH_QUORUM, COUNTS, "dc1")
+    each = required_replies(L.EACH_QUORUM, COUNTS, "dc1")
     assert is_met(each, ["dc1", "dc1", "dc2", "dc2"])
     assert not is_met(each, ["dc1", "dc1", "dc1", "dc2"])
-    anywhere = answers_needed(L.QUORUM, COUNTS, "dc1")
+    anywhere = required_replies(L.QUORUM, COUNTS, "dc1")
     assert all(is_met(anywhere, chosen) for chosen in combinations(["dc1"] * 3 + ["dc2"] * 2, 3))
     assert not is_met(anywhere, ["dc1", "dc2"])

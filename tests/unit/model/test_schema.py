@@ -17,7 +17,7 @@ from ebla.model.schema import (
     new_schema,
     with_column,
     with_options,
-    with_renamed,
+    with_renamed_column,
     without_column,
 )
 
@@ -89,7 +89,7 @@ def test_key_columns_neither_come_nor_go() -> None:
 
 def test_a_key_column_renamed_keeps_its_number_and_place() -> None:
     schema = table(KEY, column("c", ColumnKind.CLUSTERING), column("v"))
-    renamed = with_renamed(with_renamed(schema, "k", "id"), "c", "at")
+    renamed = with_renamed_column(with_renamed_column(schema, "k", "id"), "c", "at")
     assert [(one.name, one.number) for one in renamed.columns] == [("id", 0), ("at", 1), ("v", 2)]
     assert renamed.version == 3
     assert renamed.layouts == ((2,), (2,), (2,))
@@ -98,13 +98,13 @@ def test_a_key_column_renamed_keeps_its_number_and_place() -> None:
 def test_only_key_columns_are_renamed_and_only_to_free_names() -> None:
     schema = table(KEY, column("v"))
     with pytest.raises(InvalidRequest, match="not part of the key"):
-        with_renamed(schema, "v", "w")
+        with_renamed_column(schema, "v", "w")
     with pytest.raises(InvalidRequest, match="already"):
-        with_renamed(schema, "k", "v")
+        with_renamed_column(schema, "k", "v")
     with pytest.raises(InvalidRequest, match="1 to 255"):
-        with_renamed(schema, "k", "")
+        with_renamed_column(schema, "k", "")
     with pytest.raises(NotFound, match="no column 'nope'"):
-        with_renamed(schema, "nope", "w")
+        with_renamed_column(schema, "nope", "w")
 
 
 def test_other_options_are_another_version() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import InvalidRequest
-from ebla.model.values import Duration, decode, decode_vint, encode, encode_vint, refuse
+from ebla.model.values import Duration, decode, decode_vint, encode, encode_vint, validation_error
 
 CASES: list[tuple[str, Any, Any]] = [
     ("ascii", "plain", "plain"),
@@ -45,7 +45,7 @@ def test_the_wire_form_is_the_drivers(name: str, ours: Any, theirs: Any) -> None
     driver = cqltypes.lookup_casstype(_driver_name(name))
     kind = parse_type(name)
     assert encode(kind, ours) == driver.to_binary(theirs, 4)
-    assert refuse(kind, encode(kind, ours)) is None
+    assert validation_error(kind, encode(kind, ours)) is None
 
 
 @pytest.mark.parametrize(("name", "value", "_theirs"), CASES)
@@ -79,7 +79,7 @@ def test_there_and_back(name: str, value: Any, _theirs: Any) -> None:
     ],
 )
 def test_bytes_that_are_no_value_are_refused_in_words(name: str, data: bytes) -> None:
-    assert refuse(parse_type(name), data)
+    assert validation_error(parse_type(name), data)
 
 
 @pytest.mark.parametrize(("name", "value"), [("int", "x"), ("int", 2**31), ("text", 5), ("tuple<int>", (1, 2))])

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ebla.observe.events import FIELD_CHARS_MAX, Event, Severity
+from ebla.observe.events import FIELD_CHARS_MAX, LogEvent, Severity
 from ebla.observe.observer import Observer
 from ebla.observe.sinks import JsonLines
 
@@ -19,10 +19,10 @@ class StoppedClock:
 
 
 def test_an_event_has_the_time_of_the_port() -> None:
-    seen: list[Event] = []
+    seen: list[LogEvent] = []
     observer = Observer(StoppedClock(), [seen.append])
     observer.emit("raft.became_leader", "node-1", term=3, severity=Severity.WARNING)
-    assert seen == [Event(1_700_000_000_123_456, Severity.WARNING, "raft.became_leader", "node-1", {"term": 3})]
+    assert seen == [LogEvent(1_700_000_000_123_456, Severity.WARNING, "raft.became_leader", "node-1", {"term": 3})]
 
 
 def test_fields_may_be_called_like_parts_of_the_event() -> None:
@@ -34,7 +34,7 @@ def test_fields_may_be_called_like_parts_of_the_event() -> None:
 
 
 def test_values_become_numbers_truths_or_bounded_text() -> None:
-    seen: list[Event] = []
+    seen: list[LogEvent] = []
     Observer(StoppedClock(), [seen.append]).emit(
         "area.happened", yes=True, none=None, kind=Severity.NOTE, long="x" * 9999
     )
@@ -54,9 +54,9 @@ def test_a_name_is_area_and_what_happened(name: str) -> None:
 
 @pytest.mark.parametrize("failure", [BrokenPipeError(), OSError(28, "full"), ValueError("closed file")])
 def test_a_sink_that_fails_is_counted_and_nothing_more(failure: Exception) -> None:
-    seen: list[Event] = []
+    seen: list[LogEvent] = []
 
-    def broken(event: Event) -> None:
+    def broken(event: LogEvent) -> None:
         raise failure
 
     observer = Observer(StoppedClock(), [broken, seen.append])
@@ -66,7 +66,7 @@ def test_a_sink_that_fails_is_counted_and_nothing_more(failure: Exception) -> No
 
 
 def test_a_defect_of_a_sink_is_not_hidden() -> None:
-    def defective(event: Event) -> None:
+    def defective(event: LogEvent) -> None:
         raise TypeError("ours")
 
     with pytest.raises(TypeError):

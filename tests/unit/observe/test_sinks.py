@@ -3,12 +3,12 @@
 import io
 import json
 
-from ebla.observe.events import Event, Field, Severity
-from ebla.observe.sinks import ForPeople, JsonLines, one_line, phrase, timestamp
+from ebla.observe.events import FieldValue, LogEvent, Severity
+from ebla.observe.sinks import JsonLines, TextLines, event_text, one_line, timestamp
 
 
-def event(severity: Severity = Severity.NOTE, **fields: Field) -> Event:
-    return Event(1_700_000_000_000_007, severity, "lease.granted", "node-2", fields)
+def event(severity: Severity = Severity.NOTE, **fields: FieldValue) -> LogEvent:
+    return LogEvent(1_700_000_000_000_007, severity, "lease.granted", "node-2", fields)
 
 
 def test_json_lines() -> None:
@@ -30,7 +30,7 @@ def test_json_lines() -> None:
 
 def test_lines_for_people_are_aligned() -> None:
     out = io.StringIO()
-    sink = ForPeople(out, colour=False)
+    sink = TextLines(out, colour=False)
     sink(event(ms=15_000, to="node 1", empty="", ratio=0.5))
     sink(event(Severity.ERROR))
     first, second = out.getvalue().splitlines()
@@ -43,30 +43,30 @@ def test_lines_for_people_are_aligned() -> None:
 
 def test_a_log_that_lasts_has_dates() -> None:
     out = io.StringIO()
-    ForPeople(out, colour=False, dated=True)(event())
+    TextLines(out, colour=False, dated=True)(event())
     assert out.getvalue().startswith("2023-11-14T22:13:20.000007   lease.granted ")
 
 
 def test_colour_only_where_asked_for() -> None:
     plain, coloured = io.StringIO(), io.StringIO()
-    ForPeople(plain, colour=False)(event(Severity.WARNING))
-    ForPeople(coloured, colour=True)(event(Severity.WARNING))
+    TextLines(plain, colour=False)(event(Severity.WARNING))
+    TextLines(coloured, colour=True)(event(Severity.WARNING))
     assert "\x1b" not in plain.getvalue()
     assert "\x1b[33m" in coloured.getvalue()
 
 
 def test_what_a_peer_sent_cannot_forge_a_line_or_drive_the_terminal() -> None:
     out = io.StringIO()
-    forged = Event(0, Severity.NOTE, "join.refused", "evil\x1b[2J", {"cause": "x\n00:00:00 all.well"})
-    ForPeople(out, colour=False)(forged)
+    forged = LogEvent(0, Severity.NOTE, "join.refused", "evil\x1b[2J", {"cause": "x\n00:00:00 all.well"})
+    TextLines(out, colour=False)(forged)
     assert out.getvalue().count("\n") == 1
     assert "\x1b" not in out.getvalue()
     assert one_line("a\tb") == "a\\x09b"
 
 
 def test_a_phrase_has_neither_time_nor_subject() -> None:
-    assert phrase(event(ms=1)) == "lease.granted ms=1"
-    assert phrase(event()) == "lease.granted"
+    assert event_text(event(ms=1)) == "lease.granted ms=1"
+    assert event_text(event()) == "lease.granted"
 
 
 def test_times_before_1970_and_far_away_are_written_too() -> None:

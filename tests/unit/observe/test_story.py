@@ -3,12 +3,12 @@
 import traceback
 
 from ebla.model.errors import InternalError
-from ebla.observe.events import Event, Severity
+from ebla.observe.events import LogEvent, Severity
 from ebla.observe.story import Stories
 
 
-def event(subject: str, number: int) -> Event:
-    return Event(number, Severity.NOTE, "area.happened", subject, {"n": number})
+def event(subject: str, number: int) -> LogEvent:
+    return LogEvent(number, Severity.NOTE, "area.happened", subject, {"n": number})
 
 
 def numbers(stories: Stories, subject: str) -> list[object]:
@@ -28,7 +28,7 @@ def test_the_oldest_events_are_forgotten_and_counted() -> None:
     for number in range(5):
         stories.record(event("a", number))
     assert numbers(stories, "a") == [2, 3, 4]
-    assert stories.of("a").forgotten == 2
+    assert stories.of("a").dropped_events == 2
     assert "2 earlier events" in str(stories.of("a"))
 
 
@@ -38,7 +38,7 @@ def test_the_longest_silent_subject_goes_first() -> None:
         stories.record(event(subject, number))
     assert stories.subjects() == ("a", "c")
     stories.record(event("b", 9))
-    assert stories.of("b").forgotten == 0
+    assert stories.of("b").dropped_events == 0
     assert numbers(stories, "b") == [9]
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from tests.unit.topology.small_cluster import TABLE, cluster, host, node, replica
 
+from ebla.feed.topology_view import TopologyView, View, view_of
 from ebla.group0.commands import ConditionFailed, Done
 from ebla.model.cql_types import Scalar, ScalarType
 from ebla.model.errors import EblaError
@@ -23,35 +24,34 @@ from ebla.model.identity import (
     ShardNumber,
     TopologyVersion,
 )
+from ebla.model.records.jobs import JobRecord, JobSpec, job_key
 from ebla.model.schema import Column, ColumnKind, encode_schema, new_schema
-from ebla.model.stored import Stored, decode_stored, encode_stored
+from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
 from ebla.model.token import TokenRange
-from ebla.model.transaction import Delete, Missing, Put, Revision, Transaction, Unchanged
+from ebla.model.transaction import DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
 from ebla.model.transfers import (
+    BucketDifference,
     CheckpointFile,
     CheckpointLayer,
     CheckpointPart,
-    Compared,
-    Different,
+    ComparisonResult,
+    ComparisonTask,
     FileMove,
-    Moved,
-    RangeToCompare,
-    Result,
+    MoveResult,
     RowMove,
-    Source,
     StagedFile,
-    Target,
-    Work,
+    TransferResult,
+    TransferSource,
+    TransferTarget,
+    TransferTask,
 )
-from ebla.ports.transfers import EngineState, EngineStatus, TaskCounts
-from ebla.sim.chance import SimChance
+from ebla.ports.transfer_engine import EngineState, EngineStatus, TaskCounts
 from ebla.sim.loop import simulated_loop
+from ebla.sim.rng import SimRng
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Snapshot, Table
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.group0_messages import ExecuteAnswer, FoundKey, ReadAnswer, WatchAnswer, WatchedChange
-from ebla.wire.jobs import Job, Wish, job_key
-from ebla.wire.topology_view import TopologyView, View, view_of
+from ebla.wire.group0_messages import ExecuteAnswer, FoundKeyValue, Group0ReadAnswer, WatchAnswer, WatchedChange
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     BulkStatusAnswer,
@@ -63,7 +63,7 @@ from ebla.wire.transfer_messages import (
     StagingStatus,
     TakeCheckpointAnswer,
 )
-from ebla.wire.verbs import Done as DoneAnswer
+from ebla.wire.verbs import EmptyAnswer as DoneAnswer
 from ebla.wire.verbs import Verb
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ FILE_BYTES = 1_000
 
 
 def in_simulated_time(work: Coroutine[Any, Any, T]) -> T:
-    result: T = simulated_loop(SimChance("jobs")).run_until_complete(work)
+    result: T = simulated_loop(SimRng("jobs")).run_until_complete(work)
     return result
 
 
@@ -128,8 +128,8 @@ def name_of(host_id: HostId) -> str:
 class ScriptedDoors:
     """Answers every verb as processes that are well would; `failing` holds errors to raise first, by verb."""
 
-    def __init__(self, chance: SimChance, version: TopologyVersion) -> None:
-        self._chance = chance
+    def __init__(self, rng: SimRng, version: TopologyVersion) -> None:
+        self._rng = rng
         self._version = version
         self.calls: list[str] = []
         self.requests: list[Any] = []
@@ -188,21 +188,23 @@ class ScriptedDoors:
                 return BulkStatusAnswer(stagings)
         raise AssertionError(verb.name)
 
-    def _target(self, request: Any, host_id: HostId) -> Target:
-        return Target(
+    def _target(self, request: Any, host_id: HostId) -> TransferTarget:
+        return TransferTarget(
             host_id, request.shard, request.session, request.transfer, request.kind, request.range, b"right",
             Address("127.0.0.9", 7001), "here", f"/staging/{request.transfer}",
         )  # fmt: skip
 
-    def _source(self, request: Any, host_id: HostId) -> Source:
+    def _source(self, request: Any, host_id: HostId) -> TransferSource:
         layers = (CheckpointLayer("0", request.range, (CheckpointFile("rows", FILE_BYTES),)),)
         parts = tuple(
             CheckpointPart(ShardNumber(1), one, layers) for one in request.range.split(self.parts_at.get(host_id, 1))
         )
         if host_id in self.empty_sources:
             parts = ()
-        checkpoint = CheckpointId(self._chance.uuid())
-        return Source(host_id, checkpoint, request.table, parts, b"right", Address("127.0.0.9", 7001), "here", "/cp")
+        checkpoint = CheckpointId(self._rng.uuid())
+        return TransferSource(
+            host_id, checkpoint, request.table, parts, b"right", Address("127.0.0.9", 7001), "here", "/cp"
+        )
 
 
 # ---- the engine
@@ -211,10 +213,10 @@ class ScriptedDoors:
 class ScriptedEngine:
     """`Transfers`. Brings everything, finds no difference but where `differs` says so."""
 
-    def __init__(self, chance: SimChance) -> None:
-        self._chance = chance
+    def __init__(self, rng: SimRng) -> None:
+        self._rng = rng
         self.state = EngineStatus(EngineState.READY, master="local[2]", version="4")
-        self.ran: list[Sequence[Work]] = []
+        self.ran: list[Sequence[TransferTask]] = []
         self.failing: list[EblaError] = []
         self.differs: Callable[[TokenRange, int], bool] = lambda _range, _look: False
         self.attempts = 1
@@ -231,16 +233,16 @@ class ScriptedEngine:
     def tasks(self, job: JobId) -> TaskCounts:
         return TaskCounts(1, 1, 2)
 
-    async def run(self, job: JobId, work: Sequence[Work]) -> Sequence[Result]:
+    async def run(self, job: JobId, work: Sequence[TransferTask]) -> Sequence[TransferResult]:
         self.ran.append(work)
-        if any(isinstance(one, RangeToCompare) for one in work):
+        if any(isinstance(one, ComparisonTask) for one in work):
             self.looks += 1
         await asyncio.sleep(self.takes_s)
         if self.failing:
             raise self.failing.pop(0)
         return [result for one in work for result in self._results(one)]
 
-    def _results(self, work: Work) -> list[Result]:
+    def _results(self, work: TransferTask) -> list[TransferResult]:
         match work:
             case FileMove():
                 return [self._moved(work.target, 0) for _ in range(self.attempts)]
@@ -249,28 +251,28 @@ class ScriptedEngine:
                     self._moved(one.target, 7) if self._lacks(one.target.host) else self._nothing(one.target)
                     for one in work.targets
                 ]
-            case RangeToCompare():
+            case ComparisonTask():
                 buckets = work.range.split(work.buckets)
-                found: list[Result] = [
-                    Different(
+                found: list[TransferResult] = [
+                    BucketDifference(
                         bucket, tuple((source.host, bytes([number]), 3) for number, source in enumerate(work.sources))
                     )
                     for bucket in buckets
                     if self.differs(bucket, self.looks)
                 ]
-                return [*found, Compared(work.range, work.buckets, 10)]
+                return [*found, ComparisonResult(work.range, work.buckets, 10)]
 
     def _lacks(self, host_id: HostId) -> bool:
         return self.lacking is None or host_id in self.lacking
 
-    def _moved(self, target: Target, rows: int) -> Moved:
-        attempt = AttemptId(self._chance.uuid())
+    def _moved(self, target: TransferTarget, rows: int) -> MoveResult:
+        attempt = AttemptId(self._rng.uuid())
         usual = (StagedFile("rows" if rows else "0/rows", FILE_BYTES, 1),)
         files = usual if self.told_files is None else self.told_files
-        return Moved(target.transfer, attempt, files, rows, FILE_BYTES, short_cut=bool(target.machine))
+        return MoveResult(target.transfer, attempt, files, rows, FILE_BYTES, short_cut=bool(target.machine))
 
-    def _nothing(self, target: Target) -> Moved:
-        return Moved(target.transfer, AttemptId(self._chance.uuid()), ())
+    def _nothing(self, target: TransferTarget) -> MoveResult:
+        return MoveResult(target.transfer, AttemptId(self._rng.uuid()), ())
 
 
 # ---- group 0
@@ -297,8 +299,8 @@ class SmallGroup0:
                 return await self._watch(request)
             case "group0_read":
                 keys = [key for key in sorted(self.values) if key in request.keys or key.startswith(request.prefixes)]
-                found = tuple(FoundKey(key, self.values[key][0], self._at(self.values[key][1])) for key in keys)
-                return ReadAnswer(self._at(self.index), found)
+                found = tuple(FoundKeyValue(key, self.values[key][0], self._at(self.values[key][1])) for key in keys)
+                return Group0ReadAnswer(self._at(self.index), found)
             case "group0_execute":
                 return self._execute(request.transaction)
         raise AssertionError(verb.name)
@@ -313,15 +315,15 @@ class SmallGroup0:
             there = self.values.get(condition.key)
             actual = None if there is None else self._at(there[1])
             match condition:
-                case Missing() if actual is not None:
+                case KeyMissing() if actual is not None:
                     return ExecuteAnswer(ConditionFailed(condition.key, actual))
-                case Unchanged() if actual != condition.revision:
+                case KeyUnchanged() if actual != condition.revision:
                     return ExecuteAnswer(ConditionFailed(condition.key, actual))
         for change in transaction.changes:
             match change:
-                case Put():
+                case PutKey():
                     self.put(change.key, change.value)
-                case Delete():
+                case DeleteKey():
                     self.delete(change.key)
         if self.lost_answers:
             raise self.lost_answers.pop(0)
@@ -369,19 +371,19 @@ class SmallGroup0:
 
     # ---- jobs
 
-    def put_job(self, job: Job) -> None:
-        self.put(job_key(job.id), encode_stored(Stored(job)))
+    def put_job(self, job: JobRecord) -> None:
+        self.put(job_key(job.id), encode_stored(StoredValue(job)))
 
-    def job(self, job: JobId) -> Job:
-        return decode_stored(Job, self.values[job_key(job)][0]).value
+    def job(self, job: JobId) -> JobRecord:
+        return decode_stored(JobRecord, self.values[job_key(job)][0]).value
 
-    def history_of(self, job: JobId) -> list[Job]:
+    def history_of(self, job: JobId) -> list[JobRecord]:
         written = [value for _, key, value in self.writes if key == job_key(job) and value is not None]
-        return [decode_stored(Job, value).value for value in written]
+        return [decode_stored(JobRecord, value).value for value in written]
 
 
-def a_job(number: int, wish: Wish, **changes: Any) -> Job:
-    job = Job(JobId(UUID(int=number)), wish, "a job", asked_ms=number, life_ms=3_600_000)
+def a_job(number: int, spec: JobSpec, **changes: Any) -> JobRecord:
+    job = JobRecord(JobId(UUID(int=number)), spec, "a job", submitted_ms=number, life_ms=3_600_000)
     return msgspec.structs.replace(job, **changes)
 
 

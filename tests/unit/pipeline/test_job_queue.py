@@ -13,39 +13,39 @@ from tests.unit.topology.small_cluster import TABLE
 
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InvalidRequest, Stale, Unreachable
 from ebla.model.identity import JobId, SessionId, TopologyVersion
-from ebla.model.stored import decode_stored
-from ebla.pipeline.job_book import BookLimits
-from ebla.pipeline.job_queue import JobQueue, QueueLimits, QueueSetup
-from ebla.pipeline.runs import Attendant, Drawn
-from ebla.ports.transfers import EngineState, EngineStatus, PipelineUnavailable
-from ebla.sim.chance import SimChance
-from ebla.wire.jobs import (
-    ENDED,
+from ebla.model.records.jobs import (
+    ENDED_STATES,
     JOBS_PREFIX,
     PIPELINE_KEY,
-    Compare,
+    CompareReplicas,
     CopyTablets,
-    Job,
+    JobProgress,
+    JobRecord,
     JobResult,
     JobState,
     PipelineState,
-    Progress,
     job_key,
 )
-from ebla.wire.report import unreported
+from ebla.model.stored_value import decode_stored
+from ebla.observe.event_reporter import discard_event
+from ebla.pipeline.job_queue import JobQueue, QueueConfig, QueueLimits
+from ebla.pipeline.job_run import JobHandle, NewSession
+from ebla.pipeline.job_scheduler import SchedulerLimits
+from ebla.ports.transfer_engine import EngineState, EngineStatus, PipelineUnavailable
+from ebla.sim.rng import SimRng
 from ebla.wire.verbs import Verb
 
 A, B, C = HOSTS
 COPY = CopyTablets(TABLE, (0,), A, B)
 RESULT = JobResult(bytes_moved=3)
-LIMITS = QueueLimits(book=BookLimits(runs_max=3))
+LIMITS = QueueLimits(book=SchedulerLimits(runs_max=3))
 
 
 class ScriptedRunner:
     """`outcomes` are taken one by one: an error, or how long it takes. What it does stands in `story`."""
 
     def __init__(self, group0: SmallGroup0, name: str = "") -> None:
-        self._chance = SimChance(f"runner {name}")
+        self._rng = SimRng(f"runner {name}")
         self._group0 = group0
         self.story: list[str] = []
         self.closed: list[SessionId] = []
@@ -55,19 +55,19 @@ class ScriptedRunner:
         self.confirms = False
         self.sessions: list[SessionId] = []
 
-    def draw(self) -> Drawn:
-        return Drawn(SessionId(self._chance.uuid()), TopologyVersion(1))
+    def draw(self) -> NewSession:
+        return NewSession(SessionId(self._rng.uuid()), TopologyVersion(1))
 
-    async def run(self, job: Job, drawn: Drawn, attendant: Attendant) -> JobResult:
+    async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
         written = self._group0.job(job.id)
         assert (written.state, written.session) == (JobState.RUNNING, drawn.session), "the record goes first"
         self.sessions.append(drawn.session)
         self.story.append("begun")
-        attendant.tell(Progress("moving", 1, 3))
+        handle.tell(JobProgress("moving", 1, 3))
         outcome = self.outcomes.pop(0) if self.outcomes else 1.0
         try:
             if self.confirms:
-                await attendant.confirm()
+                await handle.confirm()
             if isinstance(outcome, EblaError):
                 raise outcome
             await asyncio.sleep(outcome)
@@ -90,10 +90,10 @@ class Rig:
     def __init__(self) -> None:
         self.group0 = SmallGroup0()
         self.runner = ScriptedRunner(self.group0)
-        self.engine = ScriptedEngine(SimChance("engine"))
+        self.engine = ScriptedEngine(SimRng("engine"))
 
     def queue(self, runner: ScriptedRunner | None = None, pid: int = 1) -> JobQueue:
-        setup = QueueSetup(A, pid, LoopClock(), SimChance(f"queue {pid}"), unreported, LIMITS)
+        setup = QueueConfig(A, pid, LoopClock(), SimRng(f"queue {pid}"), discard_event, LIMITS)
         return JobQueue(self.group0.ask, runner or self.runner, self.engine, setup)
 
     @asynccontextmanager
@@ -108,13 +108,13 @@ class Rig:
             while not holds():  # noqa: ASYNC110  # in simulated time, and of whatever a test may want to hold
                 await asyncio.sleep(0.05)
 
-    async def ended(self, job: Job) -> Job:
-        await self.until(lambda: self.group0.job(job.id).state in ENDED)
+    async def ended(self, job: JobRecord) -> JobRecord:
+        await self.until(lambda: self.group0.job(job.id).state in ENDED_STATES)
         return self.group0.job(job.id)
 
     def check_closed_before_ended(self, job: JobId) -> None:
         """INV-XFER-1: whatever the course, every session that a record named was closed before it was left."""
-        before: Job | None = None
+        before: JobRecord | None = None
         for record in self.group0.history_of(job):
             if before is not None and before.session is not None and record.session != before.session:
                 assert before.session in self.runner.closed
@@ -169,7 +169,7 @@ def test_cancel_closes_the_session_first_and_then_ends_the_run() -> None:
         async with rig.running():
             await rig.until(lambda: rig.runner.story == ["begun"])
             await asyncio.sleep(5)
-            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(job.id), cancel_asked=True))
+            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(job.id), cancel_requested=True))
             ended = await rig.ended(job)
         assert ended.state is JobState.CANCELLED
         assert rig.runner.story == ["begun", "closed", "cancelled", "closed"]
@@ -187,7 +187,7 @@ def test_a_run_that_came_to_its_end_while_it_was_cancelled_is_done() -> None:
         async with rig.running():
             await rig.until(lambda: rig.runner.story == ["begun"])
             await asyncio.sleep(3)
-            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(job.id), cancel_asked=True))
+            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(job.id), cancel_requested=True))
             ended = await rig.ended(job)
         assert (ended.state, ended.result) == (JobState.DONE, RESULT)
 
@@ -196,7 +196,7 @@ def test_a_run_that_came_to_its_end_while_it_was_cancelled_is_done() -> None:
 
 def test_what_waits_is_cancelled_without_a_run() -> None:
     async def work(rig: Rig) -> None:
-        job = a_job(1, COPY, cancel_asked=True)
+        job = a_job(1, COPY, cancel_requested=True)
         rig.group0.put_job(job)
         async with rig.running():
             assert (await rig.ended(job)).state is JobState.CANCELLED
@@ -208,7 +208,7 @@ def test_what_waits_is_cancelled_without_a_run() -> None:
 def test_a_run_that_another_leader_began_is_closed_and_run_again() -> None:
     async def work(rig: Rig) -> None:
         former = SessionId(UUID(int=404))
-        job = a_job(1, COPY, state=JobState.RUNNING, session=former, keeper=UUID(int=9), runs=1)
+        job = a_job(1, COPY, state=JobState.RUNNING, session=former, owner=UUID(int=9), runs=1)
         rig.group0.put_job(job)
         async with rig.running():
             done = await rig.ended(job)
@@ -223,7 +223,7 @@ def test_a_run_that_another_leader_began_is_closed_and_run_again() -> None:
 
 def test_a_run_that_is_left_again_and_again_fails() -> None:
     async def work(rig: Rig) -> None:
-        job = a_job(1, COPY, state=JobState.RUNNING, session=SessionId(UUID(int=404)), keeper=UUID(int=9), runs=3)
+        job = a_job(1, COPY, state=JobState.RUNNING, session=SessionId(UUID(int=404)), owner=UUID(int=9), runs=3)
         rig.group0.put_job(job)
         async with rig.running():
             failed = await rig.ended(job)
@@ -281,7 +281,7 @@ def test_what_broke_is_tried_again_more_and_more_slowly_and_then_fails() -> None
 
 
 def _is_running(value: bytes | None) -> bool:
-    return value is not None and decode_stored(Job, value).value.state is JobState.RUNNING
+    return value is not None and decode_stored(JobRecord, value).value.state is JobState.RUNNING
 
 
 def test_what_cannot_be_done_fails_at_once() -> None:
@@ -301,9 +301,9 @@ def test_progress_is_written_at_most_once_a_second() -> None:
         job = a_job(1, COPY)
         rig.group0.put_job(job)
 
-        async def busy(_job: Job, _drawn: Drawn, attendant: Attendant) -> JobResult:
+        async def busy(_job: JobRecord, _drawn: NewSession, handle: JobHandle) -> JobResult:
             for number in range(1000):
-                attendant.tell(Progress("moving", number, 1000))
+                handle.tell(JobProgress("moving", number, 1000))
                 await asyncio.sleep(0.01)
             return RESULT
 
@@ -327,7 +327,7 @@ def test_progress_does_not_undo_a_cancel_that_came_before_it() -> None:
             record = rig.group0.job(job.id)
             if verb.name == "group0_execute" and record.state is JobState.RUNNING and not raced:
                 raced.append(verb.name)
-                rig.group0.put_job(msgspec.structs.replace(record, cancel_asked=True))
+                rig.group0.put_job(msgspec.structs.replace(record, cancel_requested=True))
             return await ask(verb, request, deadline_ms)
 
         rig.group0.ask = race  # type: ignore[method-assign]  # somebody is quicker
@@ -389,7 +389,7 @@ def test_two_pipelines_never_both_end_a_job() -> None:
             await rig.until(lambda: rig.runner.story == ["begun"])
             taken = rig.group0.job(job.id)
             async with rig.running(rig.queue(other, pid=2)):
-                await rig.until(lambda: rig.group0.job(job.id).state in ENDED)
+                await rig.until(lambda: rig.group0.job(job.id).state in ENDED_STATES)
             await rig.until(lambda: "cancelled" in rig.runner.story)
         done = rig.group0.job(job.id)
         assert done.state is JobState.DONE
@@ -407,10 +407,10 @@ def test_a_run_that_was_taken_over_while_its_session_was_opened_is_told_so() -> 
         rig.runner.confirms = True
         refused: list[EblaError] = []
 
-        async def taken_over(found: Job, drawn: Drawn, attendant: Attendant) -> JobResult:
-            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(found.id), keeper=UUID(int=9)))
+        async def taken_over(found: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
+            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(found.id), owner=UUID(int=9)))
             try:
-                await attendant.confirm()
+                await handle.confirm()
             except Stale as error:
                 refused.append(error)
                 raise
@@ -440,7 +440,7 @@ def test_the_state_of_the_pipeline_is_told_when_it_changes() -> None:
 def test_only_the_latest_of_the_ended_are_kept() -> None:
     async def work(rig: Rig) -> None:
         for number in range(1, 206):
-            rig.group0.put_job(a_job(number, Compare(TABLE), state=JobState.DONE, ended_ms=number))
+            rig.group0.put_job(a_job(number, CompareReplicas(TABLE), state=JobState.DONE, ended_ms=number))
         async with rig.running():
             await rig.until(lambda: sum(key.startswith(JOBS_PREFIX) for key in rig.group0.values) == 200)
         assert job_key(JobId(UUID(int=5))) not in rig.group0.values

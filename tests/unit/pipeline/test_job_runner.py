@@ -35,34 +35,34 @@ from ebla.model.errors import (
     Unreachable,
 )
 from ebla.model.identity import SessionId, TopologyVersion
+from ebla.model.records.jobs import CompareReplicas, CopyTablets, JobProgress, JobResult, JobSpec, StreamRange
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.model.transfers import FileMove, RangeToCompare, RowMove, StagedFile
-from ebla.pipeline.job_runner import JobRunner, OutOfTime
-from ebla.pipeline.runs import Drawn, RunLimits, RunParts
-from ebla.pipeline.transfer_steps import StepLimits, TransferSteps
-from ebla.ports.transfers import PipelineUnavailable
-from ebla.sim.chance import SimChance
-from ebla.wire.jobs import Compare, CopyTablets, JobResult, Progress, StreamRange, Wish
+from ebla.model.transfers import ComparisonTask, FileMove, RowMove, StagedFile
+from ebla.pipeline.job_run import NewSession, RunDeps, RunLimits
+from ebla.pipeline.job_runner import JobRunner, JobTimedOut
+from ebla.ports.transfer_engine import PipelineUnavailable
+from ebla.sim.rng import SimRng
+from ebla.transfers.transfer_client import TransferCallLimits, TransferClient
 from ebla.wire.transfer_messages import AdoptRequest, OpenSessionRequest, OpenStagingRequest, SealRequest
 
 A, B, C = HOSTS
 """Tablet 0 is on A and B, tablet 1 on B and C."""
-DRAWN = Drawn(SessionId(UUID(int=77)), TopologyVersion(1))
+DRAWN = NewSession(SessionId(UUID(int=77)), TopologyVersion(1))
 COPY = CopyTablets(TABLE, (0,), A, B)
 
 
 class Rig:
     def __init__(self, tablets: int = 2, copies: int = 2) -> None:
-        self.chance = SimChance("rig")
+        self.rng = SimRng("rig")
         self.view = a_view(a_snapshot(tablets, copies))
-        self.doors = ScriptedDoors(self.chance, self.view.current.version)
-        self.engine = ScriptedEngine(self.chance)
-        steps = TransferSteps(self.doors, self.chance, StepLimits())
-        self.runner = JobRunner(RunParts(steps, self.engine, self.view, LoopClock(), self.chance, RunLimits()))
-        self.told: list[Progress] = []
+        self.doors = ScriptedDoors(self.rng, self.view.current.version)
+        self.engine = ScriptedEngine(self.rng)
+        steps = TransferClient(self.doors, self.rng, TransferCallLimits())
+        self.runner = JobRunner(RunDeps(steps, self.engine, self.view, LoopClock(), self.rng, RunLimits()))
+        self.told: list[JobProgress] = []
         self.taken_over = False
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: JobProgress) -> None:
         self.told.append(progress)
 
     async def confirm(self) -> None:
@@ -70,12 +70,12 @@ class Rig:
         if self.taken_over:
             raise Stale("it was taken over")
 
-    async def run(self, wish: Wish, **changes: Any) -> JobResult:
-        return await self.runner.run(a_job(1, wish, **changes), DRAWN, self)
+    async def run(self, spec: JobSpec, **changes: Any) -> JobResult:
+        return await self.runner.run(a_job(1, spec, **changes), DRAWN, self)
 
 
-def run(rig: Rig, wish: Wish, **changes: Any) -> JobResult:
-    return in_simulated_time(rig.run(wish, **changes))
+def run(rig: Rig, spec: JobSpec, **changes: Any) -> JobResult:
+    return in_simulated_time(rig.run(spec, **changes))
 
 
 def until(work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -115,7 +115,7 @@ def test_a_session_is_asked_for_with_what_was_known_when_its_id_was_drawn() -> N
     rig = Rig()
     run(rig, COPY)
     (opened,) = rig.doors.of(OpenSessionRequest)
-    assert (opened.session, opened.asked_at, opened.life_ms) == (DRAWN.session, DRAWN.asked_at, 3_600_000)
+    assert (opened.session, opened.known_version, opened.life_ms) == (DRAWN.session, DRAWN.known_version, 3_600_000)
 
 
 def test_without_the_short_cut_nobody_knows_the_machine() -> None:
@@ -242,7 +242,7 @@ def test_the_engine_may_be_away() -> None:
 def test_a_job_has_its_time() -> None:
     rig = Rig()
     rig.engine.takes_s = 1e6
-    with pytest.raises(OutOfTime, match="not done within 20 s"):
+    with pytest.raises(JobTimedOut, match="not done within 20 s"):
         run(rig, COPY, life_ms=20_000)
 
 
@@ -303,13 +303,13 @@ def test_a_target_that_lacks_nothing_seals_nothing() -> None:
 
 def test_equal_replicas_have_no_difference() -> None:
     rig = Rig()
-    result = run(rig, Compare(TABLE))
+    result = run(rig, CompareReplicas(TABLE))
     assert result == JobResult(rows=20, ranges_compared=2)
     (work,) = rig.engine.ran
     for one in work:
-        assert isinstance(one, RangeToCompare)
+        assert isinstance(one, ComparisonTask)
         assert one.gc_before_s == 1_700_000_000 - 864_000
-    assert [[source.host for source in one.sources] for one in work if isinstance(one, RangeToCompare)] == [
+    assert [[source.host for source in one.sources] for one in work if isinstance(one, ComparisonTask)] == [
         [A, B],
         [B, C],
     ]
@@ -327,14 +327,14 @@ def test_a_table_that_is_dropped_while_it_is_compared_ends_the_job_in_words() ->
 
     rig.engine.differs = dropped
     with pytest.raises(NotFound, match="dropped"):
-        run(rig, Compare(TABLE))
+        run(rig, CompareReplicas(TABLE))
 
 
 def test_what_differs_for_a_moment_is_no_difference() -> None:
     """A write was under way between two checkpoints."""
     rig = Rig()
     rig.engine.differs = lambda bucket, look: POINT in bucket and look < 3
-    result = run(rig, Compare(TABLE))
+    result = run(rig, CompareReplicas(TABLE))
     assert result.differences_total == 0
     assert rig.engine.looks == 3
     assert rig.doors.calls.count("take_checkpoint n1") == 3, "each look has checkpoints of its own"
@@ -343,7 +343,7 @@ def test_what_differs_for_a_moment_is_no_difference() -> None:
 def test_what_differs_each_time_is_told_ever_more_narrowly() -> None:
     rig = Rig()
     rig.engine.differs = lambda bucket, _look: POINT in bucket
-    result = run(rig, Compare(TABLE))
+    result = run(rig, CompareReplicas(TABLE))
     assert result.differences_total == 1
     (found,) = result.differences
     assert POINT in found.range
@@ -355,7 +355,7 @@ def test_what_differs_each_time_is_told_ever_more_narrowly() -> None:
 def test_only_the_first_differences_are_kept_and_all_are_counted() -> None:
     rig = Rig()
     rig.engine.differs = lambda bucket, _look: True
-    result = run(rig, Compare(TABLE))
+    result = run(rig, CompareReplicas(TABLE))
     assert len(result.differences) == 100
     assert result.differences_total == 2 * 4_096
     assert rig.engine.looks == 4, "however many they are, each look is one piece of work"
@@ -365,7 +365,7 @@ def test_what_differs_elsewhere_each_time_is_no_difference() -> None:
     rig = Rig()
     points = (POINT, Token(POINT - 2**60), Token(POINT - 2**61), Token(2**62))
     rig.engine.differs = lambda bucket, look: points[(look - 1) % 4] in bucket
-    assert run(rig, Compare(TABLE)).differences_total == 0
+    assert run(rig, CompareReplicas(TABLE)).differences_total == 0
 
 
 def test_healing_brings_to_each_replica_what_it_lacks_and_looks_again() -> None:
@@ -376,7 +376,7 @@ def test_healing_brings_to_each_replica_what_it_lacks_and_looks_again() -> None:
 
     rig.engine.differs = differs
     rig.engine.lacking = {B}
-    result = run(rig, Compare(TABLE, heal=True))
+    result = run(rig, CompareReplicas(TABLE, heal=True))
     assert result.differences_total == 0
     assert result.healed_rows == 7
     (moves,) = [work for work in rig.engine.ran if isinstance(work[0], RowMove)]
@@ -387,20 +387,20 @@ def test_healing_brings_to_each_replica_what_it_lacks_and_looks_again() -> None:
     assert POINT in move.range
     assert "adopt n1/1" not in rig.doors.calls
     assert rig.doors.calls.count("adopt n2/1") == 1
-    assert isinstance(rig.engine.ran[-1][0], RangeToCompare), "what was healed is compared again"
+    assert isinstance(rig.engine.ran[-1][0], ComparisonTask), "what was healed is compared again"
 
 
 def test_what_differs_still_after_healing_is_told() -> None:
     rig = Rig()
     rig.engine.differs = lambda bucket, _look: POINT in bucket
-    result = run(rig, Compare(TABLE, heal=True))
+    result = run(rig, CompareReplicas(TABLE, heal=True))
     assert result.differences_total == 1
     assert result.healed_rows == 14
 
 
 def test_a_table_with_one_copy_is_equal_to_itself() -> None:
     rig = Rig(copies=1)
-    assert run(rig, Compare(TABLE)) == JobResult()
+    assert run(rig, CompareReplicas(TABLE)) == JobResult()
     assert rig.engine.ran == []
 
 

@@ -11,19 +11,19 @@ from tests.unit.storage.random_rows import MIXED, Mix, RandomRows
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.pipeline.row_merge import Replicas, clipped
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import Item
-from ebla.storage.merge import merge_streams
-from ebla.storage.row_file import rows_batch
+from ebla.pipeline.row_merge import ReplicaMerge, clip_rows
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.row_file import rows_batch
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import merge_streams
 
 SEEDS = st.integers(0, 1 << 32)
 
 
-def batches(rows: Sequence[Item], chance: Random) -> Iterator[pa.RecordBatch]:
+def batches(rows: Sequence[Item], rng: Random) -> Iterator[pa.RecordBatch]:
     at = 0
     while at < len(rows):
-        some = rows[at : at + chance.randrange(1, 9)]
+        some = rows[at : at + rng.randrange(1, 9)]
         at += len(some)
         yield rows_batch(some)
 
@@ -35,11 +35,11 @@ def items(found: Sequence[pa.RecordBatch]) -> list[Item]:
 @given(SEEDS, st.integers(1, 4))
 @settings(max_examples=60, deadline=None, derandomize=True, print_blob=False)
 def test_merged_and_lacking_are_as_one_by_one(seed: int, count: int) -> None:
-    chance = Random(seed)
+    rng = Random(seed)
     drawn = RandomRows(seed, Mix(0.6, 6, 40))
     has = [drawn.layer() for _ in range(count)]
     expected = list(merge_streams(has, MIXED))
-    replicas = Replicas([batches(rows, chance) for rows in has], MIXED, range(count))
+    replicas = ReplicaMerge([batches(rows, rng) for rows in has], MIXED, range(count))
     merged: list[pa.RecordBatch] = []
     lacking: list[list[pa.RecordBatch]] = [[] for _ in has]
     for rows in replicas.merged():
@@ -54,9 +54,9 @@ def test_merged_and_lacking_are_as_one_by_one(seed: int, count: int) -> None:
 
 def test_one_replica_needs_no_schema_and_several_do() -> None:
     rows = RandomRows(1).layer()
-    assert items(list(Replicas([batches(rows, Random(1))], None, ()).merged())) == rows
+    assert items(list(ReplicaMerge([batches(rows, Random(1))], None, ()).merged())) == rows
     with pytest.raises(InvalidRequest, match="schema"):
-        Replicas([iter(()), iter(())], None, ())
+        ReplicaMerge([iter(()), iter(())], None, ())
 
 
 @given(SEEDS, st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
@@ -66,5 +66,5 @@ def test_rows_are_clipped_to_a_range(seed: int, start: int, end: int) -> None:
     if not rows:
         return
     to = TokenRange(Token(start), Token(end))
-    assert items(clipped(rows_batch(rows), to)) == [item for item in rows if decode_token(item[0]) in to]
-    assert items(clipped(rows_batch(rows), WHOLE_RING)) == rows
+    assert items(clip_rows(rows_batch(rows), to)) == [item for item in rows if decode_token(item[0]) in to]
+    assert items(clip_rows(rows_batch(rows), WHOLE_RING)) == rows

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from ebla.pipeline.spark_settings import (
+    SparkFolders,
     SparkOptions,
-    SparkPlaces,
     java_flags,
     master_with_tries,
     spark_environment,
     spark_settings,
 )
 
-PLACES = SparkPlaces(Path("/java"), Path("/spark"), Path("/s"), Path("/w"))
+PLACES = SparkFolders(Path("/java"), Path("/spark"), Path("/s"), Path("/w"))
 
 
 def options(master: str = "local[*]", **more: object) -> SparkOptions:

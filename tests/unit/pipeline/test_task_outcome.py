@@ -6,20 +6,20 @@ import pytest
 
 from ebla.model.errors import ConnectionLost, Refused, Stale
 from ebla.model.identity import AttemptId, TransferId
-from ebla.model.transfers import Moved, StagedFile
+from ebla.model.transfers import MoveResult, StagedFile
 from ebla.pipeline.task_outcome import (
     TaskFailed,
-    failure_in,
     failure_of,
     is_final,
     java_cause,
     missing_package,
     moved_batch,
+    parse_failure,
     results_of,
 )
-from ebla.ports.transfers import WorkFailed
+from ebla.ports.transfer_engine import WorkFailed
 
-MOVED = Moved(
+MOVED = MoveResult(
     TransferId(uuid.UUID(int=1)), AttemptId(uuid.UUID(int=2)), (StagedFile("0/f", 5, 7),), rows=3, size_bytes=5
 )
 SPARK_SAYS = """\
@@ -51,8 +51,8 @@ def test_a_failure_among_them_is_raised() -> None:
 def test_the_cause_is_found_in_what_spark_says() -> None:
     raised = TaskFailed(ConnectionLost('the "node" went away\nin the middle'))
     text = SPARK_SAYS.format(cause=f"ebla.pipeline.task_outcome.TaskFailed: {raised}")
-    assert failure_in(text).kind == "ConnectionLost"
-    assert failure_in(text).message == 'the "node" went away\nin the middle'
+    assert parse_failure(text).kind == "ConnectionLost"
+    assert parse_failure(text).message == 'the "node" went away\nin the middle'
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_the_cause_is_found_in_what_spark_says() -> None:
     ],
 )
 def test_other_failures_are_told_by_their_last_line(cause: str, message: str) -> None:
-    assert failure_in(SPARK_SAYS.format(cause=cause)).message == message
+    assert parse_failure(SPARK_SAYS.format(cause=cause)).message == message
 
 
 def test_any_text_gives_one_line() -> None:
-    assert failure_in("").message == "no cause given"
-    assert failure_in("first\nsecond").message == "first"
+    assert parse_failure("").message == "no cause given"
+    assert parse_failure("first\nsecond").message == "first"
     words = "Job aborted due to stage failure: x, most recent failure: Lost task 0.3 (TID 1): ExecutorLostFailure\nat y"
-    assert failure_in(words).message == "ExecutorLostFailure"
+    assert parse_failure(words).message == "ExecutorLostFailure"
 
 
 def test_missing_packages_are_named_by_what_is_installed() -> None:

@@ -3,12 +3,12 @@
 import pytest
 from tests.scenarios.raft_harness.node import LongestTimeout
 
-from ebla.raft.core import Core
-from ebla.raft.elections import SOON_TICKS
+from ebla.raft.core import RaftCore
+from ebla.raft.elections import EARLY_CAMPAIGN_TICKS
 from ebla.raft.events import ApplyMembership, Campaign, PeerReachable, PeerUnreachable, Propose, ReadIndex, Tick
-from ebla.raft.membership import LEAVE_JOINT, Change, ChangeKind, MembershipChange, Transition
+from ebla.raft.membership import LEAVE_JOINT, MemberChange, MemberChangeKind, MembershipChange, Transition
 from ebla.raft.messages import (
-    NOBODY,
+    NO_PEER,
     Append,
     AppendResponse,
     Entry,
@@ -25,20 +25,22 @@ from ebla.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from ebla.raft.options import Options, ReadMode
+from ebla.raft.options import RaftOptions, ReadIndexMode
 from ebla.raft.roles import Candidate, Follower, Leader
-from ebla.raft.state import Past, Refusal
+from ebla.raft.state import RecoveredState, StepRefusal
 
 ONE, TWO, THREE = (PeerId(number) for number in (1, 2, 3))
 TRIO = Membership(voters=(ONE, TWO, THREE))
 
 
-def _core(past: Past | None = None, options: Options | None = None) -> Core:
-    options = options or Options(peer=ONE, pre_vote=False, check_quorum=False)
-    return Core(options, past or Past(HardState(1, NOBODY, 10), SnapshotMeta(10, 1, TRIO)), LongestTimeout(), 0)
+def _core(past: RecoveredState | None = None, options: RaftOptions | None = None) -> RaftCore:
+    options = options or RaftOptions(peer=ONE, pre_vote=False, check_quorum=False)
+    return RaftCore(
+        options, past or RecoveredState(HardState(1, NO_PEER, 10), SnapshotMeta(10, 1, TRIO)), LongestTimeout(), 0
+    )
 
 
-def _finish(core: Core) -> list[Message]:
+def _finish(core: RaftCore) -> list[Message]:
     """Everything it asks for happens at once; what leaves it comes back."""
     sent: list[Message] = []
     while core.has_effects:
@@ -55,7 +57,7 @@ def _finish(core: Core) -> list[Message]:
     return sent
 
 
-def _leader() -> Core:
+def _leader() -> RaftCore:
     core = _core()
     core.step(Campaign(), 0)
     _finish(core)
@@ -67,7 +69,7 @@ def _leader() -> Core:
 def test_a_commit_index_says_nothing_about_a_suffix_of_our_own() -> None:
     """Entries 12 and 13 are ours alone; the leader's empty append fits at 11 and tells that 13 is committed."""
     own = (Entry(11, 1), Entry(12, 1), Entry(13, 1))
-    core = _core(Past(HardState(2, NOBODY, 10), SnapshotMeta(10, 1, TRIO), own))
+    core = _core(RecoveredState(HardState(2, NO_PEER, 10), SnapshotMeta(10, 1, TRIO), own))
     core.step(Append(TWO, ONE, 2, 11, 1, 13), 0)
     assert core.commit_index == 11
 
@@ -99,18 +101,18 @@ def test_the_longer_log_of_the_later_term_wins(last_index: int, last_term: int, 
 
 
 def test_a_restart_keeps_the_vote() -> None:
-    core = _core(Past(HardState(2, TWO, 10), SnapshotMeta(10, 1, TRIO)))
+    core = _core(RecoveredState(HardState(2, TWO, 10), SnapshotMeta(10, 1, TRIO)))
     core.step(VoteRequest(THREE, ONE, 2, 10, 1), 0)
     assert _finish(core) == [VoteResponse(ONE, THREE, 2, granted=False)]
 
 
 def test_a_restart_with_a_torn_write_learns_the_commit_index_again() -> None:
-    core = _core(Past(HardState(1, NOBODY, 99), SnapshotMeta(10, 1, TRIO), (Entry(11, 1),)))
+    core = _core(RecoveredState(HardState(1, NO_PEER, 99), SnapshotMeta(10, 1, TRIO), (Entry(11, 1),)))
     assert core.commit_index == 11
 
 
 def test_a_restart_between_snapshot_and_hard_state_is_in_the_snapshots_term() -> None:
-    core = _core(Past(HardState(3, TWO, 5), SnapshotMeta(10, 5, TRIO)))
+    core = _core(RecoveredState(HardState(3, TWO, 5), SnapshotMeta(10, 5, TRIO)))
     assert core.term == 5
     core.step(VoteRequest(THREE, ONE, 5, 10, 5), 0)
     assert _finish(core) == [VoteResponse(ONE, THREE, 5, granted=True)]
@@ -118,8 +120,8 @@ def test_a_restart_between_snapshot_and_hard_state_is_in_the_snapshots_term() ->
 
 def test_answers_of_strangers_are_refused() -> None:
     core = _leader()
-    assert core.step(AppendResponse(PeerId(9), ONE, 2, 11), 0) is Refusal.UNKNOWN_PEER
-    assert core.step(HeartbeatResponse(PeerId(9), ONE, 7), 0) is Refusal.UNKNOWN_PEER
+    assert core.step(AppendResponse(PeerId(9), ONE, 2, 11), 0) is StepRefusal.UNKNOWN_PEER
+    assert core.step(HeartbeatResponse(PeerId(9), ONE, 7), 0) is StepRefusal.UNKNOWN_PEER
     assert core.term == 2
 
 
@@ -140,18 +142,18 @@ def test_proposals_become_one_batch() -> None:
 
 
 def test_too_many_reads_are_refused() -> None:
-    options = Options(peer=ONE, pre_vote=False, check_quorum=False, waiting_reads_max=2)
+    options = RaftOptions(peer=ONE, pre_vote=False, check_quorum=False, waiting_reads_max=2)
     core = _core(options=options)
     core.step(Campaign(), 0)
     _finish(core)
     core.step(VoteResponse(TWO, ONE, 2, granted=True), 0)
     assert core.step(ReadIndex(b"1"), 0) is None
     assert core.step(ReadIndex(b"2"), 0) is None
-    assert core.step(ReadIndex(b"3"), 0) is Refusal.TOO_MANY_READS
+    assert core.step(ReadIndex(b"3"), 0) is StepRefusal.TOO_MANY_READS
 
 
 def test_a_snapshot_may_be_older_than_our_membership() -> None:
-    core = _core(Past())
+    core = _core(RecoveredState())
     snapshot = SnapshotMeta(20, 2, Membership(voters=(TWO, THREE)))
     core.step(InstallSnapshot(TWO, ONE, 2, snapshot), 0)
     assert _finish(core) == [AppendResponse(ONE, TWO, 2, 20)]
@@ -162,7 +164,7 @@ def test_a_snapshot_overtakes_a_change_that_is_still_being_applied() -> None:
     core = _core()
     joint = Membership(voters=(ONE, TWO), outgoing=(ONE, TWO, THREE))
     core.step(InstallSnapshot(TWO, ONE, 2, SnapshotMeta(20, 2, joint)), 0)
-    removal = MembershipChange((Change(ChangeKind.REMOVE, THREE),), Transition.JOINT_EXPLICIT)
+    removal = MembershipChange((MemberChange(MemberChangeKind.REMOVE, THREE),), Transition.JOINT_EXPLICIT)
     core.step(ApplyMembership(15, removal), 0)
     assert core.membership == joint
     core.step(ApplyMembership(21, LEAVE_JOINT), 0)
@@ -171,7 +173,7 @@ def test_a_snapshot_overtakes_a_change_that_is_still_being_applied() -> None:
 
 def test_after_a_long_pause_a_follower_waits_for_one_more_tick() -> None:
     """Its timeout is long over, but the leader's messages may be waiting to be read."""
-    options = Options(peer=ONE, pre_vote=False, check_quorum=False, election_ticks=10, tick_ms=100)
+    options = RaftOptions(peer=ONE, pre_vote=False, check_quorum=False, election_ticks=10, tick_ms=100)
     core = _core(options=options)
     core.step(Tick(), 3_600_000)
     assert isinstance(core.role, Follower)
@@ -181,7 +183,7 @@ def test_after_a_long_pause_a_follower_waits_for_one_more_tick() -> None:
 
 
 def test_parts_of_ticks_add_up() -> None:
-    options = Options(peer=ONE, pre_vote=False, check_quorum=False, election_ticks=10, tick_ms=100)
+    options = RaftOptions(peer=ONE, pre_vote=False, check_quorum=False, election_ticks=10, tick_ms=100)
     core = _core(options=options)
     for now_ms in range(50, 1_900, 50):
         core.step(Tick(), now_ms)
@@ -201,7 +203,7 @@ def test_time_does_not_go_back() -> None:
 
 def test_leases_need_a_checked_quorum() -> None:
     with pytest.raises(AssertionError, match="lease"):
-        Options(peer=ONE, read_mode=ReadMode.LEASE, check_quorum=False)
+        RaftOptions(peer=ONE, read_mode=ReadIndexMode.LEASE, check_quorum=False)
 
 
 def test_a_probe_into_the_void_is_sent_again_as_soon_as_the_way_is_open() -> None:
@@ -229,16 +231,16 @@ def test_a_peer_that_follows_is_sent_nothing_twice_when_it_comes_again() -> None
     assert [message.to for message in _finish(core)] == [TWO]
 
 
-def _sent(core: Core) -> list[object]:
+def _sent(core: RaftCore) -> list[object]:
     """What leaves it, with nothing done about it: no entry is written here, and time may have passed."""
     effects = core.take()
     answers = () if effects.write is None else effects.write.answers
     return [*effects.messages, *answers]
 
 
-@pytest.mark.parametrize(("is_soon", "ticks_max"), [(True, SOON_TICKS), (False, 20)])
+@pytest.mark.parametrize(("is_soon", "ticks_max"), [(True, EARLY_CAMPAIGN_TICKS), (False, 20)])
 def test_a_follower_that_refuses_who_is_behind_may_stand_soon(is_soon: bool, ticks_max: int) -> None:
-    options = Options(peer=ONE, election_ticks=10, stands_soon_when_ahead=is_soon)
+    options = RaftOptions(peer=ONE, election_ticks=10, campaign_early_when_ahead=is_soon)
     core = _core(options=options)
     core.step(Heartbeat(TWO, ONE, 1), 0)
     for tick in range(1, 11):
@@ -251,14 +253,14 @@ def test_a_follower_that_refuses_who_is_behind_may_stand_soon(is_soon: bool, tic
         ticks += 1
         core.step(Tick(), (10 + ticks) * options.tick_ms)
     assert ticks <= ticks_max
-    assert is_soon or ticks > SOON_TICKS
+    assert is_soon or ticks > EARLY_CAMPAIGN_TICKS
 
 
 def test_a_follower_of_a_live_leader_stands_no_sooner_for_whoever_asks() -> None:
-    options = Options(peer=ONE, election_ticks=10, stands_soon_when_ahead=True)
+    options = RaftOptions(peer=ONE, election_ticks=10, campaign_early_when_ahead=True)
     core = _core(options=options)
     core.step(Heartbeat(TWO, ONE, 1), 0)
     core.step(PreVoteRequest(THREE, ONE, 2, 9, 1), 0)
-    for tick in range(1, SOON_TICKS + 2):
+    for tick in range(1, EARLY_CAMPAIGN_TICKS + 2):
         core.step(Tick(), tick * options.tick_ms)
     assert _sent(core) == [HeartbeatResponse(ONE, TWO, 1)]

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 from tests.scenarios.raft_harness.node import LongestTimeout
 
-from ebla.raft.core import Core
+from ebla.raft.core import RaftCore
 from ebla.raft.events import Campaign
-from ebla.raft.invariants import History, Invariant, InvariantBroken
+from ebla.raft.invariants import RaftChecker, RaftInvariant, RaftInvariantBroken
 from ebla.raft.messages import (
-    NOBODY,
+    NO_PEER,
     Entry,
     EntryKind,
     HardState,
@@ -18,8 +18,8 @@ from ebla.raft.messages import (
     SnapshotMeta,
     VoteResponse,
 )
-from ebla.raft.options import Options
-from ebla.raft.state import Past
+from ebla.raft.options import RaftOptions
+from ebla.raft.state import RecoveredState
 
 ONE, TWO, THREE = (PeerId(number) for number in (1, 2, 3))
 TRIO = Membership(voters=(ONE, TWO, THREE))
@@ -37,69 +37,69 @@ ALL = {peer: Disk(has_all=True) for peer in TRIO.voters}
 ONLY_ONE = {peer: Disk(has_all=peer == ONE) for peer in TRIO.voters}
 
 
-def _core(peer: PeerId, term: int, *entries: Entry, commit: int = 10) -> Core:
-    past = Past(HardState(term, NOBODY, commit), SnapshotMeta(10, 1, TRIO), entries)
-    return Core(Options(peer=peer, pre_vote=False, check_quorum=False), past, LongestTimeout(), 0)
+def _core(peer: PeerId, term: int, *entries: Entry, commit: int = 10) -> RaftCore:
+    past = RecoveredState(HardState(term, NO_PEER, commit), SnapshotMeta(10, 1, TRIO), entries)
+    return RaftCore(RaftOptions(peer=peer, pre_vote=False, check_quorum=False), past, LongestTimeout(), 0)
 
 
-def _elect(core: Core) -> Core:
+def _elect(core: RaftCore) -> RaftCore:
     core.step(Campaign(), 0)
     for voter in TRIO.voters:
         core.step(VoteResponse(voter, core.peer, core.term, granted=True), 0)
     return core
 
 
-def _two_leaders(history: History) -> None:
+def _two_leaders(history: RaftChecker) -> None:
     history.observe(_elect(_core(ONE, 1)), ALL)
     history.observe(_elect(_core(TWO, 1)), ALL)
 
 
-def _different_content(history: History) -> None:
+def _different_content(history: RaftChecker) -> None:
     history.observe(_core(ONE, 2, Entry(11, 2, b"x")), ALL)
     history.observe(_core(TWO, 2, Entry(11, 2, b"y")), ALL)
 
 
-def _different_past(history: History) -> None:
+def _different_past(history: RaftChecker) -> None:
     history.observe(_core(ONE, 3, Entry(11, 2), Entry(12, 3)), ALL)
     history.observe(_core(TWO, 3, Entry(11, 1), Entry(12, 3)), ALL)
 
 
-def _leader_without_committed(history: History) -> None:
+def _leader_without_committed(history: RaftChecker) -> None:
     history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
     history.observe(_elect(_core(TWO, 2)), ALL)
 
 
-def _two_committed(history: History) -> None:
+def _two_committed(history: RaftChecker) -> None:
     history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
     history.observe(_core(TWO, 3, Entry(11, 3), commit=11), ALL)
 
 
-def _wrong_applied(history: History) -> None:
+def _wrong_applied(history: RaftChecker) -> None:
     history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
     history.applied(TWO, [Entry(11, 1)])
 
 
-def _two_changes(history: History) -> None:
+def _two_changes(history: RaftChecker) -> None:
     change = EntryKind.MEMBERS
     history.observe(_core(ONE, 2, Entry(11, 2, b"", change), Entry(12, 2, b"", change)), ALL)
 
 
-def _term_forgotten(history: History) -> None:
+def _term_forgotten(history: RaftChecker) -> None:
     history.left(VoteResponse(ONE, TWO, 5, granted=False))
     history.restarted(_core(ONE, 4))
 
 
-def _two_votes(history: History) -> None:
+def _two_votes(history: RaftChecker) -> None:
     history.left(VoteResponse(ONE, TWO, 5, granted=True))
     history.left(VoteResponse(ONE, THREE, 5, granted=True))
 
 
-def _commit_taken_back(history: History) -> None:
+def _commit_taken_back(history: RaftChecker) -> None:
     history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
     history.observe(_core(ONE, 2, Entry(11, 2), commit=10), ALL)
 
 
-def _not_durable(history: History) -> None:
+def _not_durable(history: RaftChecker) -> None:
     core = _elect(_core(ONE, 1))
     core.state.log.commit_to(11)
     history.observe(core, ONLY_ONE)
@@ -121,14 +121,14 @@ def _not_durable(history: History) -> None:
         (_not_durable, "INV-RAFT-7"),
     ],
 )
-def test_noticed(breach: Callable[[History], None], label: str) -> None:
-    with pytest.raises(InvariantBroken, match=label) as broken:
-        breach(History())
-    assert broken.value.invariant is Invariant(label)
+def test_noticed(breach: Callable[[RaftChecker], None], label: str) -> None:
+    with pytest.raises(RaftInvariantBroken, match=label) as broken:
+        breach(RaftChecker())
+    assert broken.value.invariant is RaftInvariant(label)
 
 
 def test_a_sound_group_passes() -> None:
-    history = History()
+    history = RaftChecker()
     history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
     history.observe(_core(TWO, 2, Entry(11, 2), commit=10), ALL)
     history.observe(_elect(_core(TWO, 2, Entry(11, 2), commit=11)), ALL)

@@ -1,14 +1,14 @@
 """What a leader knows of a peer, and how fast it may send."""
 
 from ebla.raft.messages import Membership, PeerId
-from ebla.raft.progress import FlowLimits, Pace, Progress, reconcile
+from ebla.raft.progress import FlowLimits, PeerProgress, ReplicationMode, reconcile_progress
 
 
-def _progress(messages_max: int = 4, bytes_max: int = 0) -> Progress:
-    return Progress(FlowLimits(messages_max, bytes_max), next_index=11, is_learner=False, recently_active=True)
+def _progress(messages_max: int = 4, bytes_max: int = 0) -> PeerProgress:
+    return PeerProgress(FlowLimits(messages_max, bytes_max), next_index=11, is_learner=False, recently_active=True)
 
 
-def _may_send(progress: Progress) -> bool:
+def _may_send(progress: PeerProgress) -> bool:
     return not progress.is_paused
 
 
@@ -68,7 +68,7 @@ def test_a_snapshot_pauses_until_it_is_acknowledged() -> None:
     progress = _progress()
     progress.become_snapshot(30)
     assert not _may_send(progress)
-    assert progress.pace is Pace.SNAPSHOT
+    assert progress.mode is ReplicationMode.SNAPSHOT
     progress.become_probe()
     assert progress.next_index == 31
     assert progress.pending_snapshot == 0
@@ -77,9 +77,9 @@ def test_a_snapshot_pauses_until_it_is_acknowledged() -> None:
 def test_members_come_and_go() -> None:
     one, two, three = (PeerId(number) for number in (1, 2, 3))
     limits = FlowLimits(4, 0)
-    first = reconcile({}, Membership(voters=(one, two)), limits, 7)
+    first = reconcile_progress({}, Membership(voters=(one, two)), limits, 7)
     first[one].match = 7
-    second = reconcile(first, Membership(voters=(one,), learners=(three,)), limits, 9)
+    second = reconcile_progress(first, Membership(voters=(one,), learners=(three,)), limits, 9)
     assert list(second) == [one, three]
     assert second[one] is first[one]
     assert second[one].match == 7

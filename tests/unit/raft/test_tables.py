@@ -4,16 +4,16 @@ import pytest
 from tests.scenarios.raft_harness.node import LongestTimeout
 
 from ebla.raft import messages
-from ebla.raft.core import Core
-from ebla.raft.events import Event, Tick
+from ebla.raft.core import RaftCore
+from ebla.raft.events import RaftEvent, Tick
 from ebla.raft.messages import Membership, Message, PeerId, SnapshotMeta
-from ebla.raft.options import Options
+from ebla.raft.options import RaftOptions
 from ebla.raft.roles import Role
-from ebla.raft.state import Past
+from ebla.raft.state import RecoveredState
 from ebla.raft.tables import TABLES, TICKS
 
 _ROLES = Role.__args__
-_EVENTS = [kind for kind in Event.__args__ if kind is not Tick]
+_EVENTS = [kind for kind in RaftEvent.__args__ if kind is not Tick]
 
 
 @pytest.mark.parametrize("role", _ROLES)
@@ -42,6 +42,8 @@ def test_message_tags_are_distinct() -> None:
 
 def test_a_message_for_somebody_else_is_refused_loudly() -> None:
     membership = Membership(voters=(PeerId(1), PeerId(2)))
-    core = Core(Options(peer=PeerId(1)), Past(snapshot=SnapshotMeta(1, 1, membership)), LongestTimeout(), 0)
+    core = RaftCore(
+        RaftOptions(peer=PeerId(1)), RecoveredState(snapshot=SnapshotMeta(1, 1, membership)), LongestTimeout(), 0
+    )
     with pytest.raises(AssertionError, match="somebody else"):
         core.step(messages.Heartbeat(PeerId(2), PeerId(3), 1), 0)

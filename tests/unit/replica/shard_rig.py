@@ -10,30 +10,30 @@ from typing import TypeVar
 from tests.unit.storage.store_rig import Rig, limits
 from tests.unit.topology.small_cluster import network, node, replica
 
+from ebla.feed.session_guards import SessionGuards
+from ebla.feed.topology_view import TopologyView, View, view_of
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId, Replica, SessionId, TopologyVersion
 from ebla.model.schema import TableSchema, encode_schema
 from ebla.model.transaction import Revision
 from ebla.ports.disk import Disk
-from ebla.replica.adoption import Adoptions
-from ebla.replica.checkpointing import Checkpoints, TransferParts
+from ebla.replica.adoption import ShardAdoptions
+from ebla.replica.checkpoints import ShardCheckpoints, ShardTransferDeps
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import ReplicaStacks
-from ebla.replica.row_reads import RowReader
-from ebla.replica.row_streams import RowStreams
-from ebla.replica.row_writes import RowWriter, Sibling
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.store_rows import SMALL
+from ebla.replica.row_reads import ReplicaReader
+from ebla.replica.row_streams import RowStreamReceiver
+from ebla.replica.row_writes import ReplicaWriter, SiblingShards
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import SMALL
+from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.commit_log import SyncMode
-from ebla.storage.key_codec import decode_token
-from ebla.storage.store import Store
+from ebla.storage.store import ShardStore
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Keyspace, Session, Snapshot, Table, TopologyState
 from ebla.topology.tablet_map import TabletMap
 from ebla.wire.row_messages import Item, ReadRowsRequest, RowWrite, Span, WriteRowsAnswer, WriteRowsRequest
-from ebla.wire.server import GoOn
-from ebla.wire.session_guards import Guards
-from ebla.wire.topology_view import TopologyView, View, view_of
+from ebla.wire.server import Continuation
 
 T = TypeVar("T")
 HISTORY = HistoryId(uuid.UUID(int=99))
@@ -99,20 +99,22 @@ class ScriptedBarriers:
 class ShardRig:
     """What a shard is made of, without its process."""
 
-    def __init__(self, disk: Disk, store: Store, bounds: ReplicaLimits, own: Replica, sibling: Sibling | None) -> None:
+    def __init__(
+        self, disk: Disk, store: ShardStore, bounds: ReplicaLimits, own: Replica, sibling: SiblingShards | None
+    ) -> None:
         self.store = store
         self.view = TopologyView()
         self.told: list[tuple[str, object]] = []
         self.stacks = ReplicaStacks(store, self.view, own, lambda event, details: self.told.append((event, details)))
         self.barriers = ScriptedBarriers()
         self.clock = WallClock()
-        self.guards = Guards(self.view, self.barriers, self.clock, bounds.barrier_ms)
-        self.writer = RowWriter(self.view, store, self.stacks, bounds, sibling)
-        self.reader = RowReader(self.view, store, self.stacks, bounds)
-        self.streams = RowStreams(self.view, store, self.stacks, self.guards)
-        transfers = TransferParts(disk, DATA, own.shard, self.view, store, self.stacks, self.guards, bounds)
-        self.checkpoints = Checkpoints(transfers)
-        self.adoptions = Adoptions(transfers)
+        self.guards = SessionGuards(self.view, self.barriers, self.clock, bounds.barrier_ms)
+        self.writer = ReplicaWriter(self.view, store, self.stacks, bounds, sibling)
+        self.reader = ReplicaReader(self.view, store, self.stacks, bounds)
+        self.streams = RowStreamReceiver(self.view, store, self.stacks, self.guards)
+        transfers = ShardTransferDeps(disk, DATA, own.shard, self.view, store, self.stacks, self.guards, bounds)
+        self.checkpoints = ShardCheckpoints(transfers)
+        self.adoptions = ShardAdoptions(transfers)
         self._index = 0
 
     async def follow(self, snapshot: Snapshot) -> View:
@@ -126,12 +128,12 @@ class ShardRig:
 
     def install(self, view: View) -> None:
         self.view.install(view)
-        self.stacks.installed(view)
-        self.guards.installed(view)
+        self.stacks.on_view_installed(view)
+        self.guards.on_view_installed(view)
 
     async def write(self, *writes: RowWrite, deadline_ms: int = 1_000) -> WriteRowsAnswer:
         found = self.writer.begin(WriteRowsRequest(writes), deadline_ms)
-        if type(found) is GoOn:
+        if type(found) is Continuation:
             return await found.work()
         assert isinstance(found, WriteRowsAnswer)
         return found
@@ -140,7 +142,7 @@ class ShardRig:
 class HeldSyncs:
     """Syncs of the log that end when the test lets them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ShardStore) -> None:
         self.begun = asyncio.Event()
         self.may_end = asyncio.Event()
         self._wait = store.wait_durable
@@ -169,11 +171,11 @@ def tablet_of(tablets: TabletMap, item: Item) -> int:
 @asynccontextmanager
 async def open_shard(
     rig: Rig,
-    disk: LifeDisk,
+    disk: ProcessDisk,
     *,
     bounds: ReplicaLimits | None = None,
     own: Replica = OWN,
-    sibling: Sibling | None = None,
+    sibling: SiblingShards | None = None,
 ) -> AsyncIterator[ShardRig]:
     async with rig.store(disk) as store, asyncio.TaskGroup() as tasks:
         shard = ShardRig(disk, store, bounds or ReplicaLimits(version_wait_ms=200), own, sibling)
@@ -189,12 +191,12 @@ def in_shard(
     mode: SyncMode = SyncMode.SYNC,
     bounds: ReplicaLimits | None = None,
     own: Replica = OWN,
-    sibling: Sibling | None = None,
+    sibling: SiblingShards | None = None,
 ) -> T:
     """One life of a shard."""
     made = rig or Rig(bounds=limits(mode))
 
-    async def main(disk: LifeDisk) -> T:
+    async def main(disk: ProcessDisk) -> T:
         async with open_shard(made, disk, bounds=bounds, own=own, sibling=sibling) as shard:
             return await work(shard)
 

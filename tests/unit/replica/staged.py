@@ -11,11 +11,9 @@ from ebla.model.identity import AttemptId, SessionId, TopologyVersion, TransferI
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import StagingKind
 from ebla.ports.disk import Disk
-from ebla.sim.workloads.store_rows import SMALL
-from ebla.storage.layer import Item, build_layer
-from ebla.storage.merge import facts_of
-from ebla.storage.row_file import encode_rows, rows_batch
-from ebla.storage.staging_format import (
+from ebla.sim.workloads.small_table import SMALL
+from ebla.storage.codec.row_file import encode_rows, rows_batch
+from ebla.storage.codec.staging_format import (
     SealedFile,
     SealedLayer,
     TargetFile,
@@ -24,6 +22,8 @@ from ebla.storage.staging_format import (
     write_sealed,
     write_target,
 )
+from ebla.storage.layers.layer import Item, build_layer
+from ebla.storage.merge.row_merge import facts_of
 from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
 from ebla.wire.transfer_messages import AdoptRequest

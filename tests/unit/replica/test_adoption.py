@@ -34,18 +34,18 @@ from ebla.model.identity import SessionId, TableId, TopologyVersion, TransferId
 from ebla.model.rows import Deletion, Row
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagingKind
-from ebla.replica.adoption import AdoptionCut, parts_within, pieces_of
+from ebla.replica.adoption import PartialAdoption, chunks_of, intersect_ranges
 from ebla.replica.replica_limits import ReplicaLimits
-from ebla.sim.workloads.small_fold import fold_in_memory
-from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
+from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.workloads.small_table import SMALL, key_of, value_of
+from ebla.storage.codec.staging_format import SealedFile, sealed_path, write_sealed
 from ebla.storage.commit_log import SyncMode
-from ebla.storage.fold_plan import FoldEnd
-from ebla.storage.layer import Item, Layer
+from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Item, Layer
 from ebla.storage.manifest import Incarnation
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.staging_format import SealedFile, sealed_path, write_sealed
-from ebla.storage.tombstone_gc import GcTerms
 from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
 from ebla.topology.tablet_map import TabletMap, tablet_map
@@ -57,7 +57,7 @@ HALVES = WHOLE_RING.split(2)
 ITEMS = tuple(sorted(plain(number, 1, 5) for number in range(20)))
 DELETED = (key_of(2, 1), value_of(Row(None, Deletion(9, 0), {})))
 AT_ONCE_MS = 1_000
-TERMS = GcTerms(1_000, 1)
+TERMS = GcContext(1_000, 1)
 
 
 def opened(tablets: TabletMap = ONE, *, version: int = 2, fence: int = 1) -> Snapshot:
@@ -196,7 +196,7 @@ def test_an_adoption_that_breaks_among_its_rows_says_so() -> None:
             return write_open(stack, live, items)
 
         shard.store.write_open = break_at_second  # type: ignore[method-assign] # only when it takes them is the test's
-        with pytest.raises(AdoptionCut) as told:
+        with pytest.raises(PartialAdoption) as told:
             await shard.adoptions.adopt(request_of(), 50)
         assert told.value.outcome is Outcome.UNKNOWN
         assert shard.guards.held == 0
@@ -425,9 +425,12 @@ def test_the_end_of_a_session_waits_for_its_adoption_and_so_does_collecting() ->
             await held.begun.wait()
             await shard.follow(small_cluster(ONE, version=3))
             assert SESSION in shard.guards.closing, "a barrier waits for it"
-            job = await shard.store.begin_fold(stack, TERMS, whole=True)
+            job = await shard.store.begin_compaction(stack, TERMS, whole=True)
             assert job is not None
-            assert await shard.store.finish_fold(job, await fold_in_memory(rig.engine, job)) is FoldEnd.SWAPPED
+            assert (
+                await shard.store.finish_compaction(job, await compact_in_memory(rig.engine, job))
+                is SwapOutcome.SWAPPED
+            )
             held.may_go_on.set()
         assert adopting.result().layers == 1
         assert not shard.guards.closing
@@ -541,7 +544,7 @@ def test_the_stack_that_will_take_it_is_told_and_held() -> None:
 def test_what_of_a_range_is_in_another(
     token_range: tuple[int, int], within: tuple[int, int], parts: list[tuple[int, int]]
 ) -> None:
-    found = parts_within(_range(token_range), _range(within))
+    found = intersect_ranges(_range(token_range), _range(within))
     assert sorted(found) == sorted(_range(one) for one in parts)
 
 
@@ -551,7 +554,7 @@ def _range(ends: tuple[int, int]) -> TokenRange:
 
 def test_pieces_have_all_items_and_keep_to_the_bound() -> None:
     items = [(bytes(8), bytes(size)) for size in (0, 90, 1, 1, 200, 5, 0)]
-    pieces = list(pieces_of(items, 100))
+    pieces = list(chunks_of(items, 100))
     assert [item for piece in pieces for item in piece] == items
     assert [len(piece) for piece in pieces] == [1, 1, 2, 1, 2]
-    assert list(pieces_of([], 100)) == []
+    assert list(chunks_of([], 100)) == []

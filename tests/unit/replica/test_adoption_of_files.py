@@ -18,19 +18,13 @@ from ebla.model.identity import TopologyVersion
 from ebla.model.rows import Deletion, Row
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
-from ebla.replica.adoption import Adoptions
-from ebla.replica.checkpointing import Checkpoints, TransferParts
+from ebla.replica.adoption import ShardAdoptions
+from ebla.replica.checkpoints import ShardCheckpoints, ShardTransferDeps
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.system_chance import SystemChance
-from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
-from ebla.storage.fold import run_fold
-from ebla.storage.fold_plan import FoldEnd
-from ebla.storage.layer import Item, LayerEngine
-from ebla.storage.manifest import Incarnation, layers_folder
-from ebla.storage.sidecar import open_sidecar
-from ebla.storage.stack import Stack
-from ebla.storage.staging_format import (
+from ebla.runtime.system_rng import SystemRng
+from ebla.sim.workloads.small_table import SMALL, key_of, value_of
+from ebla.storage.codec.staging_format import (
     SealedFile,
     SealedLayer,
     TargetFile,
@@ -40,8 +34,14 @@ from ebla.storage.staging_format import (
     write_sealed,
     write_target,
 )
+from ebla.storage.columns.sidecar import open_sidecar
+from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.compactor import run_compaction
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Item, LayerEngine
+from ebla.storage.manifest import Incarnation, layers_folder
+from ebla.storage.stack import Stack
 from ebla.storage.store_recovery import open_store
-from ebla.storage.tombstone_gc import GcTerms
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.transfer_messages import AdoptAnswer, CheckpointRequest, FindTargetRequest
 
@@ -66,9 +66,9 @@ class Node:
         return stack
 
     @property
-    def transfers(self) -> TransferParts:
+    def transfers(self) -> ShardTransferDeps:
         shard = self.shard
-        return TransferParts(
+        return ShardTransferDeps(
             self.disk, self.data, OWN.shard, shard.view, shard.store, shard.stacks, shard.guards, ReplicaLimits()
         )
 
@@ -80,7 +80,7 @@ class Node:
 async def node(folder: Path, kind: str) -> AsyncIterator[Node]:
     disk = FileDisk()
     engine = ENGINES[kind](disk)
-    store = await open_store(disk, SystemChance(), str(folder / "shard-0"), engine, limits())
+    store = await open_store(disk, SystemRng(), str(folder / "shard-0"), engine, limits())
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         shard = ShardRig(disk, store, ReplicaLimits(), OWN, None)
@@ -95,9 +95,11 @@ async def fill(source: Node) -> None:
     """A base with a sidecar, one without, and rows that only the live layer has."""
     store, stack = source.shard.store, source.stack
     await store.write(stack, FOLDED)
-    job = await store.begin_fold(stack, GcTerms(0, 3), whole=True)
+    job = await store.begin_compaction(stack, GcContext(0, 3), whole=True)
     assert job is not None
-    assert await store.finish_fold(job, await run_fold(source.engine, source.disk, job)) is FoldEnd.SWAPPED
+    assert (
+        await store.finish_compaction(job, await run_compaction(source.engine, source.disk, job)) is SwapOutcome.SWAPPED
+    )
     await store.write(stack, SEALED)
     await store.seal(stack)
     await store.write(stack, LIVE)
@@ -106,10 +108,10 @@ async def fill(source: Node) -> None:
 async def stage_checkpoint(source: Node, target: Node) -> int:
     """As the bulk processes and a task on the same machine would. How many layers."""
     wanted = FindTargetRequest(SESSION, SMALL.id, WHOLE_RING, VERSION)
-    found = await Adoptions(target.transfers).find_target(wanted, WAIT_MS)
+    found = await ShardAdoptions(target.transfers).find_target(wanted, WAIT_MS)
     below = f"{checkpoints_folder(source.data)}/one"
     taken = CheckpointRequest(SESSION, SMALL.id, WHOLE_RING, VERSION, below)
-    answer = await Checkpoints(source.transfers).take(taken, WAIT_MS)
+    answer = await ShardCheckpoints(source.transfers).take(taken, WAIT_MS)
     folder = transfer_folder(staging_folder(target.data), SESSION, TRANSFER)
     target.disk.make_folder(f"{folder}/sealed")
     layers = []
@@ -133,7 +135,7 @@ def test_files_of_another_node_become_part_of_a_stack(tmp_path: Path, kind: str)
             await fill(source)
             await target.shard.store.write(target.stack, OWN_ROWS)
             count = await stage_checkpoint(source, target)
-            assert await Adoptions(target.transfers).adopt(request_of(), WAIT_MS) == AdoptAnswer(count, 0)
+            assert await ShardAdoptions(target.transfers).adopt(request_of(), WAIT_MS) == AdoptAnswer(count, 0)
             shutil.rmtree(staging_folder(target.data))
             shutil.rmtree(checkpoints_folder(source.data))
             folders = [target.stack.folder_of(one) for one in target.stack.entry.bases]

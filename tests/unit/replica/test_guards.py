@@ -20,7 +20,7 @@ from tests.unit.topology.small_cluster import replica
 
 from ebla.model.errors import NotFound, Stale, Unavailable
 from ebla.model.identity import SessionId, TableId
-from ebla.sim.workloads.store_rows import SMALL
+from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.commit_log import SyncMode
 from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
@@ -106,7 +106,7 @@ def test_a_job_past_its_deadline_is_refused() -> None:
 def test_a_session_that_closes_meanwhile_waits_for_its_guards() -> None:
     async def work(shard: ShardRig) -> None:
         view = await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
-        async with shard.guards.materialised(SESSION, 1_000):
+        async with shard.guards.hold_guard(SESSION, 1_000):
             await shard.follow(with_sessions(with_state(view.snapshot, 3, 1)))
             assert closing(shard) == [SESSION]
             assert changes(shard) == 0

@@ -8,28 +8,28 @@ import msgspec
 import pytest
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, with_sessions
 from tests.unit.replica.staged import OPEN, Staging, request_of
-from tests.unit.replica.test_folding import Place
+from tests.unit.replica.test_compaction import Place
 from tests.unit.storage.store_rig import Rig, limits, plain
 
 from ebla.model.errors import Outcome, Overloaded, Stale
 from ebla.model.identity import TopologyVersion, TransferId
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
+from ebla.observe.event_reporter import discard_event
 from ebla.observe.metrics import Metrics
+from ebla.replica.compaction import CHECK_S, CompactionLoop
 from ebla.replica.fences import OvertakenByFence
-from ebla.replica.folding import LOOK_S, Folding
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.shard_metrics import ShardMetrics
-from ebla.sim.workloads.store_rows import SMALL
+from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.commit_log import SyncMode
-from ebla.storage.fold_plan import FoldJob, FoldResult
-from ebla.storage.layer import Layer
-from ebla.storage.manifest import Edit
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Layer
+from ebla.storage.manifest import ManifestEdit
 from ebla.storage.stack import Stack
-from ebla.storage.tombstone_gc import GcTerms
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.report import unreported
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
 
 ONE = tablet_map(SMALL.id, [(OWN,)])
@@ -183,7 +183,7 @@ def test_a_fence_that_comes_while_a_layer_takes_effect_waits_for_it_and_lets_no_
         manifest, begun, may_go_on = shard.store._parts.manifest, asyncio.Event(), asyncio.Event()
         change = manifest.change
 
-        async def held(edit: Edit, then: Callable[[], None] = lambda: None) -> None:
+        async def held(edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:
             begun.set()
             await may_go_on.wait()
             await change(edit, then)
@@ -238,11 +238,11 @@ def test_who_brings_more_layers_than_are_folded_waits() -> None:
     async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
         for number in range(6):
             assert (await bring(shard, rig, number)).layers == 1
-        shard.store.fold_wanted.clear()
+        shard.store.compaction_wanted.clear()
         with pytest.raises(Overloaded, match="has 6 layers, and with 1 more it would have over 6; they are") as caught:
             await bring(shard, rig, 6)
         assert "try again" in caught.value.advice
-        assert shard.store.fold_wanted.is_set(), "it does not wait for the next look"
+        assert shard.store.compaction_wanted.is_set(), "it does not wait for the next look"
         assert (await shard.adoptions.adopt(job(5), AT_ONCE_MS)).layers == 0, "what is there is there"
         await with_layer(staging)
         assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).layers == 1, "a copy of a replica comes whole"
@@ -255,26 +255,26 @@ class NotedPlace(Place):
         super().__init__(rig, is_there=True)
         self.asked = asyncio.Event()
 
-    async def fold(self, job: FoldJob) -> FoldResult:
+    async def compact(self, job: CompactionJob) -> CompactionResult:
         self.asked.set()
-        return await super().fold(job)
+        return await super().compact(job)
 
 
 def test_layers_of_jobs_are_folded_like_others_while_a_session_is_open() -> None:
     async def work(shard: ShardRig, rig: Rig, _staging: Staging) -> None:
         (stack,) = shard.store.stacks.values()
         place = NotedPlace(rig)
-        folding = Folding(shard.store, shard.stacks, place, lambda _stack: GcTerms(1_000, 1))
+        folding = CompactionLoop(shard.store, shard.stacks, place, lambda _stack: GcContext(1_000, 1))
         for number in range(4):
             await bring(shard, rig, number)
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(folding.run(ShardMetrics(Metrics()), unreported))
-            await asyncio.sleep(LOOK_S * 1.5)
+            running = tasks.create_task(folding.run(ShardMetrics(Metrics()), discard_event))
+            await asyncio.sleep(CHECK_S * 1.5)
             assert not place.asked.is_set()
             await bring(shard, rig, 4)
-            async with asyncio.timeout(LOOK_S / 4):
+            async with asyncio.timeout(CHECK_S / 4):
                 await place.asked.wait()
-            await asyncio.sleep(LOOK_S / 4)
+            await asyncio.sleep(CHECK_S / 4)
             running.cancel()
         assert len(stack.entry.bases) < 4
         assert (await shard.reader.read(read_of(), AT_ONCE_MS)).items == ITEMS

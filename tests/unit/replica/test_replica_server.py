@@ -26,10 +26,10 @@ from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
 from ebla.observe.exposition import expose
 from ebla.observe.metrics import Metrics
-from ebla.replica.replica_server import ReplicaParts, ReplicaServer
-from ebla.replica.shard_metrics import AdoptionEnd, ShardMetrics
-from ebla.sim.workloads.store_rows import SMALL
-from ebla.storage.staging_format import checkpoints_folder
+from ebla.replica.replica_server import ReplicaServer, ReplicaServerDeps
+from ebla.replica.shard_metrics import AdoptionResult, ShardMetrics
+from ebla.sim.workloads.small_table import SMALL
+from ebla.storage.codec.staging_format import checkpoints_folder
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
@@ -48,7 +48,7 @@ class Served:
     def __init__(self, shard: ShardRig) -> None:
         self.serves = True
         self.metrics = Metrics()
-        parts = ReplicaParts(
+        parts = ReplicaServerDeps(
             shard.writer,
             shard.reader,
             shard.streams,
@@ -158,7 +158,7 @@ def test_what_becomes_of_an_adoption_is_counted() -> None:
         await staging.open(StagingKind.ROWS)
         await staging.seal_rows([ROW])
         assert (await served.replica.adopt(rows, call_of())).rows == 1
-        counted = {end: served.counted(f'replica_adoptions_total{{end="{end}"}}') for end in AdoptionEnd}
+        counted = {end: served.counted(f'replica_adoptions_total{{end="{end}"}}') for end in AdoptionResult}
         assert counted == {"adopted": 2, "nothing_new": 1, "refused": 1, "failed": 0}
         assert served.counted("replica_adopted_layers_total") == 2
         assert served.counted("replica_adopted_rows_total") == 1

@@ -20,22 +20,22 @@ from tests.unit.replica.shard_rig import (
 from tests.unit.storage.store_rig import Rig, plain
 from tests.unit.topology.small_cluster import replica, with_transition
 
+from ebla.feed.topology_view import view_of
 from ebla.model.identity import SessionId, TableId, TopologyVersion
 from ebla.model.rows import Deletion, Row
 from ebla.model.token import WHOLE_RING
 from ebla.model.transaction import Revision
 from ebla.replica.replica_stacks import BULK_SESSION, IN_TRANSITION
-from ebla.sim.workloads.small_fold import fold_in_memory
-from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
-from ebla.storage.fold_plan import FoldEnd
+from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.workloads.small_table import SMALL, key_of, value_of
+from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.stack import Stack
 from ebla.storage.store import GC_HOLD_AT_START
-from ebla.storage.tombstone_gc import GcTerms
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
-from ebla.wire.topology_view import view_of
 
 RANGES = WHOLE_RING.split(2)
 SESSION = SessionId(uuid.UUID(int=31))
@@ -48,7 +48,7 @@ SECOND = next(item for item in ITEMS if tablet_of(BOTH, item) == 1)
 
 
 def strangers(shard: ShardRig) -> bool:
-    return shard.stacks.has_strangers
+    return shard.stacks.has_unowned
 
 
 def test_a_key_finds_the_stack_of_its_tablet() -> None:
@@ -212,9 +212,9 @@ def test_a_fold_collects_before_and_after_a_bulk_session_and_not_meanwhile() -> 
         """How many items are left of a row that is long deleted."""
         assert rig.engine is not None
         await shard.store.write(stack, [(key_of(1, 1), value_of(Row(None, Deletion(9, 0), {})))])
-        job = await shard.store.begin_fold(stack, GcTerms(1_000, 1), whole=True)
+        job = await shard.store.begin_compaction(stack, GcContext(1_000, 1), whole=True)
         assert job is not None
-        assert await shard.store.finish_fold(job, await fold_in_memory(rig.engine, job)) is FoldEnd.SWAPPED
+        assert await shard.store.finish_compaction(job, await compact_in_memory(rig.engine, job)) is SwapOutcome.SWAPPED
         return len(await shard.store.scan(stack, b"", None, 9))
 
     async def work(shard: ShardRig) -> None:
@@ -237,9 +237,9 @@ def test_a_pending_replica_is_there_before_its_version_is_installed() -> None:
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(SECOND_ONLY))
-        assert shard.stacks.pending_open
+        assert shard.stacks.pending_replicas_open
         await shard.follow(small_cluster(pending, version=3))
-        assert shard.stacks.pending_open
+        assert shard.stacks.pending_replicas_open
         assert (await shard.write(write_of(FIRST, version=3))).failures == ()
 
     in_shard(work)

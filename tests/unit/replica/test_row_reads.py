@@ -19,15 +19,15 @@ from tests.unit.topology.small_cluster import replica
 
 from ebla.model.errors import InvalidRequest, NotFound, Overloaded, Stale
 from ebla.model.identity import TableId, TopologyVersion
-from ebla.model.rows import Deletion, Head, Row
+from ebla.model.rows import Deletion, PartitionHead, Row
 from ebla.replica.replica_limits import ReplicaLimits
-from ebla.sim.workloads.store_rows import SMALL, head_of, key_of, prefix_of, value_of
+from ebla.sim.workloads.small_table import SMALL, head_of, key_of, prefix_of, value_of
+from ebla.storage.codec.key_codec import prefix_end, row_key
+from ebla.storage.codec.row_codec import encode_head
 from ebla.storage.commit_log import SyncMode
-from ebla.storage.key_codec import after_prefix, row_key
-from ebla.storage.row_codec import encode_head
 from ebla.storage.stack import OpenStack, Stack
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.server import GoOn
+from ebla.wire.server import Continuation
 
 ONE = tablet_map(SMALL.id, [(OWN,)])
 TWO = tablet_map(SMALL.id, [(OWN,), (replica(2),)])
@@ -83,7 +83,7 @@ def test_a_point_read_needs_no_waiting_once_layers_are_open() -> None:
         await shard.follow(small_cluster(ONE))
         assert shard.reader.read_now(read_of(POINT, rows_max=1)) is None
         begun = shard.reader.begin(read_of(POINT, rows_max=1), 1_000)
-        assert type(begun) is GoOn
+        assert type(begun) is Continuation
         assert (await begun.work()).items == ()
         await shard.write(write_of(ROW))
         found = shard.reader.read_now(read_of(POINT, rows_max=1))
@@ -143,8 +143,8 @@ def test_many_tombstones_end_a_page_and_not_the_turn_of_others() -> None:
 
 def test_rows_that_their_head_deletes_are_counted_as_looked_at() -> None:
     """They leave nothing behind, and a page of them must end all the same."""
-    head = (head_of(1), encode_head(Head(Deletion(50, 900)), SMALL.version))
-    inside = (row_key(prefix_of(1)), after_prefix(prefix_of(1)))
+    head = (head_of(1), encode_head(PartitionHead(Deletion(50, 900)), SMALL.version))
+    inside = (row_key(prefix_of(1)), prefix_end(prefix_of(1)))
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(ONE))

@@ -22,13 +22,13 @@ from tests.unit.topology.small_cluster import replica, with_transition
 from ebla.model.errors import Overloaded
 from ebla.model.identity import ShardNumber, TableId, TopologyVersion
 from ebla.replica.replica_limits import ReplicaLimits
-from ebla.sim.workloads.store_rows import SMALL
+from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.commit_log import SyncMode
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
-from ebla.wire.server import GoOn
+from ebla.wire.server import Continuation
 
 TWO = tablet_map(SMALL.id, [(OWN,), (replica(2),)])
 ITEMS = [plain(number, 0, 5) for number in range(40)]
@@ -79,7 +79,7 @@ def test_with_open_layers_a_periodic_batch_needs_no_task() -> None:
         await shard.follow(small_cluster(TWO))
         request = WriteRowsRequest((write_of(HERE[0]), write_of(HERE[1])))
         first = shard.writer.begin(request, 1_000)
-        assert type(first) is GoOn, "the layer is not open yet"
+        assert type(first) is Continuation, "the layer is not open yet"
         assert (await first.work()).failures == ()
         assert shard.writer.begin(request, 1_000) == WriteRowsAnswer()
 
@@ -122,7 +122,7 @@ def test_a_fence_that_rises_before_the_effect_prevents_it() -> None:
     async def work(shard: ShardRig) -> None:
         view = await shard.follow(small_cluster(TWO))
         rest = shard.writer.begin(WriteRowsRequest((write_of(HERE[0]),)), 1_000)
-        assert type(rest) is GoOn, "the layer must be opened first"
+        assert type(rest) is Continuation, "the layer must be opened first"
         await shard.follow(with_state(view.snapshot, 4, 3))
         assert told(await rest.work()) == [(0, "stale", "not_applied")]
         assert await stored(shard, 4) == ()
@@ -188,7 +188,7 @@ def test_a_replica_that_leaves_while_its_layer_opens_takes_nothing() -> None:
     async def work(shard: ShardRig) -> None:
         view = await shard.follow(small_cluster(TWO))
         rest = shard.writer.begin(WriteRowsRequest((write_of(HERE[0]),)), 1_000)
-        assert type(rest) is GoOn
+        assert type(rest) is Continuation
         gone = dataclasses.replace(
             with_state(view.snapshot, 3, 1), tablets=FrozenMap({SMALL.id: tablet_map(SMALL.id, [(replica(2),)] * 2)})
         )

@@ -8,8 +8,8 @@ from tests.unit.topology.small_cluster import replica, with_transition
 
 from ebla.model.errors import Refused
 from ebla.model.token import WHOLE_RING
-from ebla.replica.stack_plan import Hop, check_no_resize, places_of, plan_shard
-from ebla.sim.workloads.store_rows import SMALL
+from ebla.replica.stack_plan import Hop, check_no_resize, plan_shard, stack_keys
+from ebla.sim.workloads.small_table import SMALL
 from ebla.topology.snapshot import TopologyState
 from ebla.topology.states import TabletStage, TransitionKind, TransitionState
 from ebla.topology.tablet_map import TOKEN_BITS, TabletMap, TabletTransition, tablet_map
@@ -47,7 +47,7 @@ def test_what_it_gets_and_what_it_has_to_lose_are_its_own_too() -> None:
 def test_a_table_on_vnodes_has_one_stack_and_moves_with_the_ring() -> None:
     snapshot = small_cluster()
     plan = plan_shard(snapshot, OWN)
-    assert places_of(plan) == [(SMALL.id, WHOLE_RING)]
+    assert stack_keys(plan) == [(SMALL.id, WHOLE_RING)]
     assert plan[SMALL.id].shift == TOKEN_BITS
     assert plan[SMALL.id].moving == ()
     changing = dataclasses.replace(snapshot, state=TopologyState(transition=TransitionState.WRITE_BOTH_READ_OLD))

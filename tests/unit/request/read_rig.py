@@ -11,23 +11,24 @@ from tests.unit.request.write_rig import CountedView, at_version
 from tests.unit.storage.random_rows import MIXED
 from tests.unit.topology.small_cluster import TABLE, cluster, node, replica
 
+from ebla.feed.topology_view import view_of
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import DeadlineExceeded, EblaError, Stale
 from ebla.model.identity import HistoryId, Replica, TopologyVersion
-from ebla.model.rows import EMPTY_HEAD, Head
+from ebla.model.rows import EMPTY_HEAD, PartitionHead
 from ebla.model.schema import TableSchema, encode_schema
 from ebla.model.transaction import Revision
 from ebla.observe.metrics import Metrics
-from ebla.request.parts import ReadPage, ReadQuery, RouterLimits, RouterParts
-from ebla.request.reads import ReadLimits, RoutedReads
-from ebla.sim.chance import SimChance
+from ebla.request.read_router import ReadLimits, ReadRouter
+from ebla.request.router_types import ReadPage, ReadQuery, RouterDeps, RouterLimits
 from ebla.sim.loop import simulated_loop
-from ebla.storage.key_codec import head_key, split_key
-from ebla.storage.layer import Item
-from ebla.storage.live_rows import is_head, is_live_row
-from ebla.storage.merge import merge_values, uncovered
-from ebla.storage.row_codec import decode_head
-from ebla.storage.row_digest import digest_of
+from ebla.sim.rng import SimRng
+from ebla.storage.codec.key_codec import head_key, split_key
+from ebla.storage.codec.live_rows import is_head, is_live_row
+from ebla.storage.codec.row_codec import decode_head
+from ebla.storage.codec.row_digest import digest_rows
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import merge_values, without_deleted_cells
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Snapshot, Table
 from ebla.topology.tablet_map import TabletMap, tablet_map
@@ -38,7 +39,6 @@ from ebla.wire.row_messages import (
     WriteRowsAnswer,
     WriteRowsRequest,
 )
-from ebla.wire.topology_view import view_of
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ Cut = Callable[[], int]
 
 
 def in_simulated_time(work: Coroutine[Any, Any, T], seed: str = "reads") -> T:
-    result: T = simulated_loop(SimChance(seed)).run_until_complete(work)
+    result: T = simulated_loop(SimRng(seed)).run_until_complete(work)
     return result
 
 
@@ -89,9 +89,9 @@ class MemoryReplica:
         if is_head(value):
             return value
         prefix, _, clustering = split_key(key)
-        return uncovered(value, self._head(prefix), clustering, self.schema)
+        return without_deleted_cells(value, self._head(prefix), clustering, self.schema)
 
-    def _head(self, prefix: bytes) -> Head:
+    def _head(self, prefix: bytes) -> PartitionHead:
         value = self.items.get(head_key(prefix))
         return EMPTY_HEAD if value is None else decode_head(value)
 
@@ -113,7 +113,7 @@ class MemoryReplica:
                 live += 1
                 counts[prefix] = counts.get(prefix, 0) + 1
         last_key = b"" if is_whole else taken[-1][0]
-        digest = digest_of(taken, self.schema, request.gc_before_s)
+        digest = digest_rows(taken, self.schema, request.gc_before_s)
         return ReadRowsAnswer(() if request.digest_only else tuple(taken), digest, is_whole, last_key, live)
 
 
@@ -194,9 +194,9 @@ def snapshot_of(tablets: TabletMap | None, schema: TableSchema = MIXED, **kinds:
 
 @dataclass
 class ReadRig:
-    reads: RoutedReads
+    reads: ReadRouter
     view: CountedView
-    doors: MemoryDoors
+    clients: MemoryDoors
     metrics: Metrics
 
     def install(self, snapshot: Snapshot, version: int) -> None:
@@ -227,10 +227,10 @@ def replace_position(query: ReadQuery, position: bytes) -> ReadQuery:
 async def running(
     snapshot: Snapshot, own: Replica = A, limits: ReadLimits | None = None, schema: TableSchema = MIXED
 ) -> AsyncIterator[ReadRig]:
-    view, doors, metrics = CountedView(), MemoryDoors(own, schema), Metrics()
+    view, clients, metrics = CountedView(), MemoryDoors(own, schema), Metrics()
     async with asyncio.TaskGroup() as tasks:
-        parts = RouterParts(view, own, "dc1", doors, LoopClock(), RouterLimits(), metrics, tasks)
-        rig = ReadRig(RoutedReads(parts, limits), view, doors, metrics)
+        parts = RouterDeps(view, own, "dc1", clients, LoopClock(), RouterLimits(), metrics, tasks)
+        rig = ReadRig(ReadRouter(parts, limits), view, clients, metrics)
         rig.install(snapshot, 5)
         yield rig
     assert view.held == view.released, "a version is still held"

@@ -2,12 +2,12 @@
 
 from tests.unit.storage.random_rows import column, table
 
-from ebla.model.rows import Cell, Deletion, Head, Marker, RangeDeletion, Row
+from ebla.model.rows import Cell, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import ColumnKind
 from ebla.model.token import token_of
-from ebla.storage.key_codec import head_key, partition_prefix, row_key
-from ebla.storage.layer import Item
-from ebla.storage.row_codec import decode_row, encode_head, encode_row
+from ebla.storage.codec.key_codec import head_key, partition_prefix, row_key
+from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row
+from ebla.storage.layers.layer import Item
 
 SMALL = table(
     column("p", "text", ColumnKind.PARTITION_KEY),
@@ -37,7 +37,7 @@ def stored(row: Row) -> bytes:
 
 
 def put(name: str, clustering: str, value: str = "x", at_us: int = 1) -> Item:
-    return row_at(name, clustering), stored(Row(Marker(at_us), None, {V: Cell(at_us, value.encode())}))
+    return row_at(name, clustering), stored(Row(RowMarker(at_us), None, {V: Cell(at_us, value.encode())}))
 
 
 def delete(name: str, clustering: str, at_us: int = 2, at_s: int = 5) -> Item:
@@ -46,12 +46,12 @@ def delete(name: str, clustering: str, at_us: int = 2, at_s: int = 5) -> Item:
 
 def head(name: str, static: str | None = None, at_us: int = 1, deletion: Deletion | None = None) -> Item:
     cells = Row() if static is None else Row(None, None, {S: Cell(at_us, static.encode())})
-    return head_at(name), encode_head(Head(deletion, (), cells), SMALL.version)
+    return head_at(name), encode_head(PartitionHead(deletion, (), cells), SMALL.version)
 
 
 def delete_slice(name: str, start: str, end: str, at_us: int = 2) -> Item:
     ranges = (RangeDeletion(start.encode(), end.encode(), Deletion(at_us, 5)),)
-    return head_at(name), encode_head(Head(None, ranges), SMALL.version)
+    return head_at(name), encode_head(PartitionHead(None, ranges), SMALL.version)
 
 
 def value_of(item: Item) -> str:

@@ -12,13 +12,13 @@ from tests.unit.wire.rig import SERVER_ADDRESS, introduction, running_rig
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable, WriteTimeout
 from ebla.request.front import RowsFront, mutation_of
-from ebla.request.parts import Mutation, ReadPage, ReadQuery, RouterLimits
-from ebla.storage.key_codec import partition_prefix, row_key
-from ebla.wire.calls import Target
+from ebla.request.router_types import Mutation, ReadPage, ReadQuery, RouterLimits
+from ebla.storage.codec.key_codec import partition_prefix, row_key
+from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Lane
 from ebla.wire.peers import connect
 from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
-from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, Done
+from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, EmptyAnswer
 
 KEY = row_key(partition_prefix(-7, b"pk"))
 WRITE = RouteWriteRequest((RoutedWrite(TABLE, ((KEY, b"row"),)),), ConsistencyLevel.QUORUM)
@@ -60,8 +60,8 @@ def test_writes_and_reads_pass_to_the_router() -> None:
 
         async with running_rig() as rig:
             RowsFront(router, Clock(), RouterLimits(answer_margin_ms=50), require_serving).serve(rig.server)
-            caller, _ = await connect(rig.context(introduction(2)), SERVER_ADDRESS, Target(Lane.DATA))
-            assert await caller.call(ROUTE_WRITE, WRITE, 1000) == Done()
+            caller, _ = await connect(rig.context(introduction(2)), SERVER_ADDRESS, ConnectionTarget(Lane.DATA))
+            assert await caller.call(ROUTE_WRITE, WRITE, 1000) == EmptyAnswer()
             (mutation,), level, timeout_ms = router.writes[0]
             assert (mutation, level) == (Mutation(TABLE, -7, ((KEY, b"row"),)), ConsistencyLevel.QUORUM)
             assert 900 < timeout_ms <= 950, "the client hears of a timeout before its own time is over"

@@ -8,26 +8,26 @@ from tests.unit.request.write_rig import A, StubDoors, in_simulated_time, mutati
 
 from ebla.model.errors import EblaError
 from ebla.model.identity import TopologyVersion
-from ebla.request.outbox import Copy, Outbox, Outboxes, OutboxParts
-from ebla.request.parts import RouterLimits
-from ebla.request.write_acks import CopyFailure
+from ebla.request.outbox import Outbox, OutboxDeps, Outboxes, ReplicaWrite
+from ebla.request.router_types import RouterLimits
+from ebla.request.write_acks import ReplicaWriteFailure
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
 
 
 class Ends:
     def __init__(self) -> None:
         self.acknowledgements: list[int] = []
-        self.failures: dict[int, CopyFailure] = {}
+        self.failures: dict[int, ReplicaWriteFailure] = {}
 
     def acknowledged(self, position: int) -> None:
         self.acknowledgements.append(position)
 
-    def failed(self, position: int, failure: CopyFailure) -> None:
+    def failed(self, position: int, failure: ReplicaWriteFailure) -> None:
         assert position not in self.failures
         self.failures[position] = failure
 
 
-def copy(ends: Ends, position: int, size: int = 100, expires_at: float = 1000.0) -> Copy:
+def copy(ends: Ends, position: int, size: int = 100, expires_at: float = 1000.0) -> ReplicaWrite:
     asked = mutation()
     return RowWrite(TopologyVersion(1), asked.table, asked.items), size, ends, position, expires_at
 
@@ -36,8 +36,8 @@ def is_full(box: Outbox) -> bool:
     return box.is_full
 
 
-def sizes(doors: StubDoors) -> list[int]:
-    return [len(request.writes) for request in doors.sent[A]]
+def sizes(clients: StubDoors) -> list[int]:
+    return [len(request.writes) for request in clients.sent[A]]
 
 
 LIMITS = RouterLimits(frame_writes_max=3, frame_bytes_max=1000, frames_in_flight_max=2, target_writes_max=20)
@@ -45,14 +45,14 @@ LIMITS = RouterLimits(frame_writes_max=3, frame_bytes_max=1000, frames_in_flight
 
 def test_frames_are_bounded_in_writes_and_bytes_and_a_large_write_goes_alone() -> None:
     async def run() -> None:
-        doors, ends = StubDoors(), Ends()
+        clients, ends = StubDoors(), Ends()
         async with asyncio.TaskGroup() as tasks:
-            box = Outboxes(OutboxParts(doors, tasks, replace(LIMITS, frames_in_flight_max=1))).of(A)
+            box = Outboxes(OutboxDeps(clients, tasks, replace(LIMITS, frames_in_flight_max=1))).of(A)
             for position, size in enumerate((100, 100, 100, 100, 5000, 100, 600, 600)):
                 box.add(copy(ends, position, size))
-            assert not doors.sent[A], "nothing leaves before the turn is over"
+            assert not clients.sent[A], "nothing leaves before the turn is over"
             await turns()
-        assert sizes(doors) == [3, 1, 1, 2, 1]
+        assert sizes(clients) == [3, 1, 1, 2, 1]
         assert sorted(ends.acknowledgements) == list(range(8))
         assert box.is_empty
 
@@ -61,18 +61,18 @@ def test_frames_are_bounded_in_writes_and_bytes_and_a_large_write_goes_alone() -
 
 def test_so_many_frames_are_under_way_and_the_rest_gathers() -> None:
     async def run() -> None:
-        doors, ends = StubDoors(), Ends()
+        clients, ends = StubDoors(), Ends()
         async with asyncio.TaskGroup() as tasks:
-            box = Outboxes(OutboxParts(doors, tasks, LIMITS)).of(A)
-            let_go = doors.hold(A)
+            box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
+            let_go = clients.hold(A)
             for position in range(6):
                 box.add(copy(ends, position))
                 await turns()
-            assert sizes(doors) == [1, 1]
+            assert sizes(clients) == [1, 1]
             assert box.writes == 6
             let_go.set()
             await turns()
-            assert sorted(sizes(doors)) == [1, 1, 1, 3]
+            assert sorted(sizes(clients)) == [1, 1, 1, 3]
         assert len(ends.acknowledgements) == 6
 
     in_simulated_time(run())
@@ -80,14 +80,14 @@ def test_so_many_frames_are_under_way_and_the_rest_gathers() -> None:
 
 def test_a_copy_whose_time_is_over_before_it_leaves_is_not_sent() -> None:
     async def run() -> None:
-        doors, ends = StubDoors(), Ends()
+        clients, ends = StubDoors(), Ends()
         async with asyncio.TaskGroup() as tasks:
-            box = Outboxes(OutboxParts(doors, tasks, LIMITS)).of(A)
+            box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
             now = asyncio.get_running_loop().time()
             box.add(copy(ends, 0, expires_at=now))
             box.add(copy(ends, 1, expires_at=now + 1))
             await turns()
-        assert sizes(doors) == [1]
+        assert sizes(clients) == [1]
         assert ends.failures[0].error == "deadline_exceeded"
         assert ends.acknowledgements == [1]
 
@@ -96,15 +96,15 @@ def test_a_copy_whose_time_is_over_before_it_leaves_is_not_sent() -> None:
 
 def test_each_copy_of_a_frame_learns_its_own_end() -> None:
     async def run() -> None:
-        doors, ends = StubDoors(), Ends()
-        doors.behaviours[A] = lambda _: WriteRowsAnswer(
+        clients, ends = StubDoors(), Ends()
+        clients.behaviours[A] = lambda _: WriteRowsAnswer(
             (
                 WriteFailure(1, "disk_full", "not_applied", "full"),
                 WriteFailure(7, "stale", "not_applied", "no such one"),
             )
         )
         async with asyncio.TaskGroup() as tasks:
-            box = Outboxes(OutboxParts(doors, tasks, LIMITS)).of(A)
+            box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
             for position in range(3):
                 box.add(copy(ends, position))
             await turns()
@@ -120,14 +120,14 @@ def test_a_defect_below_fails_the_copies_and_nothing_else() -> None:
         raise KeyError("defect")
 
     async def run() -> None:
-        doors, ends = StubDoors(), Ends()
-        doors.behaviours[A] = broken
+        clients, ends = StubDoors(), Ends()
+        clients.behaviours[A] = broken
         async with asyncio.TaskGroup() as tasks:
-            box = Outboxes(OutboxParts(doors, tasks, LIMITS)).of(A)
+            box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
             box.add(copy(ends, 0))
             await turns()
             assert ends.failures[0].error == "internal"
-            doors.behaviours.clear()
+            clients.behaviours.clear()
             box.add(copy(ends, 1))
             await turns()
         assert ends.acknowledgements == [1]
@@ -137,12 +137,12 @@ def test_a_defect_below_fails_the_copies_and_nothing_else() -> None:
 
 def test_copies_end_when_the_shard_stops() -> None:
     async def run() -> None:
-        doors, ends = StubDoors(), Ends()
-        doors.hold(A)
+        clients, ends = StubDoors(), Ends()
+        clients.hold(A)
 
         async def shard() -> None:
             async with asyncio.TaskGroup() as tasks:
-                box = Outboxes(OutboxParts(doors, tasks, LIMITS)).of(A)
+                box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
                 for position in range(8):  # two frames are sent, the third waits
                     box.add(copy(ends, position))
                 await asyncio.Event().wait()
@@ -161,11 +161,11 @@ def test_copies_end_when_the_shard_stops() -> None:
 
 def test_a_box_is_full_by_writes_or_bytes_and_stalled_by_silence() -> None:
     async def run() -> None:
-        doors, ends = StubDoors(), Ends()
+        clients, ends = StubDoors(), Ends()
         limits = RouterLimits(target_writes_max=256, target_bytes_max=2 << 20, stalled_ms=500)
         async with asyncio.TaskGroup() as tasks:
-            box = Outboxes(OutboxParts(doors, tasks, limits)).of(A)
-            let_go = doors.hold(A)
+            box = Outboxes(OutboxDeps(clients, tasks, limits)).of(A)
+            let_go = clients.hold(A)
             box.add(copy(ends, 0, size=(2 << 20) - 1))
             assert not is_full(box)
             box.add(copy(ends, 1, size=1))
@@ -178,12 +178,12 @@ def test_a_box_is_full_by_writes_or_bytes_and_stalled_by_silence() -> None:
             await turns()
             assert not is_full(box)
             assert not box.is_stalled()
-            doors.hold(A)
+            clients.hold(A)
             for position in range(2, 258):
                 assert not is_full(box)
                 box.add(copy(ends, position))
             assert is_full(box)
-            doors.held[A].set()
+            clients.held[A].set()
             await turns()
 
     in_simulated_time(run())

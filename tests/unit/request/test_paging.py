@@ -6,14 +6,14 @@ from tests.unit.request.stored import SMALL, delete, head, head_at, prefix_of_ke
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import TableId
-from ebla.request.paging import PageBuilder, Position, check_query, decode_position, encode_position
-from ebla.request.parts import ReadQuery
-from ebla.request.short_reads import Moment, Settled
-from ebla.storage.layer import Item
+from ebla.request.paging import PageBuilder, ReadPosition, check_query, decode_position, encode_position
+from ebla.request.router_types import ReadQuery
+from ebla.request.short_reads import LiveRowContext, SettledPage
+from ebla.storage.layers.layer import Item
 from ebla.wire.row_messages import Span
 
 TABLE = TableId(uuid.UUID(int=1))
-MOMENT = Moment(SMALL, 10)
+MOMENT = LiveRowContext(SMALL, 10)
 EVERYTHING: tuple[Span, ...] = ((b"", None),)
 PLAIN = ReadQuery(TABLE, EVERYTHING, 3, 10)
 LIMITED = ReadQuery(TABLE, EVERYTHING, 3, 10, False, 2)
@@ -31,7 +31,7 @@ def keys(builder: PageBuilder) -> list[bytes]:
 
 def taken(query: ReadQuery, *items: Item, end: bytes | None = None) -> PageBuilder:
     builder = PageBuilder(query, 1 << 20)
-    builder.take(Settled(items, end), builder.rest, MOMENT)
+    builder.take(SettledPage(items, end), builder.rest, MOMENT)
     return builder
 
 
@@ -41,21 +41,21 @@ def taken(query: ReadQuery, *items: Item, end: bytes | None = None) -> PageBuild
 @pytest.mark.parametrize(
     ("query", "position"),
     [
-        (PLAIN, Position(b"")),
-        (PLAIN, Position(row_at("p", "1") + b"\0")),
-        (LIMITED, Position(row_at("p", "1"), 0)),
-        (LIMITED, Position(row_at("p", "1"), 2)),
-        (BACKWARDS, Position(row_at("p", "1"))),
+        (PLAIN, ReadPosition(b"")),
+        (PLAIN, ReadPosition(row_at("p", "1") + b"\0")),
+        (LIMITED, ReadPosition(row_at("p", "1"), 0)),
+        (LIMITED, ReadPosition(row_at("p", "1"), 2)),
+        (BACKWARDS, ReadPosition(row_at("p", "1"))),
     ],
 )
-def test_a_position_is_read_back(query: ReadQuery, position: Position) -> None:
+def test_a_position_is_read_back(query: ReadQuery, position: ReadPosition) -> None:
     data = encode_position(position, TABLE, is_reversed=query.is_reversed)
     assert decode_position(data, query) == position
 
 
 def test_the_format_of_a_position_stays() -> None:
     """Clients keep positions over upgrades."""
-    data = encode_position(Position(b"key", 7), TABLE, is_reversed=True)
+    data = encode_position(ReadPosition(b"key", 7), TABLE, is_reversed=True)
     assert data.hex() == "0101000000076b6579" + data[-4:].hex()
     assert data[-4:].hex() == "35da3b6e"
 
@@ -76,14 +76,14 @@ def test_the_format_of_a_position_stays() -> None:
 )
 def test_a_position_of_something_else_is_refused(change: object, query: ReadQuery, words: str) -> None:
     assert callable(change)
-    data = change(encode_position(Position(row_at("p", "1")), TABLE, is_reversed=False))
+    data = change(encode_position(ReadPosition(row_at("p", "1")), TABLE, is_reversed=False))
     with pytest.raises(InvalidRequest, match=words):
         PageBuilder(with_position(query, data), 1 << 20)
 
 
 @pytest.mark.parametrize("left", [3, -2])
 def test_more_rows_than_the_limit_are_refused(left: int) -> None:
-    data = encode_position(Position(row_at("p", "1"), left), TABLE, is_reversed=False)
+    data = encode_position(ReadPosition(row_at("p", "1"), left), TABLE, is_reversed=False)
     with pytest.raises(InvalidRequest, match="another limit"):
         decode_position(data, LIMITED)
 
@@ -135,7 +135,7 @@ def test_a_full_page_at_the_end_of_the_spans_is_the_last() -> None:
 
 def test_the_bytes_of_a_page_are_bounded() -> None:
     builder = PageBuilder(PLAIN, 60)
-    assert not builder.take(Settled((put(P, "1", "v" * 60), put(P, "2")), None), EVERYTHING, MOMENT)
+    assert not builder.take(SettledPage((put(P, "1", "v" * 60), put(P, "2")), None), EVERYTHING, MOMENT)
     assert keys(builder) == [row_at(P, "1")]
     assert builder.page().position
 
@@ -156,8 +156,8 @@ def test_each_partition_gives_its_share_over_pages() -> None:
     first = taken(LIMITED, *rows)
     assert keys(first) == [row_at(P, "0"), row_at(P, "1"), row_at(Q, "0")]
     again = PageBuilder(with_position(LIMITED, first.page().position), 1 << 20)
-    assert again.begun_partition == (prefix_of_key(Q), 1)
-    again.take(Settled(tuple(rows[5:]), None), again.rest, MOMENT)
+    assert again.entered_partition == (prefix_of_key(Q), 1)
+    again.take(SettledPage(tuple(rows[5:]), None), again.rest, MOMENT)
     assert keys(again) == [row_at(Q, "1")]
 
 
@@ -166,23 +166,23 @@ def test_a_partition_that_has_given_all_is_skipped() -> None:
     builder = taken(query, put(P, "0"), put(P, "1"), put(P, "2"))
     again = PageBuilder(with_position(query, builder.page().position), 1 << 20)
     assert again.rest[0][0] > row_at(P, "9")
-    assert again.begun_partition is None
+    assert again.entered_partition is None
 
 
 def test_backwards_the_head_of_such_a_partition_is_still_to_come() -> None:
     query = msgspec.structs.replace(LIMITED, is_reversed=True, rows_max=2)
     builder = taken(query, put(P, "3"), put(P, "2"))
     again = PageBuilder(with_position(query, builder.page().position), 1 << 20)
-    assert again.begun_partition is None
-    again.take(Settled((head(P, "s"),), None), again.rest, MOMENT)
+    assert again.entered_partition is None
+    again.take(SettledPage((head(P, "s"),), None), again.rest, MOMENT)
     assert keys(again) == [head_at(P)]
 
 
 def test_pieces_leave_what_comes_behind_them() -> None:
     middle = row_at(Q, "1")
     forward = PageBuilder(PLAIN, 1 << 20)
-    assert forward.take(Settled((put(P, "1"),), None), ((b"", middle),), MOMENT)
+    assert forward.take(SettledPage((put(P, "1"),), None), ((b"", middle),), MOMENT)
     assert forward.rest == ((middle, None),)
     backward = PageBuilder(BACKWARDS, 1 << 20)
-    assert backward.take(Settled((), None), ((middle, None),), MOMENT)
+    assert backward.take(SettledPage((), None), ((middle, None),), MOMENT)
     assert backward.rest == ((b"", middle),)

@@ -3,32 +3,32 @@ import uuid
 import pytest
 from tests.unit.topology.small_cluster import TABLE, cluster, host, network, node, one_tablet, replica
 
-from ebla.model.consistency import ConsistencyLevel, Needed
+from ebla.feed.topology_view import view_of
+from ebla.model.consistency import ConsistencyLevel, RequiredReplies
 from ebla.model.errors import NotFound, TooFewReplicas
 from ebla.model.identity import HistoryId, HostId, Replica, TableId
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN
 from ebla.model.transaction import Revision
 from ebla.request.read_plan import (
-    Chosen,
-    Piece,
-    Place,
     ReadPlanner,
-    by_distance,
-    choose,
-    cut_into_pieces,
+    ReadReplicaPlan,
+    ReplicaSpans,
+    RouterLocation,
+    choose_replicas,
+    find_spare,
     first_token,
     is_one_token,
     last_token,
-    pieces_of,
-    stand_in,
-    without_slow,
+    replace_slow,
+    replica_spans,
+    sort_by_distance,
+    split_by_replicas,
 )
-from ebla.storage.key_codec import encode_token, partition_prefix
-from ebla.topology.replica_sets import ReplicaSets, TableReplicas
+from ebla.storage.codec.key_codec import encode_token, partition_prefix
+from ebla.topology.routing.replica_sets import ReplicaSets, TableReplicas
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
-from ebla.wire.topology_view import view_of
 
 A, B, C, D = (replica(number) for number in (1, 2, 3, 4))
 NODES = [node(1), node(2), node(3, datacenter="dc2"), node(4, datacenter="dc2")]
@@ -52,31 +52,34 @@ QUARTERS = [encode_token(-(2**62)), encode_token(0), encode_token(2**62)]
 
 
 def test_a_scan_is_cut_where_other_shards_begin() -> None:
-    assert list(cut_into_pieces(four_tablets(), ((b"", None),))) == [
-        Piece(((b"", QUARTERS[0]),), (A,)),
-        Piece(((QUARTERS[0], QUARTERS[1]),), (B,)),
-        Piece(((QUARTERS[1], QUARTERS[2]),), (C,)),
-        Piece(((QUARTERS[2], None),), (D,)),
+    assert list(split_by_replicas(four_tablets(), ((b"", None),))) == [
+        ReplicaSpans(((b"", QUARTERS[0]),), (A,)),
+        ReplicaSpans(((QUARTERS[0], QUARTERS[1]),), (B,)),
+        ReplicaSpans(((QUARTERS[1], QUARTERS[2]),), (C,)),
+        ReplicaSpans(((QUARTERS[2], None),), (D,)),
     ]
 
 
 def test_spans_of_one_tablet_are_one_piece() -> None:
     near = [partition_prefix(token, b"k") for token in (5, 6, 7, 2**62)]
     spans = tuple((prefix, prefix + b"\xff") for prefix in near)
-    assert list(cut_into_pieces(four_tablets(), spans)) == [Piece(spans[:3], (C,)), Piece(spans[3:], (D,))]
+    assert list(split_by_replicas(four_tablets(), spans)) == [
+        ReplicaSpans(spans[:3], (C,)),
+        ReplicaSpans(spans[3:], (D,)),
+    ]
 
 
 def test_a_span_that_ends_with_its_tablet_does_not_reach_into_the_next() -> None:
-    assert list(cut_into_pieces(four_tablets(), ((QUARTERS[0], QUARTERS[1]),))) == [
-        Piece(((QUARTERS[0], QUARTERS[1]),), (B,))
+    assert list(split_by_replicas(four_tablets(), ((QUARTERS[0], QUARTERS[1]),))) == [
+        ReplicaSpans(((QUARTERS[0], QUARTERS[1]),), (B,))
     ]
     longer = QUARTERS[1] + b"\0"
-    assert [piece.replicas for piece in cut_into_pieces(four_tablets(), ((QUARTERS[0], longer),))] == [(B,), (C,)]
+    assert [piece.replicas for piece in split_by_replicas(four_tablets(), ((QUARTERS[0], longer),))] == [(B,), (C,)]
 
 
 def test_reversed_pieces_come_from_the_end_with_their_spans_ascending() -> None:
     spans = ((b"", QUARTERS[0]), (encode_token(5), encode_token(6)), (encode_token(7), None))
-    found = list(pieces_of(four_tablets(), spans, 3, is_reversed=True))
+    found = list(replica_spans(four_tablets(), spans, 3, is_reversed=True))
     assert [piece.replicas for piece in found] == [(D,), (C,), (A,)]
     assert found[1].spans == (spans[1], (encode_token(7), QUARTERS[2]))
     assert all(piece.partition_rows_max == 3 for piece in found)
@@ -109,53 +112,56 @@ def test_spans_inside_one_token() -> None:
 
 
 def test_the_nearest_come_first() -> None:
-    place = Place(replica(2, 1), "dc2")
-    assert by_distance((A, B, C, replica(2, 1), D), place, DATACENTERS) == (replica(2, 1), B, C, D, A)
+    place = RouterLocation(replica(2, 1), "dc2")
+    assert sort_by_distance((A, B, C, replica(2, 1), D), place, DATACENTERS) == (replica(2, 1), B, C, D, A)
 
 
 @pytest.mark.parametrize(
     ("needed", "asked", "spares"),
     [
-        ((Needed(None, 1),), (A,), (B, C, D)),
-        ((Needed(None, 3),), (A, B, C), (D,)),
-        ((Needed("dc1", 1),), (A,), (B,)),
-        ((Needed("dc1", 1), Needed("dc2", 1)), (A, C), (B, D)),
+        ((RequiredReplies(None, 1),), (A,), (B, C, D)),
+        ((RequiredReplies(None, 3),), (A, B, C), (D,)),
+        ((RequiredReplies("dc1", 1),), (A,), (B,)),
+        ((RequiredReplies("dc1", 1), RequiredReplies("dc2", 1)), (A, C), (B, D)),
     ],
 )
 def test_as_few_as_the_level_needs(
-    needed: tuple[Needed, ...], asked: tuple[Replica, ...], spares: tuple[Replica, ...]
+    needed: tuple[RequiredReplies, ...], contacts: tuple[Replica, ...], spares: tuple[Replica, ...]
 ) -> None:
-    assert choose((A, B, C, D), needed, DATACENTERS) == Chosen(asked, spares, needed)
+    assert choose_replicas((A, B, C, D), needed, DATACENTERS) == ReadReplicaPlan(contacts, spares, needed)
 
 
-@pytest.mark.parametrize("needed", [(Needed(None, 4),), (Needed("dc2", 2),), (Needed("dc1", 2), Needed("dc2", 2))])
-def test_too_few_are_told_with_their_numbers(needed: tuple[Needed, ...]) -> None:
+@pytest.mark.parametrize(
+    "needed",
+    [(RequiredReplies(None, 4),), (RequiredReplies("dc2", 2),), (RequiredReplies("dc1", 2), RequiredReplies("dc2", 2))],
+)
+def test_too_few_are_told_with_their_numbers(needed: tuple[RequiredReplies, ...]) -> None:
     with pytest.raises(TooFewReplicas) as raised:
-        choose((A, B, C), needed, DATACENTERS)
+        choose_replicas((A, B, C), needed, DATACENTERS)
     assert raised.value.required == sum(each.count for each in needed)
     assert raised.value.alive < raised.value.required
 
 
 def test_a_table_without_any_replica_is_not_asked_for_ever() -> None:
     with pytest.raises(TooFewReplicas):
-        choose((), (), DATACENTERS)
+        choose_replicas((), (), DATACENTERS)
 
 
 def test_a_stand_in_counts_where_the_missing_one_would_have() -> None:
-    anywhere, each = (Needed(None, 2),), (Needed("dc1", 1), Needed("dc2", 1))
-    assert stand_in((B, D), C, (anywhere, datacenter_of)) == B
-    assert stand_in((B, D), C, (each, datacenter_of)) == D
-    assert stand_in((B,), C, (each, datacenter_of)) is None
-    assert stand_in((), C, (anywhere, datacenter_of)) is None
+    anywhere, each = (RequiredReplies(None, 2),), (RequiredReplies("dc1", 1), RequiredReplies("dc2", 1))
+    assert find_spare((B, D), C, (anywhere, datacenter_of)) == B
+    assert find_spare((B, D), C, (each, datacenter_of)) == D
+    assert find_spare((B,), C, (each, datacenter_of)) is None
+    assert find_spare((), C, (anywhere, datacenter_of)) is None
 
 
 def test_one_that_seems_to_have_stopped_is_asked_last() -> None:
-    needed = (Needed(None, 2),)
-    chosen = Chosen((A, B), (C, D), needed)
-    assert without_slow(chosen, lambda each: False, datacenter_of) == chosen
-    assert without_slow(chosen, lambda each: each == A, datacenter_of) == Chosen((B, C), (D, A), needed)
-    assert without_slow(chosen, lambda each: each in (B, C), datacenter_of) == Chosen((A, D), (C, B), needed)
-    assert without_slow(Chosen((A, B), (), needed), lambda each: each == A, datacenter_of).asked == (A, B)
+    needed = (RequiredReplies(None, 2),)
+    chosen = ReadReplicaPlan((A, B), (C, D), needed)
+    assert replace_slow(chosen, lambda each: False, datacenter_of) == chosen
+    assert replace_slow(chosen, lambda each: each == A, datacenter_of) == ReadReplicaPlan((B, C), (D, A), needed)
+    assert replace_slow(chosen, lambda each: each in (B, C), datacenter_of) == ReadReplicaPlan((A, D), (C, B), needed)
+    assert replace_slow(ReadReplicaPlan((A, B), (), needed), lambda each: each == A, datacenter_of).contacts == (A, B)
 
 
 # The planner
@@ -164,7 +170,9 @@ def test_one_that_seems_to_have_stopped_is_asked_last() -> None:
 def planner_of(
     snapshot: Snapshot, down: frozenset[HostId] = frozenset(), refused: frozenset[Replica] = frozenset()
 ) -> ReadPlanner:
-    return ReadPlanner(view_of(snapshot, Revision(HistoryId(uuid.UUID(int=1)), 1)), Place(A, "dc1"), down, refused)
+    return ReadPlanner(
+        view_of(snapshot, Revision(HistoryId(uuid.UUID(int=1)), 1)), RouterLocation(A, "dc1"), down, refused
+    )
 
 
 LOCAL = [node(number) for number in (1, 2, 3, 4)]
@@ -173,11 +181,11 @@ LOCAL = [node(number) for number in (1, 2, 3, 4)]
 def test_those_that_are_away_are_not_asked() -> None:
     snapshot = cluster(*LOCAL, tablets=one_tablet(A, B, C))
     chosen = planner_of(snapshot, frozenset({host(2)})).chosen(TABLE, (A, B, C), Level.QUORUM)
-    assert (chosen.asked, chosen.spares) == ((A, C), ())
+    assert (chosen.contacts, chosen.spares) == ((A, C), ())
     with pytest.raises(TooFewReplicas):
         planner_of(snapshot, frozenset({host(2)}), frozenset({C})).chosen(TABLE, (A, B, C), Level.QUORUM)
     gone = cluster(node(1, state=NodeState.LEFT), *LOCAL[1:], tablets=one_tablet(A, B, C))
-    assert planner_of(gone).chosen(TABLE, (A, B, C), Level.QUORUM).asked == (B, C)
+    assert planner_of(gone).chosen(TABLE, (A, B, C), Level.QUORUM).contacts == (B, C)
 
 
 def test_an_unknown_table_is_not_found() -> None:
@@ -187,8 +195,8 @@ def test_an_unknown_table_is_not_found() -> None:
 
 def test_a_repair_goes_where_a_write_would() -> None:
     at_rest = planner_of(cluster(*LOCAL, tablets=one_tablet(A, B, C))).repair_route(TABLE, 5, Level.QUORUM)
-    assert (at_rest.targets, at_rest.needed, at_rest.is_changing) == ((A, B, C), (Needed(None, 2),), False)
+    assert (at_rest.targets, at_rest.needed, at_rest.is_changing) == ((A, B, C), (RequiredReplies(None, 2),), False)
     moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (D, B, C))
     snapshot = cluster(*LOCAL, tablets=one_tablet(A, B, C, transition=moving))
     route = planner_of(snapshot).repair_route(TABLE, 5, Level.QUORUM)
-    assert (route.targets, route.needed, route.is_changing) == ((A, B, C, D), (Needed(None, 3),), True)
+    assert (route.targets, route.needed, route.is_changing) == ((A, B, C, D), (RequiredReplies(None, 3),), True)

@@ -5,26 +5,26 @@ import asyncio
 import pytest
 from tests.unit.request.write_rig import AT_REST, QUORUM, A, B, Clock, CountedView, StubDoors, at_version, mutation
 
+from ebla.feed.topology_view import view_of
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
 from ebla.observe.metrics import Metrics
-from ebla.request.parts import RouterLimits, RouterParts
 from ebla.request.router import Router
-from ebla.wire.topology_view import view_of
+from ebla.request.router_types import RouterDeps, RouterLimits
 
 
 def test_a_router_writes_by_either_door_and_hands_out_timestamps() -> None:
     async def run() -> None:
-        view, doors = CountedView(), StubDoors()
+        view, clients = CountedView(), StubDoors()
         view.install(view_of(at_version(AT_REST, 5), Revision(HistoryId(A.host), 5)))
         async with asyncio.TaskGroup() as tasks:
-            router = Router(RouterParts(view, A, "dc1", doors, Clock(), RouterLimits(), Metrics(), tasks))
+            router = Router(RouterDeps(view, A, "dc1", clients, Clock(), RouterLimits(), Metrics(), tasks))
             await router.write([mutation()], QUORUM, 1000)
             await router.begin_write([mutation()], QUORUM, 1000)
             with pytest.raises(InvalidRequest):
                 await router.write([], QUORUM, 1000)
             assert router.timestamps.next_us() < router.timestamps.next_us()
-        assert doors.writes_to(B) == 2
+        assert clients.writes_to(B) == 2
 
     asyncio.run(run())

@@ -1,11 +1,11 @@
 from tests.unit.request.write_rig import Clock
 
-from ebla.request.timestamps import Timestamps
+from ebla.request.timestamps import TimestampGenerator
 
 
 def test_timestamps_follow_the_wall_clock_and_never_stand_still_or_go_back() -> None:
     clock = Clock()
-    timestamps = Timestamps(clock)
+    timestamps = TimestampGenerator(clock)
     taken = []
     for now_us in (1_000, 1_000, 900, 1_002, 2_000):
         clock.now_us = now_us

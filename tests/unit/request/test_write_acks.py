@@ -2,28 +2,28 @@ import pytest
 from tests.unit.topology.small_cluster import replica
 
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, DiskFull, Stale
-from ebla.request.write_acks import Acks, Refusal, ack_rule, failure_from
+from ebla.request.write_acks import AckCounter, ReplicaRefusal, make_ack_rule, replica_write_failure
 
-TWO_OF_THREE = ack_rule([2], [(0,)] * 3)
-TWO_EACH = ack_rule([2, 2], [(0,)] * 3 + [(1,)] * 3)
+TWO_OF_THREE = make_ack_rule([2], [(0,)] * 3)
+TWO_EACH = make_ack_rule([2, 2], [(0,)] * 3 + [(1,)] * 3)
 
 
 def test_the_acknowledgement_that_makes_it_full_says_so_once() -> None:
-    acks = Acks(TWO_OF_THREE)
+    acks = AckCounter(TWO_OF_THREE)
     assert [acks.acknowledge(position) for position in (2, 0, 1)] == [False, True, False]
     assert acks.is_met
     assert acks.received == 2, "what the level did not ask for is not counted"
 
 
 def test_the_refusal_that_makes_it_impossible_says_so_once() -> None:
-    acks = Acks(TWO_OF_THREE)
+    acks = AckCounter(TWO_OF_THREE)
     assert [acks.refuse(position) for position in (2, 0, 1)] == [False, True, False]
     assert acks.is_impossible
     assert not acks.is_met
 
 
 def test_a_datacenter_does_not_make_up_for_another() -> None:
-    acks = Acks(TWO_EACH)
+    acks = AckCounter(TWO_EACH)
     for position in (0, 1, 2, 3):
         assert not acks.acknowledge(position)
     assert (acks.received, acks.required) == (3, 4)
@@ -32,21 +32,21 @@ def test_a_datacenter_does_not_make_up_for_another() -> None:
 
 
 def test_each_datacenter_alone_can_make_it_impossible() -> None:
-    acks = Acks(TWO_EACH)
+    acks = AckCounter(TWO_EACH)
     assert not acks.refuse(0)
     assert not acks.refuse(3)
     assert acks.refuse(4)
 
 
 def test_copies_that_no_requirement_counts_change_nothing() -> None:
-    acks = Acks(ack_rule([1], [(), (0,)]))
+    acks = AckCounter(make_ack_rule([1], [(), (0,)]))
     assert not acks.acknowledge(0)
     assert not acks.is_met
     assert acks.acknowledge(1)
 
 
 def test_a_position_answers_once() -> None:
-    acks = Acks(TWO_OF_THREE)
+    acks = AckCounter(TWO_OF_THREE)
     acks.acknowledge(1)
     with pytest.raises(AssertionError, match="answers once"):
         acks.acknowledge(1)
@@ -56,19 +56,19 @@ def test_a_position_answers_once() -> None:
 
 def test_a_rule_can_be_met_only_by_enough_copies_and_never_by_none() -> None:
     assert TWO_OF_THREE.can_be_met
-    assert not ack_rule([2], [(0,)]).can_be_met
-    assert not ack_rule([1, 1], [(0,), (0,)]).can_be_met
-    assert not ack_rule([0], []).can_be_met
+    assert not make_ack_rule([2], [(0,)]).can_be_met
+    assert not make_ack_rule([1, 1], [(0,), (0,)]).can_be_met
+    assert not make_ack_rule([0], []).can_be_met
 
 
 @pytest.mark.parametrize(
     ("error", "refusal"),
     [
-        (Stale("fenced"), Refusal.STALE),
-        (DeadlineExceeded("late"), Refusal.SILENT),
-        (ConnectionLost("gone"), Refusal.REFUSED),
-        (DiskFull("full"), Refusal.REFUSED),
+        (Stale("fenced"), ReplicaRefusal.STALE),
+        (DeadlineExceeded("late"), ReplicaRefusal.SILENT),
+        (ConnectionLost("gone"), ReplicaRefusal.REFUSED),
+        (DiskFull("full"), ReplicaRefusal.REFUSED),
     ],
 )
-def test_what_is_done_about_an_error(error: Stale, refusal: Refusal) -> None:
-    assert failure_from(replica(1), error).refusal is refusal
+def test_what_is_done_about_an_error(error: Stale, refusal: ReplicaRefusal) -> None:
+    assert replica_write_failure(replica(1), error).refusal is refusal

@@ -4,15 +4,23 @@ import pytest
 from tests.unit.request.write_rig import AT_REST, MOVED, MOVING, NODES, A, B, C, D
 from tests.unit.topology.small_cluster import TABLE, cluster, network, node, one_tablet, replica
 
+from ebla.feed.topology_view import View, view_of
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import NotFound, Unavailable
 from ebla.model.identity import HistoryId, HostId, Replica, TableId
 from ebla.model.transaction import Revision
-from ebla.request.write_plan import FullTarget, LeaveOut, PlanBook, WaitFor, WritePlan, room_choice, too_few
+from ebla.request.write_plan import (
+    FullTarget,
+    SkipTargets,
+    WaitForTarget,
+    WritePlanCache,
+    WriteReplicaPlan,
+    choose_when_full,
+    too_few_replicas,
+)
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
-from ebla.wire.topology_view import View, view_of
 
 L = ConsistencyLevel
 NOBODY: frozenset[HostId] = frozenset()
@@ -23,9 +31,9 @@ def view(snapshot: Snapshot) -> View:
     return view_of(snapshot, Revision(HistoryId(uuid.UUID(int=1)), 1))
 
 
-def planned(snapshot: Snapshot, level: ConsistencyLevel = L.QUORUM, *down: Replica) -> WritePlan:
+def planned(snapshot: Snapshot, level: ConsistencyLevel = L.QUORUM, *down: Replica) -> WriteReplicaPlan:
     hosts = frozenset(each.host for each in down)
-    return PlanBook(view(snapshot), "dc1", hosts, NOWHERE).plan(TABLE, 5, level)
+    return WritePlanCache(view(snapshot), "dc1", hosts, NOWHERE).plan(TABLE, 5, level)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +62,10 @@ def test_down_and_left_hosts_and_shards_that_refuse_get_no_copies_but_count() ->
     left = cluster(*NODES[:2], node(3, state=NodeState.LEFT), NODES[3], tablets=one_tablet(A, B, C))
     assert planned(left).targets == (A, B)
     assert planned(left, L.QUORUM, A).is_available is False
-    book = PlanBook(view(AT_REST), "dc1", frozenset({C.host}), frozenset({A, replica(2, 3)}))
+    book = WritePlanCache(view(AT_REST), "dc1", frozenset({C.host}), frozenset({A, replica(2, 3)}))
     plan = book.plan(TABLE, 5, L.ONE)
     assert (plan.targets, plan.skipped) == ((B,), (A, C))
-    told = too_few(book.plan(TABLE, 5, L.QUORUM), L.QUORUM)
+    told = too_few_replicas(book.plan(TABLE, 5, L.QUORUM), L.QUORUM)
     assert (told.required, told.alive) == (2, 1)
 
 
@@ -68,36 +76,36 @@ def test_each_quorum_counts_every_datacenter() -> None:
     assert planned(snapshot, L.EACH_QUORUM, replicas[0], replicas[3]).is_available
     lost = planned(snapshot, L.EACH_QUORUM, replicas[3], replicas[4])
     assert not lost.is_available
-    assert (too_few(lost, L.EACH_QUORUM).required, too_few(lost, L.EACH_QUORUM).alive) == (4, 3)
+    assert (too_few_replicas(lost, L.EACH_QUORUM).required, too_few_replicas(lost, L.EACH_QUORUM).alive) == (4, 3)
     assert planned(snapshot, L.LOCAL_QUORUM, replicas[3], replicas[4]).is_available
     assert not planned(snapshot, L.LOCAL_QUORUM, replicas[0], replicas[1]).is_available
 
 
 def test_a_plan_is_worked_out_once_and_its_book_is_good_for_one_view_and_who_is_up() -> None:
     seen = view(AT_REST)
-    book = PlanBook(seen, "dc1", NOBODY, NOWHERE)
+    book = WritePlanCache(seen, "dc1", NOBODY, NOWHERE)
     assert book.plan(TABLE, 5, L.ONE) is book.plan(TABLE, 6, L.ONE)
-    assert book.holds(seen, NOBODY, NOWHERE)
-    assert not book.holds(view(MOVED), NOBODY, NOWHERE)
-    assert not book.holds(seen, frozenset({A.host}), NOWHERE)
-    assert not book.holds(seen, NOBODY, frozenset({A}))
+    assert book.is_for(seen, NOBODY, NOWHERE)
+    assert not book.is_for(view(MOVED), NOBODY, NOWHERE)
+    assert not book.is_for(seen, frozenset({A.host}), NOWHERE)
+    assert not book.is_for(seen, NOBODY, frozenset({A}))
 
 
 def test_tables_that_are_not_there_yet_or_any_more() -> None:
     with pytest.raises(NotFound):
-        PlanBook(view(AT_REST), "dc1", NOBODY, NOWHERE).plan(TableId(uuid.UUID(int=1)), 5, L.ONE)
+        WritePlanCache(view(AT_REST), "dc1", NOBODY, NOWHERE).plan(TableId(uuid.UUID(int=1)), 5, L.ONE)
     half_made = Snapshot(nodes=AT_REST.nodes, keyspaces=AT_REST.keyspaces, tables=AT_REST.tables, tablets=FrozenMap())
     with pytest.raises(Unavailable, match=r"ks\.t is still being created"):
-        PlanBook(view(half_made), "dc1", NOBODY, NOWHERE).plan(TABLE, 5, L.ONE)
+        WritePlanCache(view(half_made), "dc1", NOBODY, NOWHERE).plan(TABLE, 5, L.ONE)
 
 
 def test_a_target_without_room_is_waited_for_unless_it_is_given_up_and_not_needed() -> None:
     quorum, everyone = planned(AT_REST), planned(AT_REST, L.ALL)
-    assert room_choice([quorum], [FullTarget(C, is_given_up=False)]) == WaitFor(C)
-    assert room_choice([quorum], [FullTarget(C, is_given_up=True)]) == LeaveOut(frozenset({C}))
-    assert room_choice([everyone], [FullTarget(C, is_given_up=True)]) == WaitFor(C)
-    assert room_choice([quorum, everyone], [FullTarget(C, is_given_up=True)]) == WaitFor(C)
+    assert choose_when_full([quorum], [FullTarget(C, is_given_up=False)]) == WaitForTarget(C)
+    assert choose_when_full([quorum], [FullTarget(C, is_given_up=True)]) == SkipTargets(frozenset({C}))
+    assert choose_when_full([everyone], [FullTarget(C, is_given_up=True)]) == WaitForTarget(C)
+    assert choose_when_full([quorum, everyone], [FullTarget(C, is_given_up=True)]) == WaitForTarget(C)
     both = [FullTarget(B, is_given_up=True), FullTarget(C, is_given_up=True)]
-    assert room_choice([quorum], both) == WaitFor(B)
+    assert choose_when_full([quorum], both) == WaitForTarget(B)
     mixed = [FullTarget(B, is_given_up=True), FullTarget(C, is_given_up=False)]
-    assert room_choice([quorum], mixed) == WaitFor(C)
+    assert choose_when_full([quorum], mixed) == WaitForTarget(C)

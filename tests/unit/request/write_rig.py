@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 
 from tests.unit.topology.small_cluster import TABLE, cluster, node, one_tablet, replica
 
+from ebla.feed.topology_view import TopologyView, view_of
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import EblaError
 from ebla.model.identity import HistoryId, Replica, TopologyVersion
 from ebla.model.transaction import Revision
 from ebla.observe.metrics import Metrics
-from ebla.request.parts import Mutation, RouterLimits, RouterParts
-from ebla.request.writes import RoutedWrites
-from ebla.sim.chance import SimChance
+from ebla.request.router_types import Mutation, RouterDeps, RouterLimits
+from ebla.request.write_router import WriteRouter
 from ebla.sim.loop import simulated_loop
+from ebla.sim.rng import SimRng
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition
@@ -29,7 +30,6 @@ from ebla.wire.row_messages import (
     WriteRowsAnswer,
     WriteRowsRequest,
 )
-from ebla.wire.topology_view import TopologyView, view_of
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ ACKNOWLEDGED = WriteRowsAnswer()
 
 
 def in_simulated_time(work: Coroutine[Any, Any, T]) -> T:
-    result: T = simulated_loop(SimChance("writes")).run_until_complete(work)
+    result: T = simulated_loop(SimRng("writes")).run_until_complete(work)
     return result
 
 
@@ -143,9 +143,9 @@ MOVED = cluster(*NODES, tablets=one_tablet(D, B, C))
 
 @dataclass
 class WriteRig:
-    writes: RoutedWrites
+    writes: WriteRouter
     view: CountedView
-    doors: StubDoors
+    clients: StubDoors
     metrics: Metrics
     tasks: asyncio.TaskGroup
 
@@ -166,10 +166,10 @@ class WriteRig:
 
 @asynccontextmanager
 async def running(snapshot: Snapshot = AT_REST, limits: RouterLimits | None = None) -> AsyncIterator[WriteRig]:
-    view, doors, metrics = CountedView(), StubDoors(), Metrics()
+    view, clients, metrics = CountedView(), StubDoors(), Metrics()
     async with asyncio.TaskGroup() as tasks:
-        parts = RouterParts(view, A, "dc1", doors, Clock(), limits or RouterLimits(), metrics, tasks)
-        rig = WriteRig(RoutedWrites(parts), view, doors, metrics, tasks)
+        parts = RouterDeps(view, A, "dc1", clients, Clock(), limits or RouterLimits(), metrics, tasks)
+        rig = WriteRig(WriteRouter(parts), view, clients, metrics, tasks)
         rig.install(snapshot, 5)
         yield rig
 

@@ -8,15 +8,15 @@ import pytest
 
 from ebla.model.errors import Corruption, DiskFull
 from ebla.model.identity import ClusterId, HostId
-from ebla.runtime.data_folder import DataFolder, FolderRefused, Identity
+from ebla.runtime.data_folder import DataFolder, FolderRefused, NodeIdentity
 
-IDENTITY = Identity(HostId(uuid.UUID(int=1)), ClusterId(uuid.UUID(int=2)), "ebla")
+IDENTITY = NodeIdentity(HostId(uuid.UUID(int=1)), ClusterId(uuid.UUID(int=2)), "ebla")
 
 
 def made(path: Path) -> DataFolder:
     folder = DataFolder(path)
     folder.lay_out()
-    folder.keep_identity(IDENTITY)
+    folder.store_identity(IDENTITY)
     return folder
 
 
@@ -42,7 +42,7 @@ def test_a_creation_that_was_interrupted_is_completed(tmp_path: Path) -> None:
     folder.identity.unlink()
     assert folder.check(0) is None
     folder.lay_out()
-    folder.keep_identity(IDENTITY)
+    folder.store_identity(IDENTITY)
     assert folder.check(0) == IDENTITY
 
 

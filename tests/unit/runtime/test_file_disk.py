@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ebla.model.errors import DiskFull
-from ebla.ports.chance import Chance
 from ebla.ports.clock import Clock
 from ebla.ports.disk import Disk, File
+from ebla.ports.rng import Rng
 from ebla.runtime import file_disk
-from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, SHORT_SYNC_S, SyncPace
-from ebla.runtime.file_disk import DiskWays, FileDisk, FileOnDisk
-from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, SHORT_SYNC_S, SyncLatency
+from ebla.runtime.file_disk import DiskConfig, DiskFile, FileDisk
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def test_the_real_ports_are_ports(disk: FileDisk, tmp_path: Path) -> None:
     as_disk: Disk = disk
     as_file: File = disk.create(f"{tmp_path}/file")
     as_clock: Clock = SystemClock()
-    as_chance: Chance = SystemChance()
+    as_rng: Rng = SystemRng()
     as_file.close()
     assert as_disk.exists(f"{tmp_path}/file")
     assert as_clock.boot_ms() > 0
-    assert 0.0 <= as_chance.random() < 1.0
+    assert 0.0 <= as_rng.random() < 1.0
 
 
 def test_bytes_written_are_read(disk: FileDisk, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_bytes_written_are_read(disk: FileDisk, tmp_path: Path) -> None:
 
 
 def test_what_begins_its_way_early_is_all_there(tmp_path: Path) -> None:
-    disk = FileDisk(DiskWays(step_bytes=4096, work_niceness=1))
+    disk = FileDisk(DiskConfig(step_bytes=4096, work_niceness=1))
     file = disk.create(f"{tmp_path}/file")
 
     async def write() -> None:
@@ -310,7 +310,7 @@ def test_closing_waits_for_a_sync_that_runs(disk: FileDisk, tmp_path: Path, monk
 def test_every_descriptor_is_closed_once(disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     real = os.close
-    file: FileOnDisk = disk.create(f"{tmp_path}/file")
+    file: DiskFile = disk.create(f"{tmp_path}/file")
     in_loop(file.sync)
 
     def close(descriptor: int) -> None:
@@ -331,21 +331,21 @@ def test_the_boot_clock_counts_on_and_the_wall_clock_tells_the_year() -> None:
 
 
 def test_chance_draws_inside_its_bounds() -> None:
-    chance = SystemChance()
-    assert {chance.randrange(3, 5) for _ in range(200)} == {3, 4}
-    assert {chance.choice("ab") for _ in range(200)} == {"a", "b"}
+    rng = SystemRng()
+    assert {rng.randrange(3, 5) for _ in range(200)} == {3, 4}
+    assert {rng.choice("ab") for _ in range(200)} == {"a", "b"}
     items = list(range(50))
-    chance.shuffle(items)
+    rng.shuffle(items)
     assert sorted(items) == list(range(50))
     assert items != list(range(50))
-    assert len(chance.bytes(7)) == 7
-    assert chance.uuid().version == 4
-    assert chance.uuid() != chance.uuid()
+    assert len(rng.bytes(7)) == 7
+    assert rng.uuid().version == 4
+    assert rng.uuid() != rng.uuid()
 
 
 @pytest.fixture
 def short_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SyncPace, "is_short", True)
+    monkeypatch.setattr(SyncLatency, "is_short", True)
 
 
 def synced_by(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -410,21 +410,21 @@ def test_a_sync_that_fails_on_the_loop_poisons_the_file(
 
 
 def test_the_loop_syncs_only_what_was_short_for_long_enough() -> None:
-    def syncs_until_short(pace: SyncPace, took_s: float) -> int:
+    def syncs_until_short(pace: SyncLatency, took_s: float) -> int:
         for count in range(1000):
             if pace.is_short:
                 return count
             pace.note(took_s)
         return 1000
 
-    pace = SyncPace()
+    pace = SyncLatency()
     assert 10 < syncs_until_short(pace, SHORT_SYNC_S / 3) < 100
     pace.note(0.010)
     assert not pace.is_short
     assert 1 < syncs_until_short(pace, SHORT_SYNC_S / 3) < 10
     pace.note(1.0)
     assert 30 < syncs_until_short(pace, SHORT_SYNC_S / 3) < 80
-    assert syncs_until_short(SyncPace(), SHORT_SYNC_S * 1.01) == 1000
+    assert syncs_until_short(SyncLatency(), SHORT_SYNC_S * 1.01) == 1000
 
 
 def test_syncs_of_several_files_at_once_all_end(disk: FileDisk, tmp_path: Path) -> None:

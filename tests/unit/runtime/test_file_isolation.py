@@ -11,7 +11,7 @@ import pytest
 
 from ebla.runtime import file_isolation
 from ebla.runtime.file_isolation import FileIsolation
-from ebla.runtime.machine import machine_id
+from ebla.runtime.machine_id import machine_id
 
 HOLDER = """
 import os, sys
@@ -110,7 +110,7 @@ def test_links_have_one_inode(file: Path, tmp_path: Path) -> None:
 
 def test_a_machine_is_the_same_for_all_its_processes() -> None:
     told = subprocess.run(
-        [sys.executable, "-c", "from ebla.runtime.machine import machine_id; print(machine_id())"],
+        [sys.executable, "-c", "from ebla.runtime.machine_id import machine_id; print(machine_id())"],
         check=True,
         capture_output=True,
         text=True,

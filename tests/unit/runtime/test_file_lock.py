@@ -29,25 +29,25 @@ def test_a_held_lock_is_refused_with_the_holders_pid_and_free_once_it_is_killed(
     with holder(path) as process:
         with pytest.raises(LockHeld, match=f"process {process.pid} holds .*shard-0.lock"):
             file_lock.acquire(path)
-        held = file_lock.held_in(tmp_path)
+        held = file_lock.find_held_lock(tmp_path)
         assert held is not None
         assert held.holder == process.pid
         process.kill()
         process.wait(10)
-    assert file_lock.held_in(tmp_path) is None
+    assert file_lock.find_held_lock(tmp_path) is None
     file_lock.acquire(path).release()
 
 
 def test_a_released_or_missing_lock_is_free(tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
-    assert file_lock.held_by_another(path) is None
+    assert file_lock.find_lock_holder(path) is None
     assert not path.exists()
     lock = file_lock.acquire(path)
     assert path.read_text() == f"{os.getpid()}\n"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert file_lock.held_by_another(path) is not None
+    assert file_lock.find_lock_holder(path) is not None
     lock.release()
-    assert file_lock.held_by_another(path) is None
+    assert file_lock.find_lock_holder(path) is None
 
 
 def test_somebody_who_looks_at_that_instant_does_not_make_an_acquire_fail(

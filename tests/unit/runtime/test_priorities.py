@@ -15,11 +15,11 @@ import pytest
 from ebla.runtime.priorities import (
     NICENESS_MAX,
     SHORT_SLICE_NS,
-    child_stands_back,
-    serving_goes_first,
-    session_stands_back,
-    thread_answers_soon,
-    thread_stands_back,
+    lower_child_priority,
+    lower_session_priority,
+    lower_thread_priority,
+    raise_serving_priority,
+    shorten_thread_slice,
 )
 
 SESSION = """
@@ -44,7 +44,7 @@ def test_a_thread_and_what_it_starts_stand_back_alone() -> None:
         seen.append(int(subprocess.run(["nice"], capture_output=True, text=True, check=True).stdout))
 
     def first() -> None:
-        thread_stands_back(2)
+        lower_thread_priority(2)
         started = threading.Thread(target=below)
         started.start()
         started.join()
@@ -81,8 +81,8 @@ def test_a_thread_and_what_it_starts_get_short_slices_and_no_more_than_before() 
         seen.append((slice_ns(), niceness()))
 
     def first() -> None:
-        thread_stands_back(1)
-        thread_answers_soon()
+        lower_thread_priority(1)
+        shorten_thread_slice()
         below()
         started = threading.Thread(target=below)
         started.start()
@@ -99,10 +99,10 @@ def test_a_thread_and_what_it_starts_get_short_slices_and_no_more_than_before() 
 
 def test_a_child_stands_back() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    child_stands_back(child.pid, 100)
+    lower_child_priority(child.pid, 100)
     assert os.getpriority(os.PRIO_PROCESS, child.pid) == NICENESS_MAX
     child.communicate(b"\n")
-    child_stands_back(child.pid, 1)  # it is gone, which is for others to find out
+    lower_child_priority(child.pid, 1)  # it is gone, which is for others to find out
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -152,9 +152,9 @@ def test_who_may_not_go_first_goes_on_as_before(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "write_text", refuse)
     monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
     before = niceness()
-    serving_goes_first(-3, tmp_path / "autogroup")
+    raise_serving_priority(-3, tmp_path / "autogroup")
     assert niceness() == before
 
 
 def test_a_kernel_without_sessions_is_no_error(tmp_path: Path) -> None:
-    session_stands_back(7, tmp_path / "missing" / "autogroup")
+    lower_session_priority(7, tmp_path / "missing" / "autogroup")

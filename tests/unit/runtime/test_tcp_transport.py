@@ -17,7 +17,7 @@ from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import Address
 from ebla.ports.transport import Link
 from ebla.runtime.tcp_transport import TcpLink, TcpTransport, TransportLimits
-from ebla.runtime.tls import NewcomerTls
+from ebla.runtime.tls import JoiningNodeTls
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 
@@ -221,7 +221,7 @@ def test_a_peer_without_a_certificate_never_sends_much_at_once(loop: Loop, tmp_p
         limits = TransportLimits(first_frame_bytes_max=1000)
         async with TcpTransport(Cluster(tmp_path).tls(1), limits, reports) as transport:
             listening = await transport.listen(free_address(), Ear, pair.open_far)
-            async with TcpTransport(NewcomerTls(None), TransportLimits(), reports) as newcomer:
+            async with TcpTransport(JoiningNodeTls(None), TransportLimits(), reports) as newcomer:
                 await newcomer.connect(listening.address, pair.open_near)
                 pair.near.link.send(b"x" * 999)
                 pair.near.link.send(b"x" * 1001)

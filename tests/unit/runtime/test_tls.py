@@ -24,13 +24,13 @@ from tests.unit.wire.rig import ECHO, EchoAnswer, EchoRequest
 
 from ebla.model.errors import Corruption, InvalidRequest, Refused, Unreachable
 from ebla.model.identity import ClusterId
-from ebla.runtime.hand_over import AuthorityDesk, Newcomer, fetch_authority, new_join_token
-from ebla.runtime.system_chance import SystemChance
+from ebla.runtime.authority_handover import AuthorityService, JoiningNode, fetch_authority, new_join_token
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TlsContexts, TransportLimits
 from ebla.runtime.tls import (
     Authority,
-    NewcomerTls,
+    JoiningNodeTls,
     NodeTls,
     TlsFolder,
     check_authority,
@@ -44,7 +44,7 @@ from ebla.wire.server import Server
 
 def test_first_start_makes_files_of_the_owner_alone(tmp_path: Path) -> None:
     folder = TlsFolder(tmp_path / "tls")
-    folder.make_missing(identity(1), SystemClock())
+    folder.create_missing(identity(1), SystemClock())
     assert sorted(path.name for path in folder.path.iterdir()) == [
         "authority.key",
         "authority.pem",
@@ -58,19 +58,19 @@ def test_first_start_makes_files_of_the_owner_alone(tmp_path: Path) -> None:
 
 def test_a_second_start_changes_nothing(tmp_path: Path) -> None:
     folder = TlsFolder(tmp_path / "tls")
-    folder.make_missing(identity(1), SystemClock())
+    folder.create_missing(identity(1), SystemClock())
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
-    folder.make_missing(identity(1), SystemClock())
+    folder.create_missing(identity(1), SystemClock())
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
 def test_an_interrupted_first_start_is_finished_by_the_next(tmp_path: Path) -> None:
     """The key was written, the certificate was not: the key is replaced, since nothing was signed with it."""
     folder = TlsFolder(tmp_path / "tls")
-    folder.make_missing(identity(1), SystemClock())
+    folder.create_missing(identity(1), SystemClock())
     for name in ("authority.pem", "node.pem"):
         (folder.path / name).unlink()
-    folder.make_missing(identity(1), SystemClock())
+    folder.create_missing(identity(1), SystemClock())
     NodeTls(folder)
 
 
@@ -231,7 +231,7 @@ def test_no_certificate_no_service(tmp_path: Path) -> None:
     async def run() -> None:
         cluster = Cluster(tmp_path)
         async with serving(cluster.tls(1)) as served:
-            _, reports = await refused(NewcomerTls(cluster.authority.certificate_pem), served)
+            _, reports = await refused(JoiningNodeTls(cluster.authority.certificate_pem), served)
             assert "peer did not return a certificate" in reports.text()
 
     asyncio.run(run())
@@ -285,10 +285,10 @@ def test_two_authorities_are_trusted_while_one_replaces_the_other(tmp_path: Path
 # ---- join
 
 
-def newcomer(name: str = NAME) -> Newcomer:
+def newcomer(name: str = NAME) -> JoiningNode:
     limits = WireLimits(connect_ms=5000)
     who = Introduction(host(7), None, name)
-    return Newcomer(who, SystemChance(), limits, TransportLimits(), Reports())
+    return JoiningNode(who, SystemRng(), limits, TransportLimits(), Reports())
 
 
 async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str = NAME) -> object:
@@ -297,7 +297,7 @@ async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str 
         async with asyncio.TaskGroup() as tasks:
             desk = Server(tasks, introduction(1), WireLimits(), reports)
             main = Server(tasks, introduction(1), WireLimits(), reports)
-            AuthorityDesk(cluster.folder(1), CLUSTER, SystemClock(), desk)
+            AuthorityService(cluster.folder(1), CLUSTER, SystemClock(), desk)
             listening = await transport.listen(free_address(), main.accept, desk.accept)
             try:
                 return await fetch_authority(newcomer(name), listening.address, token)
@@ -311,7 +311,7 @@ async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str 
 def test_a_token_hands_the_authority_over(tmp_path: Path) -> None:
     async def run() -> None:
         cluster, reports = Cluster(tmp_path), Reports()
-        token = new_join_token(cluster.authority, 60, SystemClock(), SystemChance())
+        token = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
         handed = await fetch(cluster, token, reports)
         assert getattr(handed, "cluster", None) == CLUSTER
         assert getattr(handed, "certificate_pem", None) == cluster.authority.certificate_pem
@@ -332,7 +332,7 @@ def test_an_expired_token_is_refused(tmp_path: Path) -> None:
 
     async def run() -> None:
         cluster, reports = Cluster(tmp_path), Reports()
-        token = new_join_token(cluster.authority, 60, Yesterday(), SystemChance())
+        token = new_join_token(cluster.authority, 60, Yesterday(), SystemRng())
         answer = await fetch(cluster, token, reports)
         assert isinstance(answer, Refused)
         assert "expired" in str(answer)
@@ -344,7 +344,7 @@ def test_an_expired_token_is_refused(tmp_path: Path) -> None:
 def test_a_forged_token_is_refused(tmp_path: Path) -> None:
     async def run() -> None:
         cluster, reports = Cluster(tmp_path), Reports()
-        good = new_join_token(cluster.authority, 60, SystemClock(), SystemChance())
+        good = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
         longer = JoinToken(good.expires_at_s + 1, good.nonce, good.fingerprint, good.code)
         answer = await fetch(cluster, longer, reports)
         assert isinstance(answer, Refused)
@@ -357,7 +357,7 @@ def test_a_token_of_another_cluster_is_never_shown(tmp_path: Path) -> None:
     async def run() -> None:
         cluster, other = Cluster(tmp_path / "a"), Cluster(tmp_path / "b", ClusterId(uuid.UUID(int=0xD)))
         reports = Reports()
-        answer = await fetch(cluster, new_join_token(other.authority, 60, SystemClock(), SystemChance()), reports)
+        answer = await fetch(cluster, new_join_token(other.authority, 60, SystemClock(), SystemRng()), reports)
         assert isinstance(answer, Refused)
         assert "another cluster" in str(answer)
         assert "join." not in reports.text()
@@ -368,7 +368,7 @@ def test_a_token_of_another_cluster_is_never_shown(tmp_path: Path) -> None:
 def test_another_clusters_name_is_refused(tmp_path: Path) -> None:
     async def run() -> None:
         cluster = Cluster(tmp_path)
-        token = new_join_token(cluster.authority, 60, SystemClock(), SystemChance())
+        token = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
         answer = await fetch(cluster, token, Reports(), name="temple")
         assert isinstance(answer, Unreachable)
         assert "'temple'" in str(answer)

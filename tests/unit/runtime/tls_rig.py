@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.unit.wire.rig import ECHO, SLOW, EchoAnswer, EchoRequest
 
 from ebla.model.identity import Address, ClusterId, HostId
-from ebla.runtime.system_chance import SystemChance
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TlsContexts, TransportLimits
 from ebla.runtime.tls import (
     NodeTls,
@@ -23,7 +23,7 @@ from ebla.runtime.tls import (
     make_authority,
     make_node_certificate,
 )
-from ebla.wire.calls import Caller, Target
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
@@ -75,11 +75,11 @@ class Cluster:
     def folder(self, number: int, *, days: int = 5, name_host: int | None = None) -> TlsFolder:
         """`days` may be negative (expired), `name_host` another host than the folder's."""
         folder = TlsFolder(self.path / f"tls-{number}")
-        folder.keep_authority(self.authority)
+        folder.store_authority(self.authority)
         now = datetime.datetime.now(datetime.UTC)
         validity = Validity(now - datetime.timedelta(days=10), now + datetime.timedelta(days=days))
         named = host(number if name_host is None else name_host)
-        folder.keep_node_certificate(make_node_certificate(self.authority, named, self.cluster, validity))
+        folder.store_node_certificate(make_node_certificate(self.authority, named, self.cluster, validity))
         return folder
 
     def tls(self, number: int, *, days: int = 5, name_host: int | None = None) -> NodeTls:
@@ -136,10 +136,10 @@ async def serving(
 @asynccontextmanager
 async def calling(
     tls: TlsContexts | None, served: Served, *, number: int = 2, plain: bool = False, expect: HostId | None = None
-) -> AsyncIterator[tuple[Caller, Reports]]:
+) -> AsyncIterator[tuple[RpcClientConnection, Reports]]:
     reports = Reports()
     async with TcpTransport(tls, TransportLimits(), reports, plain=plain) as transport:
-        context = PeersContext(transport, SystemChance(), introduction(number), served.limits, reports)
-        caller, _ = await connect(context, served.address, Target(Lane.CONTROL, expect))
+        context = PeersContext(transport, SystemRng(), introduction(number), served.limits, reports)
+        caller, _ = await connect(context, served.address, ConnectionTarget(Lane.CONTROL, expect))
         yield caller, reports
         caller.close("the test is over")

@@ -4,21 +4,23 @@ import asyncio
 
 import pytest
 
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.disk import Behaviour, DiskStrain
-from ebla.sim.faults.fault import Fault
+from ebla.ports.environment import Environment
+from ebla.sim.disk import DiskBehaviour, DiskFault
+from ebla.sim.faults.fault import InjectedFault
 from ebla.sim.faults.harsh import BIT_ROT, GENTLE, HARSH, gentle, harsh
-from ebla.sim.network import Conditions, Path, PathStrain
+from ebla.sim.network import NetworkConditions, NetworkPath, PathFault
 from ebla.sim.world import Unit, World
 
 
-async def idle(around: Surroundings) -> None:
-    file = around.disk.open("/data/f") if around.disk.exists("/data/f") else around.disk.create("/data/f")
+async def idle(environment: Environment) -> None:
+    file = (
+        environment.disk.open("/data/f") if environment.disk.exists("/data/f") else environment.disk.create("/data/f")
+    )
     while True:
         await asyncio.sleep(0.05)
         file.append(b"some bytes")
         await file.sync()
-        await around.disk.sync_folder("/data")
+        await environment.disk.sync_folder("/data")
 
 
 def units_of(world: World) -> list[Unit]:
@@ -30,29 +32,29 @@ def units_of(world: World) -> list[Unit]:
 
 
 def assert_healed(world: World, units: list[Unit]) -> None:
-    assert all(path == Path() for path in world.network._paths.values())
+    assert all(path == NetworkPath() for path in world.network._paths.values())
     for disk in (unit.machine.disk for unit in units):
-        assert disk.behaviour == Behaviour()
-        assert (disk.sync_ms, disk.fail_sync, disk.capacity_bytes) == (Behaviour().sync_ms, 0.0, None)
+        assert disk.behaviour == DiskBehaviour()
+        assert (disk.sync_ms, disk.fail_sync, disk.capacity_bytes) == (DiskBehaviour().sync_ms, 0.0, None)
     assert all(unit.running or unit.down for unit in units)
 
 
 @pytest.mark.parametrize("fault", [*HARSH, BIT_ROT], ids=lambda fault: fault.name)
-def test_each_fault_heals_what_it_did(fault: Fault) -> None:
+def test_each_fault_heals_what_it_did(fault: InjectedFault) -> None:
     async def scenario(world: World) -> None:
         units = units_of(world)
         await asyncio.sleep(1.0)
-        lines = world.narrative.events
+        lines = world.trace.events
         for _ in range(5):
             await fault.strike(world, units)
         assert_healed(world, units)
-        assert world.narrative.events > lines or fault.name in ("reset", "start the down"), "a strike is told"
+        assert world.trace.events > lines or fault.name in ("reset", "start the down"), "a strike is told"
 
     World(1, 100.0).run(scenario)
 
 
 @pytest.mark.parametrize("fault", HARSH, ids=lambda fault: fault.name)
-def test_a_fault_cut_short_heals_as_well(fault: Fault) -> None:
+def test_a_fault_cut_short_heals_as_well(fault: InjectedFault) -> None:
     async def scenario(world: World) -> None:
         units = units_of(world)
         await asyncio.sleep(1.0)
@@ -69,9 +71,9 @@ def test_a_fault_cut_short_heals_as_well(fault: Fault) -> None:
 def test_faults_of_one_disk_add_up_and_each_ends_alone() -> None:
     disk = World(1, 1.0).machine("a").disk
     calm_ms = disk.sync_ms
-    with disk.strained(DiskStrain(capacity_bytes=100)):
-        with disk.strained(DiskStrain(sync_ms=50.0)), disk.strained(DiskStrain(sync_ms=7.0, fail_sync=1.0)):
-            with disk.strained(DiskStrain(capacity_bytes=20)):
+    with disk.inject(DiskFault(capacity_bytes=100)):
+        with disk.inject(DiskFault(sync_ms=50.0)), disk.inject(DiskFault(sync_ms=7.0, fail_sync=1.0)):
+            with disk.inject(DiskFault(capacity_bytes=20)):
                 assert (disk.sync_ms, disk.fail_sync, disk.capacity_bytes) == (calm_ms + 57.0, 1.0, 20)
         assert (disk.sync_ms, disk.fail_sync, disk.capacity_bytes) == (calm_ms, 0.0, 100)
         disk.heal()
@@ -80,25 +82,28 @@ def test_faults_of_one_disk_add_up_and_each_ends_alone() -> None:
 
 
 def test_faults_of_one_path_add_up_and_each_ends_alone() -> None:
-    path = Path()
-    with path.strained(PathStrain(extra_ms=0.1, extra_loss=0.5, bytes_per_s=1000.0)):
-        with path.strained(PathStrain(extra_ms=0.7, bytes_per_s=100.0)), path.strained(PathStrain(extra_ms=0.2)):
-            assert path.extra_ms == pytest.approx(1.0)
+    path = NetworkPath()
+    with path.inject(PathFault(extra_latency_ms=0.1, extra_loss=0.5, bytes_per_s=1000.0)):
+        with (
+            path.inject(PathFault(extra_latency_ms=0.7, bytes_per_s=100.0)),
+            path.inject(PathFault(extra_latency_ms=0.2)),
+        ):
+            assert path.extra_latency_ms == pytest.approx(1.0)
             assert (path.extra_loss, path.bytes_per_s) == (0.5, 100.0)
-        assert (path.extra_ms, path.extra_loss, path.bytes_per_s) == (0.1, 0.5, 1000.0)
-    assert path == Path()
+        assert (path.extra_latency_ms, path.extra_loss, path.bytes_per_s) == (0.1, 0.5, 1000.0)
+    assert path == NetworkPath()
 
 
 def test_the_harsh_storm_uses_everything_and_ends_in_calm() -> None:
     async def scenario(world: World) -> None:
         units = units_of(world)
-        lives = sum(unit.lives for unit in units)
+        start_count = sum(unit.start_count for unit in units)
         await harsh(world, units, seconds=120.0)
         assert world.now() == 120.0
         assert_healed(world, units)
         assert all(unit.running for unit in units)
-        assert sum(unit.lives for unit in units) > lives + 30
-        assert world.network.conditions == Conditions()
+        assert sum(unit.start_count for unit in units) > start_count + 30
+        assert world.network.conditions == NetworkConditions()
 
     told: list[str] = []
     World(1, 120.0, told.append).run(scenario)
@@ -112,7 +117,7 @@ def test_the_gentle_one_only_kills() -> None:
     async def scenario(world: World) -> None:
         units = units_of(world)
         await gentle(world, units, seconds=100.0)
-        assert sum(unit.lives for unit in units) > 6
+        assert sum(unit.start_count for unit in units) > 6
         assert all(unit.running for unit in units)
 
     told: list[str] = []

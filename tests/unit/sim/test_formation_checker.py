@@ -1,10 +1,10 @@
 """INV-FORM-1 is judged by histories, not by how often one was begun."""
 
-from ebla.sim.checkers.formation import Foundings
+from ebla.sim.checkers.formation import ClusterFoundings
 
 
 def test_the_same_history_again_is_no_second_cluster() -> None:
-    foundings = Foundings()
+    foundings = ClusterFoundings()
     assert not foundings.first.is_set()
     foundings.begun("h1", "a")
     foundings.begun("h1", "a")
@@ -14,7 +14,7 @@ def test_the_same_history_again_is_no_second_cluster() -> None:
 
 
 def test_another_history_is() -> None:
-    foundings = Foundings()
+    foundings = ClusterFoundings()
     foundings.begun("h1", "a")
     foundings.begun("h2", "b")
     assert foundings.violation() == "INV-FORM-1: 2 clusters were created: h1 by a, h2 by b"

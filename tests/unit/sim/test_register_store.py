@@ -1,10 +1,10 @@
 """The example register's journal: every prefix and every flipped byte of it."""
 
-from ebla.sim.example.messages import Answered, Held
+from ebla.sim.example.messages import LastAnswer, RegisterState
 from ebla.sim.example.store import last_record, record_of
 
-FIRST = Held(promised=4, epoch=4, sequence=1, value=5, answers=(Answered("k", 1, 5),))
-SECOND = Held(promised=7, epoch=4, sequence=2, value=6, answers=(Answered("k", 2, 6),))
+FIRST = RegisterState(promised=4, epoch=4, sequence=1, value=5, answers=(LastAnswer("k", 1, 5),))
+SECOND = RegisterState(promised=7, epoch=4, sequence=2, value=6, answers=(LastAnswer("k", 2, 6),))
 
 
 def test_the_last_whole_record_counts() -> None:

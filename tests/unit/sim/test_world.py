@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.world import Failed, UnitState, World
+from ebla.ports.environment import Environment
+from ebla.sim.world import RunFailed, UnitState, World
 
 
-async def idle(around: Surroundings) -> None:
+async def idle(environment: Environment) -> None:
     await asyncio.Event().wait()
 
 
@@ -35,7 +35,7 @@ def test_units_of_one_machine_share_its_disk_and_its_power() -> None:
         control.crash()
         control.resume()
         assert control.down
-        assert control.lives == 2
+        assert control.start_count == 2
 
     World(1, 10.0).run(scenario)
 
@@ -45,13 +45,13 @@ def test_a_failed_check_fails_the_run() -> None:
         world.check(True, "fine")
         world.check(world.now() > 0.0, "no time has passed")
 
-    with pytest.raises(Failed, match="no time has passed"):
+    with pytest.raises(RunFailed, match="no time has passed"):
         World(1, 10.0).run(scenario)
 
 
 def test_a_failure_told_from_inside_a_unit_ends_the_run() -> None:
     async def scenario(world: World) -> None:
-        async def main(around: Surroundings) -> None:
+        async def main(environment: Environment) -> None:
             await asyncio.sleep(1.0)
             world.fail("two leaders in term 4")
             world.fail("only the first counts")
@@ -61,18 +61,18 @@ def test_a_failure_told_from_inside_a_unit_ends_the_run() -> None:
         await asyncio.sleep(100.0)
 
     world = World(1, 10.0)
-    with pytest.raises(Failed, match="two leaders in term 4"):
+    with pytest.raises(RunFailed, match="two leaders in term 4"):
         world.run(scenario)
     assert world.now() == 1.0
-    assert "FAILS: two leaders" in world.narrative.lines[-1]
+    assert "FAILS: two leaders" in world.trace.lines[-1]
 
 
 def test_a_unit_has_new_chance_in_every_life_and_the_same_in_every_run() -> None:
     def drawn() -> list[float]:
         numbers: list[float] = []
 
-        async def main(around: Surroundings) -> None:
-            numbers.append(around.chance.random())
+        async def main(environment: Environment) -> None:
+            numbers.append(environment.rng.random())
             await asyncio.Event().wait()
 
         async def scenario(world: World) -> None:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from ebla.cql import notation, responses
-from ebla.cql.frames import HEADER, HEADER_BYTES, RESPONSE, VERSION, Opcode
-from ebla.cql.results import ColumnSpec, Rows
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address
+from ebla.wire.cql import notation, responses
+from ebla.wire.cql.frames import HEADER, HEADER_BYTES, RESPONSE, VERSION, Opcode
+from ebla.wire.cql.messages import ColumnSpec, Rows
 
 Answer = tuple[Opcode, bytes] | None
 """None: the connection is closed without one."""

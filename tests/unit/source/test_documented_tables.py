@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from ebla.model.cql_types import Scalar, ScalarType
-from ebla.source.options import OPTIONS, Option
-from ebla.source.type_mapping import ALSO_READ_AS, ALSO_WRITTEN_FROM, choices
+from ebla.source.options import OPTIONS, SparkOption
+from ebla.source.spark_types import ALSO_READ_AS, ALSO_WRITTEN_FROM, choices
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "spark.md"
 
 
-def option_row(option: Option) -> str:
+def option_row(option: SparkOption) -> str:
     default = f"`{option.default}`" if option.default else ""
     meaning = option.meaning.replace("<", "&lt;")
     return f"| `{option.name}` | {option.side} | {meaning} | {default} |"

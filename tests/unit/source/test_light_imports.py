@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-HEAVY = ("numpy", "pandas", "pyarrow", "ebla.cql.statements", "ebla.source.task_write", "ebla.source.driver_rows")
+HEAVY = (
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "ebla.cql.parse.statements",
+    "ebla.source.write.task_writer",
+    "ebla.source.write.driver_rows",
+)
 
 
 @pytest.mark.parametrize("module", ["data_source", "writer", "stream_writer"])

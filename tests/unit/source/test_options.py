@@ -7,18 +7,18 @@ import pytest
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address
-from ebla.source.contact import parse_contacts
-from ebla.source.options import OPTIONS, Given, Side, access_of, read_options
+from ebla.source.contact_points import parse_contacts
+from ebla.source.options import OPTIONS, OptionSide, OptionValues, parse_read_options, parse_table_access
 
 MINIMUM = {"keyspace": "shop", "table": "orders"}
 
 
 def test_what_holds_unless_said_otherwise() -> None:
-    found = read_options(MINIMUM)
+    found = parse_read_options(MINIMUM)
     assert found.access.full_name == "shop.orders"
     assert found.access.contact.addresses == (Address("127.0.0.1", 9042),)
     assert found.access.level is ConsistencyLevel.LOCAL_QUORUM
-    assert found.access.uses_short_cut
+    assert found.access.uses_local_files
     assert found.access.timeout_s == 60.0
     assert not found.access.contact.security.is_tls
     assert (found.columns, found.token, found.writetimes, found.ttls) == ((), "", (), ())
@@ -28,7 +28,7 @@ def test_what_holds_unless_said_otherwise() -> None:
 
 
 def test_all_of_them_given() -> None:
-    found = read_options(
+    found = parse_read_options(
         {
             "CONTACT": "10.0.0.1, 10.0.0.2:9999",
             "Keyspace": "shop",
@@ -56,12 +56,12 @@ def test_all_of_them_given() -> None:
     assert found.split_bytes == 3 << 29
     assert found.life_ms == 5_400_000
     assert found.access.timeout_s == 0.5
-    assert not found.access.uses_short_cut
+    assert not found.access.uses_local_files
 
 
 @pytest.mark.parametrize("given", [{"table": "shop.orders"}, {"path": "shop.orders"}, {**MINIMUM, "path": ""}])
 def test_ways_to_name_the_table(given: dict[str, str]) -> None:
-    assert read_options(given).access.full_name == "shop.orders"
+    assert parse_read_options(given).access.full_name == "shop.orders"
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,20 @@ def test_ways_to_name_the_table(given: dict[str, str]) -> None:
 )
 def test_mistakes_say_what_is_wrong(given: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        read_options(given)
+        parse_read_options(given)
 
 
 def test_an_option_of_the_other_side_says_so() -> None:
     with pytest.raises(InvalidRequest, match="'columns' is for reading, not for writing"):
-        Given({"columns": "a"}, Side.WRITE)
+        OptionValues({"columns": "a"}, OptionSide.WRITE)
 
 
 def test_the_authority_travels_as_text(tmp_path: Path) -> None:
     path = tmp_path / "authority.pem"
     path.write_text("PEM")
-    found = access_of(Given({**MINIMUM, "ssl": "true", "ssl.ca": str(path), "ssl.verify": "false"}, Side.WRITE))
+    found = parse_table_access(
+        OptionValues({**MINIMUM, "ssl": "true", "ssl.ca": str(path), "ssl.verify": "false"}, OptionSide.WRITE)
+    )
     assert found.contact.security.authority_pem == "PEM"
     assert found.contact.security.is_tls
     assert not found.contact.security.verifies
@@ -108,13 +110,13 @@ def test_addresses_of_the_newer_kind() -> None:
 
 
 def test_every_option_is_told_of_once_for_each_side() -> None:
-    for side in (Side.READ, Side.WRITE):
-        names = [option.name for option in OPTIONS if option.side in (Side.BOTH, side)]
+    for side in (OptionSide.READ, OptionSide.WRITE):
+        names = [option.name for option in OPTIONS if option.side in (OptionSide.BOTH, side)]
         assert len(names) == len(set(names))
     assert all(option.meaning and option.name == option.name.lower() for option in OPTIONS)
 
 
 def test_a_password_is_not_shown() -> None:
-    asked = read_options({"table": "ks.t", "username": "me", "password": "hunter2"})
+    asked = parse_read_options({"table": "ks.t", "username": "me", "password": "hunter2"})
     assert asked.access.contact.security.password == "hunter2"
     assert "hunter2" not in repr(asked)

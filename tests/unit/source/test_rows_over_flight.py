@@ -10,38 +10,38 @@ from tests.unit.bulk.flight_rig import build_part, flight_rig
 from tests.unit.storage.naive_scan import TIMES, Part, expected, random_conditions
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, stored_prefix
 
-from ebla.model.asked_rows import AskedColumn, AskedKind, KeyCondition, KeyOperator
 from ebla.model.errors import InvalidRequest
+from ebla.model.selection import ColumnSelector, KeyCondition, KeyOperator, SelectorKind
 from ebla.model.token import WHOLE_RING
-from ebla.source.merged_read import merged_rows
-from ebla.storage.columns import whole_shape
-from ebla.storage.row_file import ROWS_SCHEMA
-from ebla.storage.scan import Question
-from ebla.wire.transfer_messages import StoredRowsQuestion, TypedRowsQuestion
+from ebla.source.read.replica_merge import merge_replicas
+from ebla.storage.codec.row_file import ROWS_SCHEMA
+from ebla.storage.columns.chunks import whole_shape
+from ebla.storage.scan.stack_scan import ScanQuery
+from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery
 
 
 def test_typed_and_stored_rows_by_condition_and_partition(tmp_path: Path) -> None:
     rows = RandomRows(9, Mix(0.6, 5, 80))
     parts: list[Part] = [(rows.layer(), WHOLE_RING, True), (rows.layer(), WHOLE_RING, False)]
-    chance = Random(9)
+    rng = Random(9)
     prefixes = tuple(sorted(stored_prefix([f"p{number}".encode()]) for number in range(3)))
 
     async def main() -> None:
         async with flight_rig(tmp_path) as rig:
             await build_part(rig, parts)
             for number in range(4):
-                conditions = random_conditions(chance) if number else ()
+                conditions = random_conditions(rng) if number else ()
                 chosen = prefixes if number % 2 else ()
-                question = Question(MIXED, TIMES, 3, conditions=conditions, partitions=chosen)
-                model = expected(parts, question)
-                asked = TypedRowsQuestion(WHOLE_RING, TIMES, 3, conditions, chosen)
+                query = ScanQuery(MIXED, TIMES, 3, conditions=conditions, partitions=chosen)
+                model = expected(parts, query)
+                asked = TypedRowsQuery(WHOLE_RING, TIMES, 3, conditions, chosen)
                 assert str(_rows(await rig.answer(rig.source(), asked))) == str(model)
                 for by_column in (False, True):
-                    stored = StoredRowsQuestion(WHOLE_RING, conditions, chosen, by_column)
+                    stored = StoredRowsQuery(WHOLE_RING, conditions, chosen, by_column)
                     batches = await rig.answer(rig.source(), stored)
                     wanted = whole_shape(MIXED).arrow_schema if by_column else ROWS_SCHEMA
                     assert all(batch.schema == wanted for batch in batches)
-                    assert str(_rows(list(merged_rows(question, [batches, batches])))) == str(model)
+                    assert str(_rows(list(merge_replicas(query, [batches, batches])))) == str(model)
 
     asyncio.run(main())
 
@@ -50,16 +50,16 @@ def test_wrong_questions_are_told_before_any_row(tmp_path: Path) -> None:
     async def main() -> None:
         async with flight_rig(tmp_path) as rig:
             await build_part(rig, [(RandomRows(1).layer(), WHOLE_RING, True)])
-            collection = TypedRowsQuestion(WHOLE_RING, (AskedColumn("m", AskedKind.TTL),), 0)
+            collection = TypedRowsQuery(WHOLE_RING, (ColumnSelector("m", SelectorKind.TTL),), 0)
             with pytest.raises(InvalidRequest, match="non-frozen collection m"):
                 await rig.answer(rig.source(), collection)
             wrong = (KeyCondition("x", KeyOperator.EQUAL, (bytes(4),)),)
-            for question in (
-                TypedRowsQuestion(WHOLE_RING, (AskedColumn("x"),), 0, wrong),
-                StoredRowsQuestion(WHOLE_RING, wrong),
+            for query in (
+                TypedRowsQuery(WHOLE_RING, (ColumnSelector("x"),), 0, wrong),
+                StoredRowsQuery(WHOLE_RING, wrong),
             ):
                 with pytest.raises(InvalidRequest, match="not part of the key"):
-                    await rig.answer(rig.source(), question)
+                    await rig.answer(rig.source(), query)
 
     asyncio.run(main())
 

@@ -11,23 +11,32 @@ import pyarrow as pa
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import EblaError, Unreachable
 from ebla.model.identity import Address, AttemptId, HostId, SessionId, ShardNumber, TransferId
+from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
-from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, Target
-from ebla.source.contact import Contact, ContactSettings
-from ebla.source.cql_client import CqlRows, Statement
-from ebla.storage.checksums import crc32
-from ebla.storage.row_file import decode_records
-from ebla.wire.table_access import CommitWriteAnswer, CommitWriteRequest, StagedRun, WritePlan, WriteRoute, WriteState
+from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, TransferTarget
+from ebla.source.contact_points import ContactPoints, CqlClient
+from ebla.source.cql_client import BoundStatement, CqlRows
+from ebla.storage.codec.checksums import crc32
+from ebla.storage.codec.row_file import decode_records
+from ebla.wire.table_calls import (
+    CommitWriteAnswer,
+    CommitWriteRequest,
+    StagedRun,
+    StagingPlan,
+    StagingRoute,
+)
 
 SESSION = SessionId(uuid.UUID(int=1))
 HOSTS = tuple(HostId(uuid.UUID(int=100 + number)) for number in range(5))
 Rows = dict[bytes, bytes]
 
 
-def target(host: int, within: TokenRange, *, number: int = 0, folder: Path | None = None, machine: str = "") -> Target:
+def target(
+    host: int, within: TokenRange, *, number: int = 0, folder: Path | None = None, machine: str = ""
+) -> TransferTarget:
     name = f"{host} {within.start} {within.end} {number}"
-    return Target(
+    return TransferTarget(
         HOSTS[host], ShardNumber(0), SESSION, TransferId(uuid.uuid5(SESSION, name)), StagingKind.ROWS, within,
         b"ticket", Address(f"127.0.0.{host + 1}", 7001), machine, str(folder or ""),
     )  # fmt: skip
@@ -37,15 +46,16 @@ def plan_of(
     schema: TableSchema,
     ranges: Sequence[TokenRange],
     hosts: Sequence[int],
-    state: WriteState = WriteState.OPEN,
+    state: WriteJobState = WriteJobState.OPEN,
     timestamp_us: int = 1_700_000_000_000_000,
-) -> WritePlan:
+) -> StagingPlan:
     """Tablets with these ranges, each on all hosts."""
     targets = [target(host, one) for one in ranges for host in hosts]
     routes = [
-        WriteRoute(one, tuple(range(place * len(hosts), (place + 1) * len(hosts)))) for place, one in enumerate(ranges)
+        StagingRoute(one, tuple(range(place * len(hosts), (place + 1) * len(hosts))))
+        for place, one in enumerate(ranges)
     ]
-    return WritePlan(schema, state, timestamp_us, tuple(targets), tuple(routes), b"authority")
+    return StagingPlan(schema, state, timestamp_us, tuple(targets), tuple(routes), b"authority")
 
 
 @dataclass
@@ -85,7 +95,7 @@ class FakeStaged:
 class FakeCarrier:
     nodes: FakeNodes
 
-    def put_records(self, target: Target, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile:
+    def put_records(self, target: TransferTarget, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile:
         self.nodes.puts.append(target.host)
         self.nodes.check(target.host)
         data = b"".join(records)
@@ -94,7 +104,7 @@ class FakeCarrier:
         attempts[attempt] = data
         return StagedFile(ROWS_NAME, len(data), crc32(data, 0))
 
-    def get_staged(self, target: Target, attempt: AttemptId, expected: StagedFile) -> FakeStaged:
+    def get_staged(self, target: TransferTarget, attempt: AttemptId, expected: StagedFile) -> FakeStaged:
         self.nodes.check(target.host)
         attempts = self.nodes.staged[target.transfer]
         assert crc32(attempts[attempt], 0) == expected.checksum
@@ -110,14 +120,14 @@ class FakeCarrier:
         pass
 
 
-class FakeContact(Contact):
+class FakeContact(CqlClient):
     """Answers calls by their names, and keeps what it was asked."""
 
     def __init__(self, **answers: Callable[[Any], Any]) -> None:
-        super().__init__(ContactSettings((Address("127.0.0.1", 9042),)))
+        super().__init__(ContactPoints((Address("127.0.0.1", 9042),)))
         self.answers = answers
         self.calls: list[tuple[str, Any]] = []
-        self.batches: list[tuple[list[Statement], ConsistencyLevel, int]] = []
+        self.batches: list[tuple[list[BoundStatement], ConsistencyLevel, int]] = []
         self.statements: list[str] = []
 
     def call(self, call: Any, request: Any, timeout_s: float) -> Any:
@@ -125,12 +135,12 @@ class FakeContact(Contact):
         self.calls.append((call.name, request))
         return self.answers[call.name](request)
 
-    def query(self, statement: Statement, *_: Any, **__: Any) -> CqlRows:
+    def query(self, statement: BoundStatement, *_: Any, **__: Any) -> CqlRows:
         self.calls.append(("query", statement.text))
         return CqlRows()
 
     def batch(
-        self, statements: Sequence[Statement], level: ConsistencyLevel, timeout_s: float, timestamp_us: int
+        self, statements: Sequence[BoundStatement], level: ConsistencyLevel, timeout_s: float, timestamp_us: int
     ) -> None:
         assert timeout_s > 0
         self.batches.append((list(statements), level, timestamp_us))

@@ -11,30 +11,30 @@ from typing import Any
 
 import pyarrow as pa
 
+from ebla.model.byte_comparable import canonical
 from ebla.model.cql_types import CqlType, ListType, MapType, Scalar, ScalarType, SetType, TupleType
 from ebla.model.cql_types import parse_type as kind_of
 from ebla.model.identity import TableId
-from ebla.model.ordered_values import canonical
 from ebla.model.rows import (
     EMPTY_HEAD,
     Cell,
+    CollectionCells,
     Deletion,
-    Elements,
-    Head,
-    Marker,
+    PartitionHead,
     RangeDeletion,
     Row,
+    RowMarker,
     merge_heads,
 )
 from ebla.model.schema import Column, ColumnKind, TableSchema, new_schema
 from ebla.model.token import composite_key, token_of
 from ebla.model.values import Duration, decode, encode
-from ebla.storage.arrow_types import arrow_type, number_type
-from ebla.storage.key_codec import encode_clustering, head_key, partition_prefix, row_key
-from ebla.storage.layer import Item
-from ebla.storage.layer_facts import LayerFacts
-from ebla.storage.merge import facts_of
-from ebla.storage.row_codec import encode_head, encode_row
+from ebla.storage.codec.key_codec import encode_clustering, head_key, partition_prefix, row_key
+from ebla.storage.codec.row_codec import encode_head, encode_row
+from ebla.storage.columns.arrow_types import arrow_type, number_type
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.layer_facts import LayerFacts
+from ebla.storage.merge.row_merge import facts_of
 
 KEY_KINDS = [
     "ascii", "bigint", "blob", "boolean", "date", "decimal", "double", "float", "inet", "int", "smallint", "text",
@@ -74,54 +74,54 @@ MIXED = table(
 """Everything that makes rows other than plain."""
 
 
-def random_scalar(chance: Random, scalar: Scalar) -> Any:
+def random_scalar(rng: Random, scalar: Scalar) -> Any:
     match scalar:
         case Scalar.BOOLEAN:
-            return chance.random() < 0.5
+            return rng.random() < 0.5
         case Scalar.ASCII | Scalar.TEXT:
             letters = "ab\0\x01z" if scalar is Scalar.ASCII else "ab\0\x01ž€"
-            return "".join(chance.choices(letters, k=chance.randrange(5)))
+            return "".join(rng.choices(letters, k=rng.randrange(5)))
         case Scalar.BLOB:
-            return bytes(chance.choices([0, 1, 254, 255], k=chance.randrange(5)))
+            return bytes(rng.choices([0, 1, 254, 255], k=rng.randrange(5)))
         case Scalar.INET:
-            return chance.choice(["127.0.0.1", "0.0.0.0", "::1", "ff00::ffff"])
+            return rng.choice(["127.0.0.1", "0.0.0.0", "::1", "ff00::ffff"])
         case Scalar.UUID:
-            return uuid.UUID(int=chance.getrandbits(128), version=chance.choice([1, 4, 5]))
+            return uuid.UUID(int=rng.getrandbits(128), version=rng.choice([1, 4, 5]))
         case Scalar.TIMEUUID:
-            return uuid.UUID(int=chance.getrandbits(128), version=1)
+            return uuid.UUID(int=rng.getrandbits(128), version=1)
         case Scalar.DECIMAL:
-            return Decimal(chance.randrange(-1000, 1000)).scaleb(chance.randrange(-3, 4))
+            return Decimal(rng.randrange(-1000, 1000)).scaleb(rng.randrange(-3, 4))
         case Scalar.VARINT:
-            return chance.choice([0, -1, 127, 128, -129, chance.getrandbits(100), -chance.getrandbits(80)])
+            return rng.choice([0, -1, 127, 128, -129, rng.getrandbits(100), -rng.getrandbits(80)])
         case Scalar.DURATION:
-            sign = chance.choice([-1, 1])
-            return Duration(sign * chance.randrange(50), sign * chance.randrange(50), sign * chance.getrandbits(40))
+            sign = rng.choice([-1, 1])
+            return Duration(sign * rng.randrange(50), sign * rng.randrange(50), sign * rng.getrandbits(40))
         case Scalar.DOUBLE | Scalar.FLOAT:
-            number = chance.choice([0.0, -0.0, math.inf, -math.inf, math.nan, 1.5, chance.uniform(-9, 9)])
+            number = rng.choice([0.0, -0.0, math.inf, -math.inf, math.nan, 1.5, rng.uniform(-9, 9)])
             return struct.unpack(">f", struct.pack(">f", number))[0] if scalar is Scalar.FLOAT else number
         case Scalar.TIME:
-            return chance.randrange(86_400_000_000_000)
+            return rng.randrange(86_400_000_000_000)
         case _:
             bits = {Scalar.TINYINT: 8, Scalar.SMALLINT: 16, Scalar.INT: 32, Scalar.DATE: 32}.get(scalar, 64)
             least = -(1 << (bits - 1))
-            return chance.choice([least, -1, 0, 1, -least - 1, chance.randrange(least, -least)])
+            return rng.choice([least, -1, 0, 1, -least - 1, rng.randrange(least, -least)])
 
 
-def random_value(chance: Random, kind: CqlType) -> bytes:
+def random_value(rng: Random, kind: CqlType) -> bytes:
     """In wire form, as stored."""
-    return canonical(kind, encode(kind, _random(chance, kind)))
+    return canonical(kind, encode(kind, _random(rng, kind)))
 
 
-def _random(chance: Random, kind: CqlType) -> Any:
+def _random(rng: Random, kind: CqlType) -> Any:
     match kind:
         case ScalarType(scalar=scalar):
-            return random_scalar(chance, scalar)
+            return random_scalar(rng, scalar)
         case ListType(element=element) | SetType(element=element):
-            return [_random(chance, element) for _ in range(chance.randrange(3))]
+            return [_random(rng, element) for _ in range(rng.randrange(3))]
         case MapType(key=key, value=value):
-            return [(_random(chance, key), _random(chance, value)) for _ in range(chance.randrange(3))]
+            return [(_random(rng, key), _random(rng, value)) for _ in range(rng.randrange(3))]
         case TupleType(elements=elements):
-            return [None if chance.random() < 0.3 else _random(chance, one) for one in elements]
+            return [None if rng.random() < 0.3 else _random(rng, one) for one in elements]
 
 
 def stored_key(schema: TableSchema, values: Mapping[str, bytes]) -> bytes:
@@ -148,54 +148,56 @@ class RandomRows:
     """Contents of layers over `MIXED`: few partitions, few keys, few timestamps, so that all of it meets."""
 
     def __init__(self, seed: int, mix: Mix | None = None) -> None:
-        self.chance = Random(seed)
+        self.rng = Random(seed)
         self.mix = mix or Mix()
         self.schema = MIXED
 
     def layer(self) -> list[Item]:
         """Items in key order."""
         found: dict[bytes, bytes] = {}
-        few = 0 if self.chance.random() < 0.05 else self.mix.rows // 2
-        for _ in range(self.chance.randrange(few, self.mix.rows + 1)):
-            prefix = stored_prefix([f"p{self.chance.randrange(self.mix.partitions)}".encode()])
-            if self.chance.random() < 0.1 * (1 - self.mix.plain):
+        few = 0 if self.rng.random() < 0.05 else self.mix.rows // 2
+        for _ in range(self.rng.randrange(few, self.mix.rows + 1)):
+            prefix = stored_prefix([f"p{self.rng.randrange(self.mix.partitions)}".encode()])
+            if self.rng.random() < 0.1 * (1 - self.mix.plain):
                 found[head_key(prefix)] = encode_head(self._head(), self.schema.version)
                 continue
-            row = self._plain() if self.chance.random() < self.mix.plain else self._other()
+            row = self._plain() if self.rng.random() < self.mix.plain else self._other()
             found[row_key(prefix, self._clustering())] = encode_row(row, self.schema.version, self.schema.layouts[-1])
         return sorted(found.items())
 
     def _clustering(self, parts: int = 2) -> bytes:
-        values = [self.chance.randrange(3).to_bytes(4), self.chance.choice([b"", b"a", b"\0", b"b\0c"])]
+        values = [self.rng.randrange(3).to_bytes(4), self.rng.choice([b"", b"a", b"\0", b"b\0c"])]
         return encode_clustering(self.schema.clustering, values[:parts])
 
     def _time(self) -> int:
-        return self.chance.randrange(1, self.mix.times)
+        return self.rng.randrange(1, self.mix.times)
 
     def _value(self, name: str) -> bytes:
-        return random_value(self.chance, self.schema.column(name).type)
+        return random_value(self.rng, self.schema.column(name).type)
 
     def _plain(self) -> Row:
         time = self._time()
         names = ["w", "x", "y", "z"]
-        if self.chance.random() < 0.5:
-            names = self.chance.sample(names, self.chance.randrange(5))
-        marker = Marker(time) if self.chance.random() < 0.7 or not names else None
+        if self.rng.random() < 0.5:
+            names = self.rng.sample(names, self.rng.randrange(5))
+        marker = RowMarker(time) if self.rng.random() < 0.7 or not names else None
         return Row(marker, None, {self.schema.column(name).number: Cell(time, self._value(name)) for name in names})
 
     def _other(self) -> Row:
-        cells = {self.schema.column(name).number: self._cell(name) for name in self.chance.sample("wxyz", 2)}
-        if self.chance.random() < 0.2:
+        cells = {self.schema.column(name).number: self._cell(name) for name in self.rng.sample("wxyz", 2)}
+        if self.rng.random() < 0.2:
             return Row(None, self._deletion())
         collections = {}
-        if self.chance.random() < 0.6:
-            name = self.chance.choice("ml")
+        if self.rng.random() < 0.6:
+            name = self.rng.choice("ml")
             collections[self.schema.column(name).number] = self._elements(name)
-        marker = self.chance.choice([None, Marker(self._time()), Marker(self._time(), 5, self._at())])
-        return Row(marker, None, cells, {number: one for number, one in collections.items() if one != Elements()})
+        marker = self.rng.choice([None, RowMarker(self._time()), RowMarker(self._time(), 5, self._at())])
+        return Row(
+            marker, None, cells, {number: one for number, one in collections.items() if one != CollectionCells()}
+        )
 
     def _cell(self, name: str) -> Cell:
-        return self.chance.choice(
+        return self.rng.choice(
             [
                 Cell(self._time(), self._value(name)),
                 Cell(self._time(), None, 0, self._at()),
@@ -203,30 +205,30 @@ class RandomRows:
             ]
         )
 
-    def _elements(self, name: str) -> Elements:
-        deletion = self._deletion() if self.chance.random() < 0.5 else None
-        number = random_value(self.chance, ScalarType(Scalar.INT))
-        cells = {path: Cell(self._time(), number) for path in self.chance.sample([b"a", b"b", b"c"], 2)}
-        if name == "m" and self.chance.random() < 0.3:
+    def _elements(self, name: str) -> CollectionCells:
+        deletion = self._deletion() if self.rng.random() < 0.5 else None
+        number = random_value(self.rng, ScalarType(Scalar.INT))
+        cells = {path: Cell(self._time(), number) for path in self.rng.sample([b"a", b"b", b"c"], 2)}
+        if name == "m" and self.rng.random() < 0.3:
             cells[b"d"] = Cell(self._time(), None, 0, self._at())
         kept = {at: cell for at, cell in cells.items() if deletion is None or not deletion.covers(cell.timestamp_us)}
-        return Elements(deletion, kept)
+        return CollectionCells(deletion, kept)
 
-    def _head(self) -> Head:
+    def _head(self) -> PartitionHead:
         number = self.schema.column("s").number
-        static = Row(None, None, {number: self._cell("w")}) if self.chance.random() < 0.6 else Row()
+        static = Row(None, None, {number: self._cell("w")}) if self.rng.random() < 0.6 else Row()
         ranges = []
-        if self.chance.random() < 0.6:
+        if self.rng.random() < 0.6:
             start, end = sorted((self._clustering(1), self._clustering(1)))
-            ranges.append(RangeDeletion(start, self.chance.choice([end + b"\xff" * 20, None]), self._deletion()))
-        deletion = self._deletion() if self.chance.random() < 0.3 else None
-        return merge_heads(Head(deletion, tuple(ranges), static), EMPTY_HEAD)
+            ranges.append(RangeDeletion(start, self.rng.choice([end + b"\xff" * 20, None]), self._deletion()))
+        deletion = self._deletion() if self.rng.random() < 0.3 else None
+        return merge_heads(PartitionHead(deletion, tuple(ranges), static), EMPTY_HEAD)
 
     def _deletion(self) -> Deletion:
         return Deletion(self._time(), self._at())
 
     def _at(self) -> int:
-        return self.chance.randrange(20)
+        return self.rng.randrange(20)
 
 
 def layer_facts(schema: TableSchema, items: Sequence[Item]) -> LayerFacts:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ebla.runtime.file_disk import FileDisk
-from ebla.storage.layer import Item, LayerEngine
-from ebla.storage.layer_facts import LayerFacts
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.rocks import RocksEngine, RocksLimits
+from ebla.storage.layers.layer import Item, LayerEngine
+from ebla.storage.layers.layer_facts import LayerFacts
+from ebla.storage.layers.memory_engine import MemoryEngine
+from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 
 T = TypeVar("T")
 SMALL = RocksLimits(cache_bytes=4 << 20, write_buffers_total_bytes=32 << 20)

@@ -7,30 +7,30 @@ from typing import TypeVar
 
 from tests.unit.journal.on_disks import Machine
 
-from ebla.journal.recovery import LogLimits
-from ebla.model.rows import Cell, Marker, Row
+from ebla.journal.recovery import JournalLimits
+from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING
 from ebla.ports.disk import Disk
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.store_rows import CELLS, SMALL, key_of, value_of
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import CELLS, SMALL, key_of, value_of
+from ebla.storage.codec.row_codec import decode_row
 from ebla.storage.commit_log import CommitLogLimits, SyncMode
-from ebla.storage.fold_plan import FoldLimits
-from ebla.storage.layer import Item
-from ebla.storage.memory import MemoryEngine, MemoryLimits
-from ebla.storage.row_codec import decode_row
+from ebla.storage.compaction.compaction_plan import CompactionLimits
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.memory_engine import MemoryEngine, MemoryLimits
 from ebla.storage.stack import Stack
-from ebla.storage.store import Store, StoreLimits
+from ebla.storage.store import ShardStore, StoreLimits
 from ebla.storage.store_recovery import open_store
 
 T = TypeVar("T")
 FOLDER = "/data/shard-0"
-LOG = LogLimits(segment_bytes=4096, batch_bytes_max=1 << 20, read_bytes=4096)
+LOG = JournalLimits(segment_bytes=4096, batch_bytes_max=1 << 20, read_bytes=4096)
 
 
 def limits(mode: SyncMode = SyncMode.SYNC, **log: int) -> StoreLimits:
     bounds = CommitLogLimits(mode=mode, log=LOG, retry_ms=20, **log)
-    return StoreLimits(log=bounds, fold=FoldLimits(), layers_open_max=64, free_bytes_min=0, upkeep_ms=50)
+    return StoreLimits(log=bounds, compact=CompactionLimits(), layers_open_max=64, free_bytes_min=0, upkeep_ms=50)
 
 
 class Rig:
@@ -42,19 +42,19 @@ class Rig:
         self.engine: MemoryEngine | None = None
         self.unflushed_bytes_max = 16 << 20
 
-    def life(self, work: Callable[[Store], Awaitable[T]]) -> T:
+    def life(self, work: Callable[[ShardStore], Awaitable[T]]) -> T:
         """Opens the store, does the work, and is killed: nothing is flushed or closed."""
 
-        async def main(disk: LifeDisk) -> T:
+        async def main(disk: ProcessDisk) -> T:
             async with self.store(disk) as store:
                 return await work(store)
 
         return self.machine.run(main)
 
     @asynccontextmanager
-    async def store(self, disk: Disk) -> AsyncIterator[Store]:
+    async def store(self, disk: Disk) -> AsyncIterator[ShardStore]:
         self.engine = MemoryEngine(disk, MemoryLimits(unflushed_bytes_max=self.unflushed_bytes_max))
-        store = await open_store(disk, self.machine.chance, FOLDER, self.engine, self.bounds)
+        store = await open_store(disk, self.machine.rng, FOLDER, self.engine, self.bounds)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(store.run())
             yield store
@@ -64,7 +64,7 @@ class Rig:
         self.machine.lose_power()
 
 
-async def small_stack(store: Store, schema: TableSchema = SMALL) -> Stack:
+async def small_stack(store: ShardStore, schema: TableSchema = SMALL) -> Stack:
     await store.set_schema(schema)
     stack = await store.create(schema.id, WHOLE_RING)
     store.release_gc(stack)
@@ -74,9 +74,9 @@ async def small_stack(store: Store, schema: TableSchema = SMALL) -> Stack:
 def plain(partition: int, row: int, timestamp_us: int, number: int = 1) -> Item:
     """A whole row of the plain shape."""
     cells = {column: Cell(timestamp_us, number.to_bytes(4)) for column in CELLS}
-    return key_of(partition, row), value_of(Row(Marker(timestamp_us), None, cells))
+    return key_of(partition, row), value_of(Row(RowMarker(timestamp_us), None, cells))
 
 
-async def row_at(store: Store, stack: Stack, partition: int, row: int) -> Row:
+async def row_at(store: ShardStore, stack: Stack, partition: int, row: int) -> Row:
     value = await store.read(stack, key_of(partition, row))
     return Row() if value is None else decode_row(value, stack.schema.layouts)

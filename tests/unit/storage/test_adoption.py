@@ -14,20 +14,20 @@ from ebla.model.rows import Deletion, Row
 from ebla.model.token import WHOLE_RING
 from ebla.ports.disk import Disk
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.system_chance import SystemChance
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.small_fold import fold_in_memory
-from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
-from ebla.storage.fold_plan import FoldEnd
-from ebla.storage.layer import Item, LayerDamaged, LayerEngine, build_layer
+from ebla.runtime.system_rng import SystemRng
+from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import SMALL, key_of, value_of
+from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Item, LayerDamaged, LayerEngine, build_layer
+from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.manifest import ADOPTED_MAX, layer_folder, layers_folder, read_manifest
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.merge import facts_of
+from ebla.storage.merge.row_merge import facts_of
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import Store
+from ebla.storage.store import ShardStore
 from ebla.storage.store_recovery import open_store
-from ebla.storage.tombstone_gc import GcTerms
 
 DELETED = [(key_of(2, 1), value_of(Row(None, Deletion(9, 0), {})))]
 """Covers what the other layer has: whoever sees that one alone sees a row that is long deleted."""
@@ -52,15 +52,15 @@ def folders_of(disk: Disk, stack: Stack) -> tuple[list[str], list[str]]:
     return [f"{layers_folder(FOLDER)}/{name}" for name in disk.list_folder(layers_folder(FOLDER))], sorted(bases)
 
 
-async def keys_of(store: Store, stack: Stack) -> list[bytes]:
+async def keys_of(store: ShardStore, stack: Stack) -> list[bytes]:
     return [key for key, _ in await store.scan(stack, b"", None, 99)]
 
 
-async def deletion_of(store: Store, stack: Stack) -> bytes | None:
+async def deletion_of(store: ShardStore, stack: Stack) -> bytes | None:
     return await store.read(stack, key_of(2, 1))
 
 
-async def filled(rig: Rig, store: Store) -> Stack:
+async def filled(rig: Rig, store: ShardStore) -> Stack:
     stack = await small_stack(store)
     await store.write(stack, [OWN])
     await store.seal(stack)
@@ -71,7 +71,7 @@ async def filled(rig: Rig, store: Store) -> Stack:
 def test_layers_that_belong_together_come_by_one_write_of_the_manifest() -> None:
     rig = Rig()
 
-    async def work(store: Store) -> None:
+    async def work(store: ShardStore) -> None:
         stack = await filled(rig, store)
         disk = engine_of(rig).disk
         before = await read_manifest(disk, FOLDER)
@@ -92,19 +92,19 @@ def test_layers_that_belong_together_come_by_one_write_of_the_manifest() -> None
 def test_the_same_is_not_adopted_twice_even_after_a_fold() -> None:
     rig = Rig()
 
-    async def first(store: Store) -> None:
+    async def first(store: ShardStore) -> None:
         stack = await filled(rig, store)
         assert await store.adopt_all(stack, JOB) == 2
         assert await store.adopt_all(stack, JOB) == 0
-        job = await store.begin_fold(stack, GcTerms(0, 3), whole=True)
+        job = await store.begin_compaction(stack, GcContext(0, 3), whole=True)
         assert job is not None
-        assert await store.finish_fold(job, await fold_in_memory(engine_of(rig), job)) is FoldEnd.SWAPPED
+        assert await store.finish_compaction(job, await compact_in_memory(engine_of(rig), job)) is SwapOutcome.SWAPPED
         assert len(stack.entry.bases) == 1
         assert await store.adopt_all(stack, JOB) == 0
         other = [Adoption("/data/staged-rows", WHOLE_RING, "other"), *JOB]
         assert await store.adopt_all(stack, other) == 1, "what is new among them"
 
-    async def second(store: Store) -> None:
+    async def second(store: ShardStore) -> None:
         assert await store.adopt_all(await small_stack(store), JOB) == 0
 
     rig.life(first)
@@ -115,7 +115,7 @@ def test_the_same_is_not_adopted_twice_even_after_a_fold() -> None:
 def test_origins_are_remembered_as_long_as_they_may_come_again_and_not_without_bound() -> None:
     rig = Rig()
 
-    async def work(store: Store) -> None:
+    async def work(store: ShardStore) -> None:
         stack = await filled(rig, store)
         many = [Adoption("/data/staged-rows", WHOLE_RING, f"job {number}") for number in range(ADOPTED_MAX + 1)]
         with pytest.raises(Overloaded):
@@ -131,7 +131,7 @@ def test_origins_are_remembered_as_long_as_they_may_come_again_and_not_without_b
 def test_a_layer_that_cannot_be_read_keeps_the_others_out() -> None:
     rig = Rig()
 
-    async def work(store: Store) -> None:
+    async def work(store: ShardStore) -> None:
         stack = await filled(rig, store)
         before = stack.entry
         with pytest.raises(LayerDamaged):
@@ -149,12 +149,12 @@ def test_nobody_sees_one_layer_without_the_other() -> None:
     rig = Rig()
     seen: list[bytes | None] = []
 
-    async def look(store: Store, stack: Stack, done: asyncio.Event) -> None:
+    async def look(store: ShardStore, stack: Stack, done: asyncio.Event) -> None:
         while not done.is_set():
             seen.append(await deletion_of(store, stack))
             await asyncio.sleep(0.001)
 
-    async def work(store: Store) -> None:
+    async def work(store: ShardStore) -> None:
         stack = await filled(rig, store)
         rig.machine.disk.behaviour.sync_ms = 20  # so that a layer that comes alone is opened before the next one
         done = asyncio.Event()
@@ -175,7 +175,7 @@ def test_one_that_is_given_up_at_any_moment_is_there_or_not() -> None:
     for tenths_ms in range(0, 120, 3):
         rig = Rig(seed=tenths_ms)
 
-        async def work(store: Store, rig: Rig = rig, wait_s: float = tenths_ms / 10_000) -> int:
+        async def work(store: ShardStore, rig: Rig = rig, wait_s: float = tenths_ms / 10_000) -> int:
             stack = await filled(rig, store)
             async with asyncio.TaskGroup() as tasks:
                 adopting = tasks.create_task(store.adopt_all(stack, JOB))
@@ -203,7 +203,7 @@ class FailingRig(Rig):
     def adopt_failing(self, failure: Failure, before_call: int) -> bool:
         """One life; whether the call was reached."""
 
-        async def main(real: LifeDisk) -> None:
+        async def main(real: ProcessDisk) -> None:
             disk = FailingDisk(real)
             async with self.store(disk) as store:
                 stack = await filled(self, store)
@@ -234,7 +234,7 @@ def test_a_crash_before_any_call_leaves_all_of_it_or_nothing(loses_power: bool) 
         if loses_power:
             rig.lose_power()
 
-        async def look(store: Store, rig: Rig = rig) -> int:
+        async def look(store: ShardStore, rig: Rig = rig) -> int:
             stack = await small_stack(store)
             on_disk, named = folders_of(engine_of(rig).disk, stack)
             assert on_disk == named, "what no manifest names is swept"
@@ -265,8 +265,8 @@ def test_without_space_at_any_call_nothing_is_left() -> None:
 # -- on real layers
 
 
-async def real_store(folder: Path, engine: LayerEngine, disk: FileDisk) -> Store:
-    return await open_store(disk, SystemChance(), str(folder / "shard-0"), engine, limits())
+async def real_store(folder: Path, engine: LayerEngine, disk: FileDisk) -> ShardStore:
+    return await open_store(disk, SystemRng(), str(folder / "shard-0"), engine, limits())
 
 
 @pytest.mark.parametrize("kind", list(ENGINES))

@@ -16,12 +16,11 @@ from tests.unit.storage.random_rows import arrow_column, column, table
 
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import Corruption
-from ebla.model.rows import Cell, Deletion, Elements, Head, Marker, RangeDeletion, Row
+from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind
 from ebla.model.token import composite_key, token_of
 from ebla.model.values import encode
-from ebla.storage.columns import chunk_of, field_name, stored_values, whole_shape
-from ebla.storage.key_codec import (
+from ebla.storage.codec.key_codec import (
     decode_clustering,
     encode_clustering,
     head_key,
@@ -30,8 +29,9 @@ from ebla.storage.key_codec import (
     row_key,
     split_key,
 )
-from ebla.storage.key_columns import encode_keys
-from ebla.storage.row_codec import Flag, decode_head, decode_row, encode_head, encode_row
+from ebla.storage.codec.row_codec import RowFlag, decode_head, decode_row, encode_head, encode_row
+from ebla.storage.columns.chunks import chunk_of, field_name, stored_values, whole_shape
+from ebla.storage.columns.key_columns import encode_keys
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = (3, 4, 5)
@@ -62,23 +62,25 @@ CLUSTERING: dict[str, list[Any]] = {
 }
 
 ROWS: dict[str, Row] = {
-    "plain": Row(Marker(5), None, {3: Cell(5, b"abc"), 5: Cell(5, b"")}),
+    "plain": Row(RowMarker(5), None, {3: Cell(5, b"abc"), 5: Cell(5, b"")}),
     "plain without marker": Row(None, None, {4: Cell(-1, b"\0\0\0\1")}),
-    "only a marker": Row(Marker(1 << 50)),
-    "two timestamps": Row(Marker(5), None, {3: Cell(6, b"abc")}),
-    "a time to live": Row(Marker(5, 60, 1_700_000_060), None, {3: Cell(5, b"abc", 60, 1_700_000_060)}),
+    "only a marker": Row(RowMarker(1 << 50)),
+    "two timestamps": Row(RowMarker(5), None, {3: Cell(6, b"abc")}),
+    "a time to live": Row(RowMarker(5, 60, 1_700_000_060), None, {3: Cell(5, b"abc", 60, 1_700_000_060)}),
     "a deleted cell": Row(None, None, {3: Cell(5, None, 0, 1_700_000_000)}),
     "a deleted row": Row(None, Deletion(9, 1_700_000_000)),
-    "collections": Row(None, None, {}, {4: Elements(Deletion(4, 1), {b"k": Cell(5, b"v"), b"l": Cell(5, None, 0, 2)})}),
+    "collections": Row(
+        None, None, {}, {4: CollectionCells(Deletion(4, 1), {b"k": Cell(5, b"v"), b"l": Cell(5, None, 0, 2)})}
+    ),
     "empty": Row(),
 }
 
-HEADS: dict[str, Head] = {
-    "a deleted partition": Head(Deletion(9, 1_700_000_000)),
-    "a deleted slice": Head(
+HEADS: dict[str, PartitionHead] = {
+    "a deleted partition": PartitionHead(Deletion(9, 1_700_000_000)),
+    "a deleted slice": PartitionHead(
         None, (RangeDeletion(b"a", b"b", Deletion(9, 1)), RangeDeletion(b"c", None, Deletion(8, 1)))
     ),
-    "static cells": Head(None, (), Row(None, None, {2: Cell(5, b"s")})),
+    "static cells": PartitionHead(None, (), Row(None, None, {2: Cell(5, b"s")})),
 }
 
 
@@ -123,7 +125,7 @@ def test_stored_rows_read_back() -> None:
         kind, _, what = name.partition(": ")
         if kind == "row":
             assert decode_row(data, [LAYOUT]) == ROWS[what]
-            assert bool(data[1] & Flag.PLAIN) == (what.startswith("plain") or what == "only a marker")
+            assert bool(data[1] & RowFlag.PLAIN) == (what.startswith("plain") or what == "only a marker")
         else:
             assert decode_head(data) == HEADS[what]
 

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.storage.rigs import ENGINES, Rig, at, key, rows
 
 from ebla.model.errors import EblaError, Stale
-from ebla.storage.layer import Layer, LayerDamaged, build_layer
-from ebla.storage.layer_facts import NO_FACTS, LayerFacts
+from ebla.storage.layers.layer import Layer, LayerDamaged, build_layer
+from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 
 AT_US = 1_700_000_000_000_000
 
@@ -57,11 +57,11 @@ def test_a_scan_is_ordered_and_bounded(rig: Rig) -> None:
 def check_scans(layer: Layer) -> None:
     everything = rows(range(0, 6000, 2))
     assert list(layer.scan()) == everything
-    assert list(layer.scan_back()) == everything[::-1]
-    assert list(layer.scan_back(key(10), key(16))) == rows([14, 12, 10])
-    assert list(layer.scan_back(key(11), key(15))) == rows([14, 12])
-    assert list(layer.scan_back(key(5000))) == rows(range(5000, 6000, 2))[::-1]
-    assert list(layer.scan_back(key(16), key(10))) == []
+    assert list(layer.scan_reverse()) == everything[::-1]
+    assert list(layer.scan_reverse(key(10), key(16))) == rows([14, 12, 10])
+    assert list(layer.scan_reverse(key(11), key(15))) == rows([14, 12])
+    assert list(layer.scan_reverse(key(5000))) == rows(range(5000, 6000, 2))[::-1]
+    assert list(layer.scan_reverse(key(16), key(10))) == []
     assert list(layer.scan(key(10), key(16))) == rows([10, 12, 14])
     assert list(layer.scan(key(9), key(15))) == rows([10, 12, 14])
     assert list(layer.scan(key(5997))) == rows([5998])
@@ -349,19 +349,19 @@ def test_puts_during_a_flush_wait_for_the_next(rig: Rig) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_it_is_a_sorted_dictionary(rig: Rig, seed: int) -> None:
     """Puts, flushes, reopenings and checkpoints at random, against a dictionary."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
 
     async def main() -> None:
         layer = await rig.engine.create(rig.path("0"))
         expected: dict[bytes, bytes] = {}
         for step in range(1, 60):
-            numbers = [chance.randrange(0, 300) for _ in range(chance.randrange(1, 12))]
+            numbers = [rng.randrange(0, 300) for _ in range(rng.randrange(1, 12))]
             batch = rows(numbers, f"step {step}")
             layer.put_batch(batch, at(AT_US + step, len(batch)))
             expected.update(batch)
-            start, end = sorted((key(chance.randrange(0, 300)), key(chance.randrange(0, 301))))
+            start, end = sorted((key(rng.randrange(0, 300)), key(rng.randrange(0, 301))))
             assert list(layer.scan(start, end)) == sorted(i for i in expected.items() if start <= i[0] < end)
-            match chance.randrange(0, 12):
+            match rng.randrange(0, 12):
                 case 0 | 1:
                     await layer.flush()
                 case 2:

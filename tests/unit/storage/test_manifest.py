@@ -7,18 +7,18 @@ import msgspec
 import pytest
 from tests.unit.journal.on_disks import Machine
 
-from ebla.journal.replace import replace_file
+from ebla.journal.checked_file import replace_file
 from ebla.model.errors import Corruption, DiskFull, Refused
 from ebla.model.token import WHOLE_RING
-from ebla.sim.disk import LifeDisk
-from ebla.sim.workloads.store_rows import SMALL, TABLE
+from ebla.sim.disk import ProcessDisk
+from ebla.sim.workloads.small_table import SMALL, TABLE
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,
     LayerId,
-    Manifest,
     ManifestFailed,
     ManifestWriter,
+    ShardManifest,
     StackEntry,
     load_manifest,
     manifest_path,
@@ -37,18 +37,18 @@ def stack(number: int) -> StackEntry:
 
 
 def test_changes_are_pure_and_can_be_made_twice() -> None:
-    manifest = with_table(Manifest(), SMALL)
+    manifest = with_table(ShardManifest(), SMALL)
     manifest = with_stack(with_stack(with_stack(manifest, stack(1)), stack(2)), stack(1))
     assert [one.incarnation for one in manifest.stacks] == [2, 1]
     assert without_stack(without_stack(manifest, Incarnation(2)), Incarnation(2)).stacks == (stack(1),)
-    assert without_table(manifest, TABLE) == Manifest()
+    assert without_table(manifest, TABLE) == ShardManifest()
 
 
 def test_what_was_changed_is_there_after_a_power_cut() -> None:
     machine = Machine(1)
 
-    async def change(disk: LifeDisk) -> None:
-        writer = ManifestWriter(disk, FOLDER, Manifest())
+    async def change(disk: ProcessDisk) -> None:
+        writer = ManifestWriter(disk, FOLDER, ShardManifest())
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(writer.run())
             changes = [tasks.create_task(writer.change(partial(with_stack, entry=stack(one)))) for one in range(5)]
@@ -66,14 +66,14 @@ def test_what_was_changed_is_there_after_a_power_cut() -> None:
 def test_a_full_disk_leaves_the_old_one_and_the_next_change_is_tried() -> None:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
-        writer = ManifestWriter(disk, FOLDER, Manifest())
+    async def main(disk: ProcessDisk) -> None:
+        writer = ManifestWriter(disk, FOLDER, ShardManifest())
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(writer.run())
             machine.disk.fill(10)
             with pytest.raises(DiskFull):
                 await writer.change(partial(with_stack, entry=stack(1)))
-            assert writer.current == Manifest()
+            assert writer.current == ShardManifest()
             machine.disk.heal()
             await writer.change(partial(with_stack, entry=stack(2)))
             running.cancel()
@@ -85,8 +85,8 @@ def test_a_full_disk_leaves_the_old_one_and_the_next_change_is_tried() -> None:
 def test_a_failing_disk_ends_it_since_nobody_knows_which_one_stands() -> None:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
-        writer = ManifestWriter(disk, FOLDER, Manifest())
+    async def main(disk: ProcessDisk) -> None:
+        writer = ManifestWriter(disk, FOLDER, ShardManifest())
         machine.disk.behaviour.fail_sync = 1.0
         results = await asyncio.gather(
             writer.run(), writer.change(partial(with_stack, entry=stack(1))), return_exceptions=True
@@ -101,8 +101,8 @@ def test_a_failing_disk_ends_it_since_nobody_knows_which_one_stands() -> None:
 def test_a_cancelled_caller_learns_first_which_one_stands() -> None:
     machine = Machine(1)
 
-    async def main(disk: LifeDisk) -> None:
-        writer = ManifestWriter(disk, FOLDER, Manifest())
+    async def main(disk: ProcessDisk) -> None:
+        writer = ManifestWriter(disk, FOLDER, ShardManifest())
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(writer.run())
             change = tasks.create_task(writer.change(partial(with_stack, entry=stack(1))))
@@ -120,10 +120,10 @@ def test_one_left_in_the_page_cache_is_made_durable_before_anybody_acts_on_it() 
     """A process is killed between the rename and the folder's sync; the next one sweeps by what it finds; power cut."""
     for seed in range(20):
         machine = Machine(seed)
-        machine.run(lambda disk: save_manifest(disk, FOLDER, Manifest(stacks=(stack(1),))))
-        left = msgspec.msgpack.encode(Manifest(generation=2))
+        machine.run(lambda disk: save_manifest(disk, FOLDER, ShardManifest(stacks=(stack(1),))))
+        left = msgspec.msgpack.encode(ShardManifest(generation=2))
 
-        async def leave(disk: LifeDisk, left: bytes = left) -> None:
+        async def leave(disk: ProcessDisk, left: bytes = left) -> None:
             await replace_file(disk, f"{FOLDER}/elsewhere", left)
             disk.rename(f"{FOLDER}/elsewhere", manifest_path(FOLDER))
 

@@ -19,13 +19,13 @@ from tests.unit.storage.rigs import Rig, at, key, rows
 from tests.unit.storage.store_rig import limits
 
 from ebla.model.errors import Overloaded, Refused
-from ebla.model.rows import Marker, Row
+from ebla.model.rows import Row, RowMarker
 from ebla.model.token import WHOLE_RING
 from ebla.ports.disk import Disk
-from ebla.runtime.system_chance import SystemChance
-from ebla.sim.workloads.store_rows import SMALL, key_of, value_of
-from ebla.storage.layer import Item, Layer, LayerDamaged, build_layer
-from ebla.storage.rocks import RocksEngine, RocksLimits
+from ebla.runtime.system_rng import SystemRng
+from ebla.sim.workloads.small_table import SMALL, key_of, value_of
+from ebla.storage.layers.layer import Item, Layer, LayerDamaged, build_layer
+from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 from ebla.storage.store_recovery import open_store
 
 AT_US = 1_700_000_000_000_000
@@ -246,7 +246,7 @@ def test_the_first_write_to_a_stack_opens_no_files_on_the_loop(rig: Rig) -> None
     engine.may_end.set()
 
     async def main() -> None:
-        store = await open_store(rig.disk, SystemChance(), rig.path("shard"), engine, limits())
+        store = await open_store(rig.disk, SystemRng(), rig.path("shard"), engine, limits())
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(store.run())
             await store.set_schema(SMALL)
@@ -255,7 +255,7 @@ def test_the_first_write_to_a_stack_opens_no_files_on_the_loop(rig: Rig) -> None
             assert stack.find_live() is None
             live = await store.open_live(stack)
             assert stack.find_live() is live
-            store.write_open(stack, live, [(key_of(1, 1), value_of(Row(Marker(AT_US), None, {})))])
+            store.write_open(stack, live, [(key_of(1, 1), value_of(Row(RowMarker(AT_US), None, {})))])
             assert len(engine.threads) == 1
             assert engine.threads != [threading.get_ident()]
             await store.close()
@@ -306,8 +306,8 @@ WRITE_AND_DIE = """
     import asyncio, os, signal, sys
     from ebla.model.errors import Overloaded
     from ebla.runtime.file_disk import FileDisk
-    from ebla.storage.layer_facts import LayerFacts
-    from ebla.storage.rocks import RocksEngine, RocksLimits
+    from ebla.storage.layers.layer_facts import LayerFacts
+    from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 
     async def main():
         engine = RocksEngine(FileDisk(), RocksLimits(write_buffer_bytes=64 << 10, arena_block_bytes=4 << 10))
@@ -348,8 +348,8 @@ DISK_FULL = """
     import asyncio, os, sys
     from ebla.model.errors import DiskFull
     from ebla.runtime.file_disk import FileDisk
-    from ebla.storage.layer_facts import LayerFacts
-    from ebla.storage.rocks import RocksEngine, RocksLimits
+    from ebla.storage.layers.layer_facts import LayerFacts
+    from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 
     async def fill(layer, start):
         for number in range(start, start + 100_000):

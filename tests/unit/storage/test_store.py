@@ -8,11 +8,11 @@ import pytest
 from tests.unit.storage.store_rig import FOLDER, Rig, limits, plain, row_at, small_stack
 
 from ebla.model.errors import Corruption, DiskFull, Overloaded, Stale
-from ebla.model.rows import Cell, Deletion, Head, RangeDeletion, Row
+from ebla.model.rows import Cell, Deletion, PartitionHead, RangeDeletion, Row
 from ebla.model.schema import TombstoneGc, with_column
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
-from ebla.sim.workloads.small_fold import fold_in_memory
-from ebla.sim.workloads.store_rows import (
+from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.workloads.small_table import (
     CELLS,
     SMALL,
     TABLE,
@@ -23,30 +23,30 @@ from ebla.sim.workloads.store_rows import (
     small_table,
     value_of,
 )
+from ebla.storage.codec.row_codec import encode_head
 from ebla.storage.commit_log import NotDurable, SyncMode
-from ebla.storage.fold_plan import FoldEnd
-from ebla.storage.layer import LayerDamaged, build_layer
+from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import LayerDamaged, build_layer
+from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.manifest import layers_folder, read_manifest
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.merge import facts_of, in_spans
-from ebla.storage.row_codec import encode_head
+from ebla.storage.merge.row_merge import facts_of, in_spans
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import Store
+from ebla.storage.store import ShardStore
 from ebla.storage.store_recovery import log_folder
-from ebla.storage.tombstone_gc import GcTerms
 
-TERMS = GcTerms(now_s=1_000, replication_factor=3)
+TERMS = GcContext(now_s=1_000, replication_factor=3)
 A = CELLS[0]
 
 
-def _engine(store: Store) -> MemoryEngine:
+def _engine(store: ShardStore) -> MemoryEngine:
     engine = store._parts.engine
     assert isinstance(engine, MemoryEngine)
     return engine
 
 
-def _is_refusing(store: Store) -> bool:
+def _is_refusing(store: ShardStore) -> bool:
     return not store.takes_writes
 
 
@@ -57,10 +57,10 @@ def tombstone(timestamp_us: int, at_s: int) -> Row:
 def test_an_answered_write_survives_the_power() -> None:
     rig = Rig()
 
-    async def write(store: Store) -> None:
+    async def write(store: ShardStore) -> None:
         await store.write(await small_stack(store), [plain(1, 1, 5)])
 
-    async def read(store: Store) -> Row:
+    async def read(store: ShardStore) -> Row:
         return await row_at(store, await small_stack(store), 1, 1)
 
     rig.life(write)
@@ -71,13 +71,13 @@ def test_an_answered_write_survives_the_power() -> None:
 def test_in_periodic_mode_a_write_is_answered_at_once_and_durable_soon() -> None:
     rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=5))
 
-    async def write(store: Store) -> None:
+    async def write(store: ShardStore) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         assert rig.machine.disk.behaviour.sync_ms < 5
         await asyncio.sleep(1)
 
-    async def read(store: Store) -> Row:
+    async def read(store: ShardStore) -> Row:
         return await row_at(store, await small_stack(store), 1, 1)
 
     rig.life(write)
@@ -86,7 +86,7 @@ def test_in_periodic_mode_a_write_is_answered_at_once_and_durable_soon() -> None
 
 
 def test_a_write_merges_with_what_is_there_and_with_itself() -> None:
-    async def main(store: Store) -> Row:
+    async def main(store: ShardStore) -> Row:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         await store.write(stack, [(key_of(1, 1), value_of(Row(None, None, {A: Cell(7, b"new!")})))])
@@ -98,12 +98,12 @@ def test_a_write_merges_with_what_is_there_and_with_itself() -> None:
 
 
 def test_layers_are_merged_by_cell_and_their_heads_count_in_every_layer() -> None:
-    async def main(store: Store) -> list[bytes]:
+    async def main(store: ShardStore) -> list[bytes]:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5), plain(1, 2, 5), plain(1, 3, 9), plain(2, 1, 5)])
         await store.seal(stack)
         slice_ = RangeDeletion(clustering_of(2), None, Deletion(7, 0))
-        await store.write(stack, [(head_of(1), encode_head(Head(None, (slice_,)), 1))])
+        await store.write(stack, [(head_of(1), encode_head(PartitionHead(None, (slice_,)), 1))])
         await store.seal(stack)
         await store.write(stack, [plain(1, 1, 4)])
         assert len(stack.entry.bases) == 2
@@ -119,7 +119,7 @@ def test_layers_are_merged_by_cell_and_their_heads_count_in_every_layer() -> Non
 
 
 def test_rows_outside_a_layers_range_are_not_part_of_the_stack() -> None:
-    async def main(store: Store) -> list[int]:
+    async def main(store: ShardStore) -> list[int]:
         stack = await small_stack(store)
         partitions = sorted(range(8), key=prefix_of)
         middle = int.from_bytes(prefix_of(partitions[3])[:8]) + TOKEN_MIN
@@ -137,7 +137,7 @@ def test_rows_outside_a_layers_range_are_not_part_of_the_stack() -> None:
 def test_a_replica_that_left_and_came_back_does_not_get_its_old_rows() -> None:
     rig = Rig()
 
-    async def leave(store: Store) -> None:
+    async def leave(store: ShardStore) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         await store.drop(stack)
@@ -147,7 +147,7 @@ def test_a_replica_that_left_and_came_back_does_not_get_its_old_rows() -> None:
         assert back.incarnation != stack.incarnation
         await store.write(back, [plain(2, 1, 5)])
 
-    async def read(store: Store) -> list[bytes]:
+    async def read(store: ShardStore) -> list[bytes]:
         return [key for key, _ in await store.scan(await small_stack(store), b"", None, 9)]
 
     rig.life(leave)
@@ -157,16 +157,16 @@ def test_a_replica_that_left_and_came_back_does_not_get_its_old_rows() -> None:
 def test_what_no_manifest_names_is_swept() -> None:
     rig = Rig()
 
-    async def leave(store: Store) -> None:
+    async def leave(store: ShardStore) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         await store.seal(stack)
         await build_layer(_engine(store), f"{layers_folder(FOLDER)}/never-named", [], facts_of([], SMALL))
-        job = await store.begin_fold(stack, TERMS, whole=True)
+        job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        await fold_in_memory(_engine(store), job)
+        await compact_in_memory(_engine(store), job)
 
-    async def names(store: Store) -> list[str]:
+    async def names(store: ShardStore) -> list[str]:
         disk = _engine(store).disk
         assert not disk.exists(f"{FOLDER}/folds")
         assert await store.read(await small_stack(store), key_of(1, 1)) is not None
@@ -177,7 +177,7 @@ def test_what_no_manifest_names_is_swept() -> None:
 
 
 def test_adopting_twice_is_adopting_once() -> None:
-    async def main(store: Store) -> int:
+    async def main(store: ShardStore) -> int:
         stack = await small_stack(store)
         item = plain(1, 1, 5)
         await build_layer(_engine(store), "/data/staged", [item], facts_of([item[1]], SMALL))
@@ -190,7 +190,7 @@ def test_adopting_twice_is_adopting_once() -> None:
 
 
 def test_a_checkpoint_is_a_store_of_its_own_at_one_moment() -> None:
-    async def main(store: Store) -> list[bytes]:
+    async def main(store: ShardStore) -> list[bytes]:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         await store.seal(stack)
@@ -214,7 +214,7 @@ def test_a_checkpoint_is_a_store_of_its_own_at_one_moment() -> None:
 def test_the_log_goes_when_layers_are_flushed_and_layers_are_flushed_when_it_is_long() -> None:
     rig = Rig(bounds=limits(segments_max=4))
 
-    async def main(store: Store) -> int:
+    async def main(store: ShardStore) -> int:
         stack = await small_stack(store)
         for number in range(1, 400):
             await store.write(stack, [plain(number % 50, 1, number)])
@@ -230,17 +230,17 @@ def test_records_that_are_in_a_base_are_not_replayed() -> None:
     rig = Rig()
     schema = small_table(TombstoneGc.IMMEDIATE)
 
-    async def delete(store: Store) -> None:
+    async def delete(store: ShardStore) -> None:
         stack = await small_stack(store, schema)
         await store.write(stack, [plain(1, 1, 5)])
         await store.write(stack, [(key_of(1, 1), value_of(tombstone(7, 10)))])
-        job = await store.begin_fold(stack, TERMS, whole=True)
+        job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        result = await fold_in_memory(_engine(store), job)
+        result = await compact_in_memory(_engine(store), job)
         assert result.dropped_greatest_us == 7
-        assert await store.finish_fold(job, result) is FoldEnd.SWAPPED
+        assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
 
-    async def read(store: Store) -> bytes | None:
+    async def read(store: ShardStore) -> bytes | None:
         return await store.read(await small_stack(store, schema), key_of(1, 1))
 
     rig.life(delete)
@@ -250,19 +250,19 @@ def test_records_that_are_in_a_base_are_not_replayed() -> None:
 def test_sequences_that_a_crash_took_and_that_are_given_again_are_replayed() -> None:
     rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=60_000))
 
-    async def seal_before_the_log_is_written(store: Store) -> None:
+    async def seal_before_the_log_is_written(store: ShardStore) -> None:
         stack = await small_stack(store)
         for number in range(5):
             await store.write(stack, [plain(1, 1, 5 + number)])
         await store.seal(stack)
 
-    async def write(store: Store) -> None:
+    async def write(store: ShardStore) -> None:
         stack = await small_stack(store)
         assert (await row_at(store, stack, 1, 1)).cells[A].timestamp_us == 9
         await store.write(stack, [plain(1, 1, 20)])
         await store.sync()
 
-    async def read(store: Store) -> Row:
+    async def read(store: ShardStore) -> Row:
         return await row_at(store, await small_stack(store), 1, 1)
 
     rig.life(seal_before_the_log_is_written)
@@ -276,20 +276,20 @@ def test_sequences_that_a_crash_took_and_that_are_given_again_are_replayed() -> 
 def test_a_fold_is_looked_at_again_before_it_is_swapped_in(held: bool) -> None:
     """`INV-LAYER-GC` (b) and (c)."""
 
-    async def main(store: Store) -> tuple[FoldEnd, bytes | None]:
+    async def main(store: ShardStore) -> tuple[SwapOutcome, bytes | None]:
         stack = await small_stack(store, small_table(TombstoneGc.IMMEDIATE))
         await store.write(stack, [(key_of(1, 1), value_of(tombstone(7, 10)))])
-        job = await store.begin_fold(stack, TERMS, whole=True)
+        job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        result = await fold_in_memory(_engine(store), job)
+        result = await compact_in_memory(_engine(store), job)
         if held:
             await store.hold_gc(stack, "staging")
         else:
             await store.write(stack, [plain(1, 1, 5)])
-        return await store.finish_fold(job, result), await store.read(stack, key_of(1, 1))
+        return await store.finish_compaction(job, result), await store.read(stack, key_of(1, 1))
 
     end, value = Rig().life(main)
-    assert end is (FoldEnd.HELD if held else FoldEnd.OLDER_CELLS)
+    assert end is (SwapOutcome.HELD if held else SwapOutcome.OLDER_CELLS)
     assert value is not None
     assert value == value_of(tombstone(7, 10))
 
@@ -297,65 +297,65 @@ def test_a_fold_is_looked_at_again_before_it_is_swapped_in(held: bool) -> None:
 def test_after_a_fold_that_was_thrown_away_comes_one_that_drops_nothing() -> None:
     """Else writes with old timestamps would keep a stack from ever being folded."""
 
-    async def fold(store: Store, stack: Stack, late: int) -> FoldEnd:
-        job = await store.begin_fold(stack, TERMS, whole=True)
+    async def compact(store: ShardStore, stack: Stack, late: int) -> SwapOutcome:
+        job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        result = await fold_in_memory(_engine(store), job)
+        result = await compact_in_memory(_engine(store), job)
         await store.write(stack, [plain(1, late, 5)])
-        return await store.finish_fold(job, result)
+        return await store.finish_compaction(job, result)
 
-    async def main(store: Store) -> list[FoldEnd]:
+    async def main(store: ShardStore) -> list[SwapOutcome]:
         stack = await small_stack(store, small_table(TombstoneGc.IMMEDIATE))
         await store.write(stack, [(key_of(1, 1), value_of(tombstone(7, 10)))])
-        return [await fold(store, stack, late) for late in range(3)]
+        return [await compact(store, stack, late) for late in range(3)]
 
-    assert Rig().life(main) == [FoldEnd.OLDER_CELLS, FoldEnd.SWAPPED, FoldEnd.OLDER_CELLS]
+    assert Rig().life(main) == [SwapOutcome.OLDER_CELLS, SwapOutcome.SWAPPED, SwapOutcome.OLDER_CELLS]
 
 
 def test_a_write_that_a_swap_would_uncover_is_refused_while_it_lasts() -> None:
     rig = Rig()
 
-    async def main(store: Store) -> None:
+    async def main(store: ShardStore) -> None:
         stack = await small_stack(store, small_table(TombstoneGc.IMMEDIATE))
         await store.write(stack, [(key_of(1, 1), value_of(tombstone(7, 10)))])
-        job = await store.begin_fold(stack, TERMS, whole=True)
+        job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        result = await fold_in_memory(_engine(store), job)
+        result = await compact_in_memory(_engine(store), job)
         async with asyncio.TaskGroup() as tasks:
-            swap = tasks.create_task(store.finish_fold(job, result))
+            swap = tasks.create_task(store.finish_compaction(job, result))
             async with asyncio.timeout(5):
-                while stack.refused_upto_us < 0:  # noqa: ASYNC110  # nothing announces the moment
+                while stack.reject_upto_us < 0:  # noqa: ASYNC110  # nothing announces the moment
                     await asyncio.sleep(0)
             with pytest.raises(Overloaded):
                 await store.write(stack, [plain(1, 1, 5)])
             await store.write(stack, [plain(1, 2, 8)])
-        assert swap.result() is FoldEnd.SWAPPED
+        assert swap.result() is SwapOutcome.SWAPPED
         await store.write(stack, [plain(1, 1, 5)])
 
     rig.life(main)
 
 
 def test_a_fold_of_layers_that_are_gone_is_thrown_away() -> None:
-    async def main(store: Store) -> FoldEnd:
+    async def main(store: ShardStore) -> SwapOutcome:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
-        job = await store.begin_fold(stack, TERMS, whole=True)
+        job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        assert await store.begin_fold(stack, TERMS, whole=True) is None
-        result = await fold_in_memory(_engine(store), job)
+        assert await store.begin_compaction(stack, TERMS, whole=True) is None
+        result = await compact_in_memory(_engine(store), job)
         await store.drop(stack)
-        end = await store.finish_fold(job, result)
+        end = await store.finish_compaction(job, result)
         assert not _engine(store).disk.exists(job.output_folder)
         assert not _engine(store).disk.exists(job.scratch_folder)
         return end
 
-    assert Rig().life(main) is FoldEnd.INPUTS_GONE
+    assert Rig().life(main) is SwapOutcome.INPUTS_GONE
 
 
 def test_a_full_disk_refuses_writes_keeps_reads_and_comes_back_by_itself() -> None:
     rig = Rig()
 
-    async def main(store: Store) -> None:
+    async def main(store: ShardStore) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         rig.machine.disk.fill(0)
@@ -374,7 +374,7 @@ def test_a_full_disk_refuses_writes_keeps_reads_and_comes_back_by_itself() -> No
         assert store.takes_writes
         await store.write(stack, [plain(1, 3, 7)])
 
-    async def read(store: Store) -> tuple[Row, Row]:
+    async def read(store: ShardStore) -> tuple[Row, Row]:
         stack = await small_stack(store)
         return await row_at(store, stack, 1, 2), await row_at(store, stack, 1, 3)
 
@@ -388,7 +388,7 @@ def test_a_full_disk_refuses_writes_keeps_reads_and_comes_back_by_itself() -> No
 def test_too_little_space_is_told_before_it_is_none() -> None:
     rig = Rig(bounds=dataclasses.replace(limits(), free_bytes_min=10_000))
 
-    async def main(store: Store) -> None:
+    async def main(store: ShardStore) -> None:
         stack = await small_stack(store)
         rig.machine.disk.fill(9_000)
         await asyncio.sleep(0.2)
@@ -404,7 +404,7 @@ def test_too_little_space_is_told_before_it_is_none() -> None:
 def test_a_seal_that_found_the_disk_full_is_finished_later() -> None:
     rig = Rig()
 
-    async def main(store: Store) -> None:
+    async def main(store: ShardStore) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         await store.flush(stack)
@@ -417,7 +417,7 @@ def test_a_seal_that_found_the_disk_full_is_finished_later() -> None:
         await store.write(stack, [plain(1, 3, 7)])
         assert len(stack.entry.bases) == 1
 
-    async def keys(store: Store) -> list[bytes]:
+    async def keys(store: ShardStore) -> list[bytes]:
         return [key for key, _ in await store.scan(await small_stack(store), b"", None, 9)]
 
     rig.life(main)
@@ -429,7 +429,7 @@ def test_a_layer_that_refuses_puts_is_flushed() -> None:
     rig = Rig()
     rig.unflushed_bytes_max = 2_000
 
-    async def main(store: Store) -> int:
+    async def main(store: ShardStore) -> int:
         stack = await small_stack(store)
         refused = 0
         for number in range(100):
@@ -446,7 +446,7 @@ def test_a_layer_that_refuses_puts_is_flushed() -> None:
 def test_a_damaged_layer_stops_its_replica_and_no_other_and_is_kept_for_people() -> None:
     rig = Rig()
 
-    async def write(store: Store) -> None:
+    async def write(store: ShardStore) -> None:
         await store.set_schema(SMALL)
         for half in WHOLE_RING.split(2):
             stack = await store.create(TABLE, half)
@@ -455,7 +455,7 @@ def test_a_damaged_layer_stops_its_replica_and_no_other_and_is_kept_for_people()
                     await store.write(stack, [plain(number, 1, 5)])
             await store.seal(stack)
 
-    async def damage(store: Store) -> tuple[int, int]:
+    async def damage(store: ShardStore) -> tuple[int, int]:
         stacks = [await store.create(TABLE, half) for half in WHOLE_RING.split(2)]
         folder = stacks[0].folder_of(stacks[0].entry.bases[0])
         file = _engine(store).disk.open(f"{folder}/00000000.run")
@@ -467,7 +467,7 @@ def test_a_damaged_layer_stops_its_replica_and_no_other_and_is_kept_for_people()
         assert stacks[0].damage
         return len(stacks[0].entry.bases), len(await store.scan(stacks[1], b"", None, 99))
 
-    async def after(store: Store) -> None:
+    async def after(store: ShardStore) -> None:
         stacks = [await store.create(TABLE, half) for half in WHOLE_RING.split(2)]
         with pytest.raises(LayerDamaged, match="rebuild"):
             await store.write(stacks[0], [plain(1, 1, 9)])
@@ -483,7 +483,7 @@ def test_a_damaged_layer_stops_its_replica_and_no_other_and_is_kept_for_people()
 
 
 def test_rows_of_an_unknown_schema_version_or_range_are_refused() -> None:
-    async def main(store: Store) -> None:
+    async def main(store: ShardStore) -> None:
         await small_stack(store)
         half = WHOLE_RING.split(2)[0]
         stack = await store.create(TABLE, half)
@@ -506,13 +506,13 @@ def test_rows_of_an_unknown_schema_version_or_range_are_refused() -> None:
 def test_layers_without_a_manifest_are_not_taken_for_a_new_store() -> None:
     rig = Rig()
 
-    async def write(store: Store) -> None:
+    async def write(store: ShardStore) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         await store.flush(stack)
         _engine(store).disk.unlink(f"{FOLDER}/manifest")
 
-    async def nothing(store: Store) -> None:
+    async def nothing(store: ShardStore) -> None:
         raise AssertionError
 
     rig.life(write)
@@ -523,12 +523,12 @@ def test_layers_without_a_manifest_are_not_taken_for_a_new_store() -> None:
 def test_an_orderly_end_leaves_nothing_to_replay() -> None:
     rig = Rig()
 
-    async def write(store: Store) -> None:
+    async def write(store: ShardStore) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
         await store.close()
 
-    async def read(store: Store) -> None:
+    async def read(store: ShardStore) -> None:
         stack = await small_stack(store)
         assert await store.read(stack, key_of(1, 1)) is not None
 
@@ -539,7 +539,7 @@ def test_an_orderly_end_leaves_nothing_to_replay() -> None:
 def test_a_close_waits_for_the_upkeep_that_holds_layers() -> None:
     rig = Rig()
 
-    async def write_and_close(store: Store) -> None:
+    async def write_and_close(store: ShardStore) -> None:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
 
@@ -555,7 +555,7 @@ def test_a_close_waits_for_the_upkeep_that_holds_layers() -> None:
         await held.wait()
         await store.close()
 
-    async def read(store: Store) -> Row:
+    async def read(store: ShardStore) -> Row:
         return await row_at(store, await small_stack(store), 1, 1)
 
     rig.life(write_and_close)

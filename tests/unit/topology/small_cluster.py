@@ -7,8 +7,8 @@ import msgspec
 from ebla.model.identity import HostId, Replica, RequestId, SessionId, ShardNumber, TableId
 from ebla.topology import keys
 from ebla.topology.frozen_map import FrozenMap
-from ebla.topology.rebuild import with_rows
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table, TopologyState
+from ebla.topology.snapshot_builder import with_rows
 from ebla.topology.states import NodeState, Strategy, TransitionState
 from ebla.topology.tablet_map import TabletMap, TabletTransition, tablet_map
 

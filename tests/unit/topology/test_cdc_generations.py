@@ -7,12 +7,12 @@ from tests.unit.topology.small_cluster import TABLE, cluster, node, replica
 
 from ebla.model.errors import InvalidRequest, Outcome, Refused
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
-from ebla.ports.chance import Chance
+from ebla.ports.rng import Rng
 from ebla.topology.cdc_generations import (
+    CdcStreamState,
     CommittedGeneration,
     StreamId,
     StreamParts,
-    StreamState,
     committed_generations,
     draw_mark,
     generation_data,
@@ -32,9 +32,9 @@ from ebla.topology.cdc_generations import (
     tablet_stream_ids,
 )
 from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.routing.static_sharding import static_shard
 from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart
 from ebla.topology.states import NodeState, TransitionState
-from ebla.topology.static_sharding import static_shard
 from ebla.topology.tablet_map import TabletStreams, tablet_map
 
 
@@ -49,7 +49,7 @@ class SeededChance(random.Random):
 
 
 @pytest.fixture
-def chance() -> Chance:
+def rng() -> Rng:
     return SeededChance(1)
 
 
@@ -72,8 +72,8 @@ def test_a_stream_id_is_laid_out_as_readers_expect() -> None:
 NODES = [node(1, tokens=(-(2**62), 100), shard_count=3), node(2, tokens=(2**62,), shard_count=5)]
 
 
-def test_a_generation_has_a_stream_for_every_vnode_and_shard(chance: Chance) -> None:
-    ranges = generation_ranges(NODES, chance)
+def test_a_generation_has_a_stream_for_every_vnode_and_shard(rng: Rng) -> None:
+    ranges = generation_ranges(NODES, rng)
     assert [(each.range_end, len(each.streams)) for each in ranges] == [(-(2**62), 3), (100, 3), (2**62, 5)]
     bounds = [TokenRange(Token(2**62), Token(-(2**62))), TokenRange(Token(-(2**62)), Token(100))]
     for index, within in enumerate(bounds):
@@ -86,16 +86,16 @@ def test_a_generation_has_a_stream_for_every_vnode_and_shard(chance: Chance) -> 
     assert len(set(streams)) == 11
 
 
-def test_a_write_goes_to_the_stream_of_its_range_and_of_the_shard_that_has_its_token(chance: Chance) -> None:
-    ranges = generation_ranges(NODES, chance)
+def test_a_write_goes_to_the_stream_of_its_range_and_of_the_shard_that_has_its_token(rng: Rng) -> None:
+    ranges = generation_ranges(NODES, rng)
     for token, position in [(TOKEN_MIN + 1, 0), (-(2**62), 0), (-(2**62) + 1, 1), (100, 1), (101, 2), (TOKEN_MAX, 0)]:
         each = ranges[position]
         shard = static_shard(token, len(each.streams), each.ignore_msb)
         assert stream_for_token(ranges, token) == each.streams[shard]
 
 
-def test_an_empty_ring_has_no_streams(chance: Chance) -> None:
-    assert generation_ranges([], chance) == ()
+def test_an_empty_ring_has_no_streams(rng: Rng) -> None:
+    assert generation_ranges([], rng) == ()
 
 
 def test_a_new_generation_covers_the_node_that_joins_and_never_the_replaced_one() -> None:
@@ -106,8 +106,8 @@ def test_a_new_generation_covers_the_node_that_joins_and_never_the_replaced_one(
     assert [each.host for each in ring_owners(cluster(*NODES, replacing))] == [NODES[0].host, replacing.host]
 
 
-def test_parts_are_small_and_together_are_the_whole(chance: Chance) -> None:
-    ranges = generation_ranges(NODES, chance)
+def test_parts_are_small_and_together_are_the_whole(rng: Rng) -> None:
+    ranges = generation_ranges(NODES, rng)
     parts = generation_parts(ranges, part_bytes_max=170)
     assert [len(part.ranges) for part in parts] == [2, 1]
     each_alone = generation_parts(ranges, part_bytes_max=1)
@@ -129,8 +129,8 @@ def test_the_first_generation_holds_at_once_and_later_ones_give_the_news_time_to
     assert generation_timestamp_ms(1_000, 0, 5_000) == 5_001
 
 
-def test_a_generation_is_optimal_if_its_ranges_are_the_vnodes(chance: Chance) -> None:
-    ranges = generation_ranges(NODES, chance)
+def test_a_generation_is_optimal_if_its_ranges_are_the_vnodes(rng: Rng) -> None:
+    ranges = generation_ranges(NODES, rng)
     assert is_optimal(ranges, (100, 2**62, -(2**62)))
     assert not is_optimal(ranges, (100, 2**62))
     assert not is_optimal(ranges, (100, 2**62, -(2**62), 7))
@@ -185,17 +185,17 @@ def test_the_generation_in_use_and_those_readers_have_not_seen_are_never_obsolet
     assert [each.timestamp_ms for each in obsolete_generations(three, 10**9, 0)] == [1_000]
 
 
-def test_a_tablet_has_one_stream_named_by_its_last_token(chance: Chance) -> None:
+def test_a_tablet_has_one_stream_named_by_its_last_token(rng: Rng) -> None:
     tablets = tablet_map(TABLE, [(replica(1),)] * 4)
-    streams = TabletStreams(500, 4, draw_mark(chance))
+    streams = TabletStreams(500, 4, draw_mark(rng))
     parts = [stream_parts(each) for each in tablet_stream_ids(streams)]
     assert [each.token for each in parts] == [tablets.last_token(number) for number in range(4)]
     assert {each.index for each in parts} == {0}
     assert {each.random for each in parts} == {streams.mark}
 
 
-def test_a_write_on_tablets_uses_the_set_of_its_timestamp(chance: Chance) -> None:
-    sets = [TabletStreams(100, 2, draw_mark(chance)), TabletStreams(200, 4, draw_mark(chance))]
+def test_a_write_on_tablets_uses_the_set_of_its_timestamp(rng: Rng) -> None:
+    sets = [TabletStreams(100, 2, draw_mark(rng)), TabletStreams(200, 4, draw_mark(rng))]
     before, after = [list(tablet_stream_ids(each)) for each in sets]
     assert stream_for_tablet_write(sets, -1, 199_999) == before[0]
     assert stream_for_tablet_write(sets, -1, 200_000) == after[1]
@@ -210,9 +210,9 @@ def test_readers_are_told_which_streams_end_and_which_begin() -> None:
     first, second = tablet_stream_ids(after)
     assert len({closed, first, second}) == 3, "the last tablet ends where it did, and still has a new stream"
     assert list(stream_changes(before, after)) == [
-        (StreamState.CLOSED, closed),
-        (StreamState.OPENED, first),
-        (StreamState.OPENED, second),
+        (CdcStreamState.CLOSED, closed),
+        (CdcStreamState.OPENED, first),
+        (CdcStreamState.OPENED, second),
     ]
 
 

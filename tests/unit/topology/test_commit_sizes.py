@@ -7,11 +7,12 @@ import msgspec
 import pytest
 from tests.unit.topology.small_cluster import with_transition
 
-from ebla.control.group0_calls import Group0Limits
+from ebla.control.group0.client import Group0ClientLimits
 from ebla.model.identity import HistoryId, HostId, Replica, RequestId, SessionId, ShardNumber, TableId
 from ebla.model.transaction import Revision, Transaction
 from ebla.topology import keys
-from ebla.topology.apply import Refused, apply
+from ebla.topology.apply.command import Rejection, apply_command
+from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.cdc_generations import PART_BYTES_MAX, generation_parts
 from ebla.topology.commands import (
     AdvanceTablets,
@@ -23,7 +24,6 @@ from ebla.topology.commands import (
     TabletAdvance,
     TabletMove,
 )
-from ebla.topology.draft import Applied
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import (
     CdcRange,
@@ -56,7 +56,7 @@ from ebla.topology.tablet_map import (
     tablet_map,
 )
 
-LIMITS = Group0Limits()
+LIMITS = Group0ClientLimits()
 CHANCE = random.Random(1)
 HOSTS = [HostId(uuid.UUID(int=CHANCE.getrandbits(128))) for _ in range(100)]
 TABLES = [TableId(uuid.UUID(int=CHANCE.getrandbits(128))) for _ in range(3)]
@@ -85,9 +85,9 @@ def random_map(table: TableId, count: int, resize: Resize | None = None) -> Tabl
     return tablet_map(table, [some_replicas() for _ in range(count)], repair_times_ms=[1 << 40] * count, resize=resize)
 
 
-def committed(snapshot: Snapshot, command: Command) -> Applied:
-    result = apply(snapshot, command)
-    assert isinstance(result, Applied), result
+def committed(snapshot: Snapshot, command: Command) -> ProposedChange:
+    result = apply_command(snapshot, command)
+    assert isinstance(result, ProposedChange), result
     return result
 
 
@@ -99,8 +99,8 @@ def assert_fits(transaction: Transaction) -> None:
 def test_the_largest_table() -> None:
     sets = tuple(some_replicas() for _ in range(TABLETS_PER_COMMIT_MAX))
     assert_fits(committed(big_cluster(), CreateTable(Table(TABLES[0], "ks", "t"), sets)).transaction)
-    refused = apply(big_cluster(), CreateTable(Table(TABLES[0], "ks", "t"), sets * 2))
-    assert isinstance(refused, Refused)
+    refused = apply_command(big_cluster(), CreateTable(Table(TABLES[0], "ks", "t"), sets * 2))
+    assert isinstance(refused, Rejection)
     assert "at most 16384" in refused.reason
 
 
@@ -135,8 +135,8 @@ def moves(tablets: TabletMap, count: int) -> tuple[TabletMove, ...]:
 def test_the_most_moves_that_start_at_once() -> None:
     tablets = random_map(TABLES[0], 2 * MOVES_PER_COMMIT_MAX)
     assert_fits(committed(big_cluster(tablets), StartMoves(moves(tablets, MOVES_PER_COMMIT_MAX))).transaction)
-    refused = apply(big_cluster(tablets), StartMoves(moves(tablets, MOVES_PER_COMMIT_MAX + 1)))
-    assert isinstance(refused, Refused)
+    refused = apply_command(big_cluster(tablets), StartMoves(moves(tablets, MOVES_PER_COMMIT_MAX + 1)))
+    assert isinstance(refused, Rejection)
     assert "do not fit one commit" in refused.reason
 
 
@@ -151,8 +151,8 @@ def test_the_most_moves_that_end_at_once_each_in_a_chunk_of_its_own() -> None:
     session = SessionId(HOSTS[0])
     steps = tuple(TabletAdvance(TABLES[0], number, TabletStage.END_MIGRATION, session) for number in numbers)
     assert_fits(committed(snapshot, AdvanceTablets(steps, snapshot.version)).transaction)
-    refused = apply(snapshot, AdvanceTablets((*steps, steps[0]), snapshot.version))
-    assert isinstance(refused, Refused)
+    refused = apply_command(snapshot, AdvanceTablets((*steps, steps[0]), snapshot.version))
+    assert isinstance(refused, Rejection)
     assert "129 steps do not fit" in refused.reason
 
 
@@ -162,8 +162,8 @@ def test_a_change_of_replication_too_large_for_one_commit_is_refused_when_asked_
     request = GlobalRequest(
         RequestId(HOSTS[0]), GlobalRequestKind.KEYSPACE_RF_CHANGE, HOSTS[0], 1, "ks", new_factors=(("dc1", 4),)
     )
-    result = apply(snapshot, SubmitGlobalRequest(request))
-    assert isinstance(result, Applied) is fits
+    result = apply_command(snapshot, SubmitGlobalRequest(request))
+    assert isinstance(result, ProposedChange) is fits
     assert fits or "start to move at once" in getattr(result, "reason", "")
 
 

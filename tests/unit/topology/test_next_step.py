@@ -41,7 +41,7 @@ from ebla.topology.next_step import (
     side_steps,
 )
 from ebla.topology.node_states import NodeAction
-from ebla.topology.requests import Liveness
+from ebla.topology.request_queue import LivenessView
 from ebla.topology.snapshot import Session
 from ebla.topology.states import (
     GlobalRequestKind,
@@ -232,7 +232,7 @@ def test_the_same_step_until_its_outcome_is_committed(start: Callable[[World], N
     for _ in range(200):
         step = now(world)
         assert step == now(world)
-        assert step == next_step(world.snapshot, Liveness(world.liveness.alive, world.now_ms + 1_000_000))
+        assert step == next_step(world.snapshot, LivenessView(world.liveness.alive, world.now_ms + 1_000_000))
         if isinstance(coordinator.step(), Rest):
             return
     raise AssertionError("no rest")

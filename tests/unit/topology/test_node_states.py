@@ -8,12 +8,12 @@ from tests.unit.topology.world import Coordinator, World, host
 from ebla.topology.commands import AdvanceNode, CommitCdcGeneration, RejectNode, RollBackNode
 from ebla.topology.node_states import (
     NODE_TABLE,
-    STARTS,
+    REQUEST_STARTS,
     TRANSITIONS_WITH_TABLETS_MOVING,
     NodeAction,
     NodeEdge,
     NodeEdgeCause,
-    Place,
+    StatePair,
     node_edges,
     node_row,
 )
@@ -81,7 +81,7 @@ def test_every_edge_leads_to_a_row_or_to_the_end() -> None:
 
 
 def test_every_row_is_reached_from_the_start_of_a_request() -> None:
-    reached = {(start.target.state, start.target.transition) for start in STARTS.values()}
+    reached = {(start.target.state, start.target.transition) for start in REQUEST_STARTS.values()}
     for _ in NODE_TABLE:
         reached |= {
             (edge.target.state, edge.target.transition)
@@ -94,7 +94,7 @@ def test_every_row_is_reached_from_the_start_of_a_request() -> None:
 
 
 def test_every_request_has_a_start() -> None:
-    assert set(STARTS) == set(NodeRequestKind)
+    assert set(REQUEST_STARTS) == set(NodeRequestKind)
 
 
 def test_rows_keep_their_word() -> None:
@@ -119,7 +119,7 @@ class EdgeRecorder(World):
 
     def __init__(self) -> None:
         super().__init__()
-        self.taken: set[tuple[Place, Place]] = set()
+        self.taken: set[tuple[StatePair, StatePair]] = set()
 
     def watch(self, before: Snapshot) -> None:
         for node in before.nodes.values():
@@ -132,9 +132,9 @@ class EdgeRecorder(World):
                 self.taken.add((source, target))
 
     @staticmethod
-    def _place(snapshot: Snapshot, state: NodeState) -> Place:
+    def _place(snapshot: Snapshot, state: NodeState) -> StatePair:
         at_rest = state in (NodeState.NONE, NodeState.NORMAL, NodeState.LEFT)
-        return Place(state, None if at_rest else snapshot.transition)
+        return StatePair(state, None if at_rest else snapshot.transition)
 
 
 def recorded(number_of_nodes: int = 4) -> tuple[EdgeRecorder, Coordinator]:
@@ -161,7 +161,7 @@ def run(world: EdgeRecorder, coordinator: Coordinator, *, fail_in: TransitionSta
     raise AssertionError("no rest")
 
 
-def run_case(kind: NodeRequestKind, fail_in: TransitionState | None) -> set[tuple[Place, Place]]:
+def run_case(kind: NodeRequestKind, fail_in: TransitionState | None) -> set[tuple[StatePair, StatePair]]:
     world, coordinator = recorded()
     world.taken.clear()
     match kind:
@@ -181,7 +181,7 @@ def run_case(kind: NodeRequestKind, fail_in: TransitionState | None) -> set[tupl
     return world.taken
 
 
-def rejected_cases() -> set[tuple[Place, Place]]:
+def rejected_cases() -> set[tuple[StatePair, StatePair]]:
     """Rejected before it starts, and while in `join_group0`, for a join and a replace."""
     taken = set()
     for replaced in (None, host(2)):
@@ -201,7 +201,7 @@ def rejected_cases() -> set[tuple[Place, Place]]:
     return taken
 
 
-def rebuild_failed() -> set[tuple[Place, Place]]:
+def rebuild_failed() -> set[tuple[StatePair, StatePair]]:
     world, coordinator = recorded()
     world.taken.clear()
     request = world.ask(NodeRequestKind.REBUILD, 2)
@@ -214,13 +214,13 @@ def rebuild_failed() -> set[tuple[Place, Place]]:
 
 
 def test_every_edge_of_the_table_is_committed_by_apply_and_no_other() -> None:
-    taken: set[tuple[Place, Place]] = rejected_cases() | rebuild_failed()
+    taken: set[tuple[StatePair, StatePair]] = rejected_cases() | rebuild_failed()
     for kind in NodeRequestKind:
         taken |= run_case(kind, None)
         for fail_in in TransitionState:
             taken |= run_case(kind, fail_in)
     # A replaced node goes along with the end of the replace.
-    taken.discard((Place(NodeState.NORMAL, None), Place(NodeState.LEFT, None)))
+    taken.discard((StatePair(NodeState.NORMAL, None), StatePair(NodeState.LEFT, None)))
     expected = {(edge.source, edge.target) for edge in node_edges()}
     assert taken == expected
 
@@ -234,11 +234,11 @@ def test_the_failure_column() -> None:
     for edge in edges_with_failure():
         joins = edge.source.state in (NodeState.BOOTSTRAPPING, NodeState.REPLACING)
         if edge.source.state is NodeState.REBUILDING:
-            assert edge.target == Place(NodeState.NORMAL, None)
+            assert edge.target == StatePair(NodeState.NORMAL, None)
         elif joins:
-            assert edge.target == Place(edge.source.state, TransitionState.LEFT_TOKEN_RING)
+            assert edge.target == StatePair(edge.source.state, TransitionState.LEFT_TOKEN_RING)
         else:
-            assert edge.target == Place(edge.source.state, TransitionState.ROLLBACK_TO_NORMAL)
+            assert edge.target == StatePair(edge.source.state, TransitionState.ROLLBACK_TO_NORMAL)
     repeated = {row.here.transition for row in NODE_TABLE.values() if row.on_failure is None and row.here.state}
     assert repeated == {
         TransitionState.WRITE_BOTH_READ_NEW,

@@ -7,9 +7,9 @@ from tests.unit.topology.world import cluster
 
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
-from ebla.topology.apply import apply
+from ebla.topology.apply.command import apply_command
+from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.commands import DropTable, OpenBulkSession
-from ebla.topology.draft import Applied
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.sessions import (
     PHASES,
@@ -17,11 +17,11 @@ from ebla.topology.sessions import (
     BarrierProof,
     FrozenGuard,
     GuardRefusal,
-    SessionBook,
     SessionEvent,
     SessionPhase,
-    jobs_to_end,
-    overdue_jobs,
+    SessionStateMachine,
+    overdue_sessions,
+    sessions_to_close,
 )
 from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
@@ -40,8 +40,8 @@ def listing(*sessions: Session) -> Snapshot:
     return Snapshot(sessions=FrozenMap({each.id: each for each in sessions}))
 
 
-def book(*sessions: Session, index: int = 10) -> SessionBook:
-    return SessionBook(at(0)).followed(listing(*sessions), at(index))
+def book(*sessions: Session, index: int = 10) -> SessionStateMachine:
+    return SessionStateMachine(at(0)).followed(listing(*sessions), at(index))
 
 
 PROOF = BarrierProof(at(10), now_ms=0)
@@ -136,18 +136,18 @@ def test_a_closed_session_is_never_opened_again() -> None:
 
 def test_the_leader_closes_jobs_that_ran_out_of_time() -> None:
     snapshot = listing(STAGE, JOB)
-    assert overdue_jobs(snapshot, 999) == ()
-    assert overdue_jobs(snapshot, 1000) == (JOB.id,)
+    assert overdue_sessions(snapshot, 999) == ()
+    assert overdue_sessions(snapshot, 1000) == (JOB.id,)
 
 
 def test_the_leader_ends_jobs_whose_table_is_gone_too() -> None:
     world, _ = cluster(1, checking=False)
     table = world.create_table(1, 1)
     job = msgspec.structs.replace(JOB, table=table)
-    dropping = apply(world.snapshot, DropTable(table))
-    assert isinstance(dropping, Applied)
+    dropping = apply_command(world.snapshot, DropTable(table))
+    assert isinstance(dropping, ProposedChange)
     world.do(OpenBulkSession(job))
-    assert jobs_to_end(world.snapshot, 999) == ()
-    assert jobs_to_end(world.snapshot, 1000) == (job.id,)
+    assert sessions_to_close(world.snapshot, 999) == ()
+    assert sessions_to_close(world.snapshot, 1000) == (job.id,)
     world.commit(dropping)
-    assert jobs_to_end(world.snapshot, 999) == (job.id,)
+    assert sessions_to_close(world.snapshot, 999) == (job.id,)

@@ -8,7 +8,7 @@ from ebla.model.identity import TableId
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Session, Snapshot, Table
 from ebla.topology.states import SessionKind, TabletStage, TransitionKind, TransitionState
-from ebla.topology.tablet_invariants import HeldTablet, strays, tablet_violations
+from ebla.topology.tablet_invariants import StoredTablet, stray_tablets, tablet_violations
 from ebla.topology.tablet_map import TabletStreams, TabletTransition
 
 A, B, C, D = (replica(number) for number in range(1, 5))
@@ -88,11 +88,11 @@ def test_a_host_has_at_most_one_replica_of_a_tablet_at_rest() -> None:
 
 def test_a_shard_has_rows_only_of_its_own_tablets() -> None:
     """INV-TABL-1."""
-    held = [HeldTablet(TABLE, 0, each) for each in (A, B, C, D)]
-    assert [each.label for each in strays(moving(None, track=None), held)] == ["INV-TABL-1"]
-    assert list(strays(moving(STREAMING, OPEN), held)) == []
-    gone = HeldTablet(TABLE, 1, A)
-    assert [each.label for each in strays(moving(None, track=None), [gone])] == ["INV-TABL-1"]
+    held = [StoredTablet(TABLE, 0, each) for each in (A, B, C, D)]
+    assert [each.label for each in stray_tablets(moving(None, track=None), held)] == ["INV-TABL-1"]
+    assert list(stray_tablets(moving(STREAMING, OPEN), held)) == []
+    gone = StoredTablet(TABLE, 1, A)
+    assert [each.label for each in stray_tablets(moving(None, track=None), [gone])] == ["INV-TABL-1"]
 
 
 FIRST, SECOND = TabletStreams(100, 1, 7), TabletStreams(200, 1, 8)

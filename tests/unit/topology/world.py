@@ -17,9 +17,10 @@ from ebla.model.identity import (
     TableId,
     TopologyVersion,
 )
-from ebla.model.transaction import Condition, Missing, Put, Revision, Transaction, Unchanged
+from ebla.model.transaction import Condition, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
 from ebla.topology import next_step as steps
-from ebla.topology.apply import Refused, apply
+from ebla.topology.apply.command import Rejection, apply_command
+from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.cdc_generations import RANDOM_BITS
 from ebla.topology.commands import (
     AbortRequest,
@@ -52,11 +53,9 @@ from ebla.topology.commands import (
     TabletMove,
     WriteCdcPart,
 )
-from ebla.topology.draft import Applied
 from ebla.topology.invariants import violations, violations_between
 from ebla.topology.node_states import NodeAction
-from ebla.topology.rebuild import FeedEntry, advance, from_group0
-from ebla.topology.requests import Liveness
+from ebla.topology.request_queue import LivenessView
 from ebla.topology.snapshot import (
     CdcGenerationPart,
     CdcRange,
@@ -69,6 +68,7 @@ from ebla.topology.snapshot import (
     Snapshot,
     Table,
 )
+from ebla.topology.snapshot_builder import FeedEntry, advance, from_group0
 from ebla.topology.states import (
     GlobalRequestKind,
     NodeRequestKind,
@@ -79,7 +79,7 @@ from ebla.topology.states import (
     TransitionState,
 )
 from ebla.topology.tablet_stages import stage_row
-from ebla.topology.tokens_at_join import choose_tokens
+from ebla.topology.token_allocation import choose_tokens
 
 HISTORY = HistoryId(uuid.UUID(int=1 << 100))
 FEATURES = ("alpha", "beta")
@@ -104,7 +104,7 @@ class Group0:
         revision = Revision(HISTORY, self.index)
         entries = []
         for change in transaction.changes:
-            if isinstance(change, Put):
+            if isinstance(change, PutKey):
                 self.values[change.key] = (change.value, revision)
                 entries.append(FeedEntry(change.key, change.value, revision))
             else:
@@ -114,9 +114,9 @@ class Group0:
 
     def _holds(self, condition: Condition) -> bool:
         match condition:
-            case Missing(key):
+            case KeyMissing(key):
                 return key not in self.values
-            case Unchanged(key, revision):
+            case KeyUnchanged(key, revision):
                 return key in self.values and self.values[key][1] == revision
             case _:
                 assert_never(condition)
@@ -141,21 +141,21 @@ class World:
         return SessionId(self.new_id())
 
     @property
-    def liveness(self) -> Liveness:
+    def liveness(self) -> LivenessView:
         alive = [node for node in self.snapshot.nodes if node not in self.dead]
-        return Liveness(frozenset(alive), self.now_ms)
+        return LivenessView(frozenset(alive), self.now_ms)
 
-    def try_(self, command: Command) -> Refused | None:
+    def try_(self, command: Command) -> Rejection | None:
         """Commits the command, or gives the refusal."""
         before = self.snapshot
-        result = apply(before, command)
-        if isinstance(result, Refused):
+        result = apply_command(before, command)
+        if isinstance(result, Rejection):
             return result
         self.commit(result)
         assert not violations_between(before, self.snapshot)
         return None
 
-    def commit(self, applied: Applied) -> None:
+    def commit(self, applied: ProposedChange) -> None:
         entries = self.group0.commit(applied.transaction)
         assert entries is not None, "a fresh snapshot's conditions hold"
         self.snapshot = advance(self.snapshot, entries)

@@ -13,7 +13,7 @@ import msgspec
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address, ClusterId, HostId
 from ebla.ports.transport import LinkEvents, OpenLink
-from ebla.wire.calls import Caller, Target
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
@@ -213,8 +213,8 @@ class Rig:
     def context(self, who: Introduction) -> PeersContext:
         return PeersContext(self.transport, SeededChance(), who, self.limits, self.report)
 
-    async def connect(self, lane: Lane = Lane.CONTROL, number: int = 2) -> Caller:
-        caller, _ = await connect(self.context(introduction(number)), SERVER_ADDRESS, Target(lane))
+    async def connect(self, lane: Lane = Lane.CONTROL, number: int = 2) -> RpcClientConnection:
+        caller, _ = await connect(self.context(introduction(number)), SERVER_ADDRESS, ConnectionTarget(lane))
         return caller
 
     @property

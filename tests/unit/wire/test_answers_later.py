@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from tests.unit.wire.rig import DATA_ECHO, EchoAnswer, EchoRequest, Rig, running_rig, turns
 
+from ebla.aio.eager_future import EagerFuture
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, InternalError, Overloaded, Stale
-from ebla.wire.calls import Caller
+from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.frames import Lane
 from ebla.wire.limits import WireLimits
-from ebla.wire.reply import Reply
 from ebla.wire.server import IncomingCall
 
 
@@ -17,7 +17,7 @@ class Futures:
     def __init__(self, rig: Rig) -> None:
         self.given: list[asyncio.Future[str]] = []
         self.refusal: Exception | None = None
-        rig.server.serve_later(DATA_ECHO, self._begin, EchoAnswer)
+        rig.server.serve_future(DATA_ECHO, self._begin, EchoAnswer)
 
     def _begin(self, _request: EchoRequest, _call: IncomingCall) -> "asyncio.Future[str]":
         if self.refusal is not None:
@@ -29,13 +29,13 @@ class Futures:
 def test_a_reply_is_answered_in_the_step_that_gives_it() -> None:
     async def run() -> None:
         async with running_rig() as rig:
-            given: list[Reply[str]] = []
+            given: list[EagerFuture[str]] = []
 
-            def begin(_request: EchoRequest, _call: IncomingCall) -> Reply[str]:
-                given.append(Reply())
+            def begin(_request: EchoRequest, _call: IncomingCall) -> EagerFuture[str]:
+                given.append(EagerFuture())
                 return given[-1]
 
-            rig.server.serve_later(DATA_ECHO, begin, EchoAnswer)
+            rig.server.serve_future(DATA_ECHO, begin, EchoAnswer)
             caller = await rig.connect(Lane.DATA)
             asked = rig.tasks.create_task(_ask(caller))
             refused = rig.tasks.create_task(_hears(caller, Stale))
@@ -54,11 +54,11 @@ def test_a_reply_is_answered_in_the_step_that_gives_it() -> None:
     asyncio.run(run())
 
 
-async def _ask(caller: Caller, deadline_ms: int = 20_000) -> EchoAnswer:
+async def _ask(caller: RpcClientConnection, deadline_ms: int = 20_000) -> EchoAnswer:
     return await caller.call(DATA_ECHO, EchoRequest("clay"), deadline_ms)
 
 
-async def _hears(caller: Caller, error: type[Exception]) -> None:
+async def _hears(caller: RpcClientConnection, error: type[Exception]) -> None:
     with pytest.raises(error):
         await _ask(caller)
 

@@ -8,17 +8,17 @@ import pytest
 from ebla.model.errors import InvalidRequest, Outcome
 from ebla.model.identity import ClusterId, HostId
 from ebla.wire.frames import (
-    Answer,
-    Cancel,
-    Failure,
-    Frame,
-    Hello,
+    AnswerFrame,
+    CancelFrame,
+    FailureFrame,
+    HelloFrame,
     Introduction,
     Lane,
-    OneWay,
-    Refusal,
-    Request,
-    Welcome,
+    NoticeFrame,
+    RefusalFrame,
+    RequestFrame,
+    WelcomeFrame,
+    WireFrame,
     decode,
     encode,
     with_body,
@@ -31,28 +31,32 @@ WHO = Introduction(HostId(uuid.UUID(int=1)), ClusterId(uuid.UUID(int=2)), "palac
 @pytest.mark.parametrize(
     "frame",
     [
-        Hello(1, 3, Lane.RAFT, 4096, WHO, WHO.host),
-        Welcome(2, 4096, WHO),
-        Refusal(1, "no"),
-        Failure(7, "stale", Outcome.NOT_APPLIED, "old", "read again"),
-        Cancel(7),
+        HelloFrame(1, 3, Lane.RAFT, 4096, WHO, WHO.host),
+        WelcomeFrame(2, 4096, WHO),
+        RefusalFrame(1, "no"),
+        FailureFrame(7, "stale", Outcome.NOT_APPLIED, "old", "read again"),
+        CancelFrame(7),
     ],
     ids=lambda frame: type(frame).__name__,
 )
-def test_frames_come_back_as_they_went(frame: Frame) -> None:
+def test_frames_come_back_as_they_went(frame: WireFrame) -> None:
     assert decode(encode(frame)) == frame
 
 
 def test_bodies_travel_undecoded() -> None:
     body = HeartbeatRequest(5, 1)
-    for frame in (Request(1, 2, 300, with_body(body)), Answer(1, with_body(body)), OneWay(3, with_body(body))):
+    for frame in (
+        RequestFrame(1, 2, 300, with_body(body)),
+        AnswerFrame(1, with_body(body)),
+        NoticeFrame(3, with_body(body)),
+    ):
         got = decode(encode(frame))
-        assert isinstance(got, Request | Answer | OneWay)
+        assert isinstance(got, RequestFrame | AnswerFrame | NoticeFrame)
         assert msgspec.msgpack.decode(got.body, type=HeartbeatRequest) == body
 
 
 def test_tags_are_pinned() -> None:
-    kinds = (Hello, Welcome, Refusal, Request, Answer, Failure, Cancel, OneWay)
+    kinds = (HelloFrame, WelcomeFrame, RefusalFrame, RequestFrame, AnswerFrame, FailureFrame, CancelFrame, NoticeFrame)
     assert [kind.__struct_config__.tag for kind in kinds] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
@@ -70,15 +74,15 @@ class NewerHello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 def test_a_newer_greeting_is_understood() -> None:
     newer = NewerHello(1, 9, Lane.DATA, 4096, WHO, None, "eager")
-    assert decode(encode(newer)) == Hello(1, 9, Lane.DATA, 4096, WHO)
+    assert decode(encode(newer)) == HelloFrame(1, 9, Lane.DATA, 4096, WHO)
 
 
 def test_an_older_greeting_is_understood() -> None:
-    older = encode(Hello(1, 1, Lane.DATA, 4096, WHO))
+    older = encode(HelloFrame(1, 1, Lane.DATA, 4096, WHO))
     assert msgspec.msgpack.decode(older, type=NewerHello).mood == "calm"
     shorter = msgspec.msgpack.encode([1, 1, 1, Lane.DATA, 4096, [WHO.host.bytes, None, "palace"]])
     got = decode(shorter)
-    assert isinstance(got, Hello)
+    assert isinstance(got, HelloFrame)
     assert got.introduction.process == "control"
 
 
@@ -91,8 +95,8 @@ def test_an_older_greeting_is_understood() -> None:
         b"\x91" * 100_000,
         b"\x95\x04\x01\x02\x03" + b"\x91" * 100_000,
         b"\x92\x63\x01",
-        encode(Cancel(1)) + b"x",
-        encode(Refusal(1, "x"))[:-1],
+        encode(CancelFrame(1)) + b"x",
+        encode(RefusalFrame(1, "x"))[:-1],
         msgspec.msgpack.encode([7, "one"]),
         msgspec.msgpack.encode({"id": 1}),
     ],

@@ -8,18 +8,18 @@ from tests.unit.wire.rig import EchoAnswer, EchoRequest, Rig, running_rig, turns
 
 from ebla.model.errors import DeadlineExceeded, Stale
 from ebla.wire.frames import Lane
-from ebla.wire.server import GoOn, IncomingCall
+from ebla.wire.server import Continuation, IncomingCall
 from ebla.wire.verbs import Verb
 
 EITHER = Verb(9010, "either", Lane.CONTROL, EchoRequest, EchoAnswer)
 
 
 def serve_either(rig: Rig) -> None:
-    def either(request: EchoRequest, call: IncomingCall) -> EchoAnswer | GoOn[EchoAnswer]:
+    def either(request: EchoRequest, call: IncomingCall) -> EchoAnswer | Continuation[EchoAnswer]:
         if request.text == "stale":
             raise Stale("refused at once")
         if request.text.startswith("later"):
-            return GoOn(partial(rig.slow, request, call))
+            return Continuation(partial(rig.slow, request, call))
         return EchoAnswer(request.text)
 
     rig.server.serve(EITHER, either)

@@ -7,8 +7,8 @@ import pytest
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
-from ebla.wire.group0_messages import FoundKey, ReadAnswer, ReadRequest, WatchAnswer, WatchedChange
-from ebla.wire.group0_pages import BEGINNINGS_MAX, ReadPages, WatchPages
+from ebla.wire.group0_messages import FoundKeyValue, Group0ReadAnswer, Group0ReadRequest, WatchAnswer, WatchedChange
+from ebla.wire.group0_pages import RESTARTS_MAX, ReadPager, WatchPager
 
 HISTORY = HistoryId(uuid.UUID(int=7))
 
@@ -17,8 +17,8 @@ def at(index: int) -> Revision:
     return Revision(HISTORY, index)
 
 
-def read(index: int, names: str, *, more: bool) -> ReadAnswer:
-    return ReadAnswer(at(index), tuple(FoundKey(name, b"", at(1)) for name in names), more)
+def read(index: int, names: str, *, more: bool) -> Group0ReadAnswer:
+    return Group0ReadAnswer(at(index), tuple(FoundKeyValue(name, b"", at(1)) for name in names), more)
 
 
 def reset(index: int, names: str, *, more: bool) -> WatchAnswer:
@@ -29,27 +29,27 @@ def told(index: int, names: str) -> WatchAnswer:
     return WatchAnswer(at(index), False, tuple(WatchedChange(name, b"", index) for name in names))
 
 
-def keys(answer: ReadAnswer | WatchAnswer | None) -> str:
+def keys(answer: Group0ReadAnswer | WatchAnswer | None) -> str:
     assert answer is not None
-    rows = answer.found if isinstance(answer, ReadAnswer) else answer.changes
+    rows = answer.found if isinstance(answer, Group0ReadAnswer) else answer.changes
     return "".join(row.key for row in rows)
 
 
 def test_a_read_asks_for_what_follows_until_it_has_all() -> None:
-    pages = ReadPages(ReadRequest(prefixes=("",), quorum=False))
-    assert pages.request() == ReadRequest((), ("",), False)
+    pages = ReadPager(Group0ReadRequest(prefixes=("",), quorum=False))
+    assert pages.request() == Group0ReadRequest((), ("",), False)
     assert pages.take(read(5, "abc", more=True)) is None
-    assert pages.request() == ReadRequest((), ("",), False, at(5), 3)
+    assert pages.request() == Group0ReadRequest((), ("",), False, at(5), 3)
     assert pages.take(read(5, "d", more=True)) is None
     assert pages.request().start == 4
     assert keys(pages.take(read(5, "ef", more=False))) == "abcdef"
 
 
 def test_a_read_that_is_begun_anew_forgets_what_it_had() -> None:
-    pages = ReadPages(ReadRequest(prefixes=("",)))
+    pages = ReadPager(Group0ReadRequest(prefixes=("",)))
     assert pages.take(read(5, "abc", more=True)) is None
     assert pages.take(read(6, "xy", more=True)) is None
-    assert pages.request() == ReadRequest((), ("",), True, at(6), 2)
+    assert pages.request() == Group0ReadRequest((), ("",), True, at(6), 2)
     whole = pages.take(read(6, "z", more=False))
     assert keys(whole) == "xyz"
     assert whole is not None
@@ -57,7 +57,7 @@ def test_a_read_that_is_begun_anew_forgets_what_it_had() -> None:
 
 
 def test_a_reset_comes_whole_and_is_followed_from_its_revision() -> None:
-    pages = WatchPages("user/")
+    pages = WatchPager("user/")
     assert pages.request(9).after is None
     assert pages.take(reset(5, "ab", more=True)) is None
     assert (pages.request(9).after, pages.request(9).start) == (at(5), 2)
@@ -71,8 +71,8 @@ def test_a_reset_comes_whole_and_is_followed_from_its_revision() -> None:
 
 
 def test_beginnings_are_bounded() -> None:
-    reading, watching = ReadPages(ReadRequest(prefixes=("",))), WatchPages("")
-    for index in range(BEGINNINGS_MAX):
+    reading, watching = ReadPager(Group0ReadRequest(prefixes=("",))), WatchPager("")
+    for index in range(RESTARTS_MAX):
         assert reading.take(read(index, "a", more=True)) is None
         assert watching.take(reset(index, "a", more=True)) is None
     with pytest.raises(Unavailable):

@@ -230,9 +230,9 @@ def test_those_who_wait_for_a_forgotten_peer_are_told() -> None:
 
 def test_the_backoff_grows_to_its_bound_and_differs_by_chance() -> None:
     limits = WireLimits(backoff_first_ms=50, backoff_max_ms=1000)
-    chance = SeededChance()
+    rng = SeededChance()
     for failures, step in ((1, 50), (2, 100), (5, 800), (6, 1000), (10_000, 1000)):
-        drawn = [backoff_ms(failures, limits, chance) for _ in range(200)]
+        drawn = [backoff_ms(failures, limits, rng) for _ in range(200)]
         assert step // 2 <= min(drawn)
         assert max(drawn) <= step
         assert len(set(drawn)) > 10

@@ -22,16 +22,16 @@ from tests.unit.wire.rig import (
 
 from ebla.model.errors import ConnectionLost, Unreachable
 from ebla.model.identity import ClusterId, HostId
-from ebla.wire.calls import Caller, Target
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import (
-    Cancel,
-    Hello,
+    CancelFrame,
+    HelloFrame,
     Introduction,
     Lane,
-    OneWay,
-    Refusal,
-    Request,
-    Welcome,
+    NoticeFrame,
+    RefusalFrame,
+    RequestFrame,
+    WelcomeFrame,
     decode,
     encode,
     with_body,
@@ -64,7 +64,7 @@ async def raw_peer(rig: Rig) -> tuple[RawPeer, MemoryLink]:
 
 
 def hello(who: Introduction, oldest: int = 1, newest: int = 1, expected: HostId | None = None) -> bytes:
-    return encode(Hello(oldest, newest, Lane.CONTROL, 65536, who, expected))
+    return encode(HelloFrame(oldest, newest, Lane.CONTROL, 65536, who, expected))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_greetings_that_do_not_fit_are_refused_with_the_reason(greeting: bytes, 
             link.send(greeting)
             await turns()
             refusal = decode(peer.frames[0])
-            assert isinstance(refusal, Refusal)
+            assert isinstance(refusal, RefusalFrame)
             assert reason in refusal.message
             assert peer.closed is not None
             assert reason in rig.causes("wire.link_ended")[0]
@@ -100,7 +100,7 @@ def test_the_newest_common_version_is_chosen(newest: int) -> None:
             link.send(hello(introduction(2), 0, newest))
             await turns()
             welcome = decode(peer.frames[0])
-            assert isinstance(welcome, Welcome)
+            assert isinstance(welcome, WelcomeFrame)
             assert welcome.version == 1
 
     asyncio.run(run())
@@ -110,7 +110,7 @@ def test_a_node_without_a_cluster_may_greet() -> None:
     async def run() -> None:
         async with running_rig() as rig:
             caller, welcome = await connect(
-                rig.context(introduction(2, cluster=None)), SERVER_ADDRESS, Target(Lane.CONTROL)
+                rig.context(introduction(2, cluster=None)), SERVER_ADDRESS, ConnectionTarget(Lane.CONTROL)
             )
             assert welcome.introduction == introduction(1)
             assert await caller.call(ECHO, EchoRequest("hi"), 1000) == EchoAnswer("hi")
@@ -148,11 +148,11 @@ def test_the_greeting_must_be_that_of_the_certificate() -> None:
     [
         [b"garbage"],
         [b""],
-        [encode(Request(1, ECHO.number, 1000, with_body(EchoRequest("too early"))))],
-        [encode(OneWay(RUMOUR.number, with_body(Rumour("too early"))))],
+        [encode(RequestFrame(1, ECHO.number, 1000, with_body(EchoRequest("too early"))))],
+        [encode(NoticeFrame(RUMOUR.number, with_body(Rumour("too early"))))],
         [hello(introduction(2)), b"\xc1"],
-        [hello(introduction(2)), encode(Welcome(1, 4096, introduction(2)))],
-        [hello(introduction(2)), encode(Request(1_000_000, ECHO.number, 1000, with_body(EchoRequest(""))))],
+        [hello(introduction(2)), encode(WelcomeFrame(1, 4096, introduction(2)))],
+        [hello(introduction(2)), encode(RequestFrame(1_000_000, ECHO.number, 1000, with_body(EchoRequest(""))))],
     ],
 )
 def test_what_has_no_place_ends_that_connection_alone(frames: list[bytes]) -> None:
@@ -176,7 +176,7 @@ def test_a_repeated_greeting_and_a_strange_cancel_are_harmless() -> None:
     async def run() -> None:
         async with running_rig() as rig:
             peer, link = await raw_peer(rig)
-            for frame in (hello(introduction(2)), hello(introduction(2)), encode(Cancel(77))):
+            for frame in (hello(introduction(2)), hello(introduction(2)), encode(CancelFrame(77))):
                 link.send(frame)
             await turns()
             assert peer.closed is None
@@ -253,7 +253,7 @@ def test_a_request_whose_time_is_over_is_not_started() -> None:
             await rig.connect()
             events = rig.server_link.events
             assert events is not None
-            events.frame_received(encode(Request(1, SLOW.number, 0, with_body(EchoRequest("late")))))
+            events.frame_received(encode(RequestFrame(1, SLOW.number, 0, with_body(EchoRequest("late")))))
             await turns()
             assert rig.slow_started == []
 
@@ -267,10 +267,10 @@ def test_a_missing_id_counts_as_seen_once_thousands_passed() -> None:
             events = rig.server_link.events
             assert events is not None
             for number in range(1, 10_000, 2):  # every second one is missing
-                events.frame_received(encode(Request(number, ECHO.number, 1000, with_body(EchoRequest("")))))
+                events.frame_received(encode(RequestFrame(number, ECHO.number, 1000, with_body(EchoRequest("")))))
             answered = len(rig.server_link.sent)
             for number in (2, 9998):
-                events.frame_received(encode(Request(number, ECHO.number, 1000, with_body(EchoRequest("")))))
+                events.frame_received(encode(RequestFrame(number, ECHO.number, 1000, with_body(EchoRequest("")))))
             assert len(rig.server_link.sent) == answered + 1
 
     asyncio.run(run())
@@ -291,6 +291,6 @@ def test_an_answer_that_cannot_be_encoded_is_our_defect() -> None:
     asyncio.run(run())
 
 
-async def _lost(caller: Caller) -> None:
+async def _lost(caller: RpcClientConnection) -> None:
     with pytest.raises((ConnectionLost, Unreachable)):
         await caller.call(ECHO, EchoRequest("y" * 2000), 5000)

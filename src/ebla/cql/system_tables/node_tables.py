@@ -4,17 +4,17 @@ import uuid
 from collections.abc import Iterable
 
 from ebla.cql.catalog import VirtualTable
-from ebla.cql.system_tables.declared import Row, Shown, declared, nothing
-from ebla.cql.system_tables.facts import (
+from ebla.cql.system_tables.node_info import (
     CQL_VERSION,
     PARTITIONER,
     PROTOCOL_VERSION,
     RELEASE_VERSION,
-    NodeFacts,
+    SystemTableSources,
     address_of,
     ring_members,
     schema_version,
 )
+from ebla.cql.system_tables.table_definition import ComputedTable, SystemRow, declared, no_rows
 from ebla.topology.snapshot import Node
 
 LOCAL = declared(
@@ -117,25 +117,25 @@ BUILT_VIEWS = declared(
 CONTROL_PORT = 7000
 
 
-def node_tables(facts: NodeFacts) -> list[VirtualTable]:
+def node_tables(facts: SystemTableSources) -> list[VirtualTable]:
     tables = _NodeTables(facts)
     return [
-        Shown(LOCAL, tables.local),
-        Shown(PEERS, tables.peers),
-        Shown(PEERS_V2, tables.peers_v2),
-        Shown(CLIENTS, facts.clients),
-        Shown(CONFIG, tables.config),
-        Shown(VERSIONS, tables.versions),
-        Shown(SIZE_ESTIMATES, nothing),
-        Shown(BUILT_VIEWS, nothing),
+        ComputedTable(LOCAL, tables.local),
+        ComputedTable(PEERS, tables.peers),
+        ComputedTable(PEERS_V2, tables.peers_v2),
+        ComputedTable(CLIENTS, facts.clients),
+        ComputedTable(CONFIG, tables.config),
+        ComputedTable(VERSIONS, tables.versions),
+        ComputedTable(SIZE_ESTIMATES, no_rows),
+        ComputedTable(BUILT_VIEWS, no_rows),
     ]
 
 
 class _NodeTables:
-    def __init__(self, facts: NodeFacts) -> None:
+    def __init__(self, facts: SystemTableSources) -> None:
         self._facts = facts
 
-    def local(self) -> Iterable[Row]:
+    def local(self) -> Iterable[SystemRow]:
         facts, view = self._facts, self._facts.view.current
         node = view.snapshot.nodes.get(facts.host)
         if node is None:
@@ -176,12 +176,12 @@ class _NodeTables:
             if node.host != self._facts.host:
                 yield node, self._described(node, version)
 
-    def peers(self) -> Iterable[Row]:
+    def peers(self) -> Iterable[SystemRow]:
         for node, row in self._others():
             address = address_of(node)
             yield {**row, "peer": address, "preferred_ip": address, "rpc_address": address}
 
-    def peers_v2(self) -> Iterable[Row]:
+    def peers_v2(self) -> Iterable[SystemRow]:
         for node, row in self._others():
             address = address_of(node)
             yield {
@@ -194,9 +194,9 @@ class _NodeTables:
                 "preferred_port": CONTROL_PORT,
             }
 
-    def config(self) -> Iterable[Row]:
+    def config(self) -> Iterable[SystemRow]:
         for name, value, source in self._facts.config():
             yield {"name": name, "value": value, "source": source, "type": "text"}
 
-    def versions(self) -> Iterable[Row]:
+    def versions(self) -> Iterable[SystemRow]:
         yield {"key": "local", "version": self._facts.release, "build_mode": "release", "build_id": ""}

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from ebla.cql.catalog import VirtualTable, VirtualTables
-from ebla.cql.lexer import Kind, tokens_of
-from ebla.cql.system_tables.declared import Row, Shown, declared, nothing
-from ebla.cql.system_tables.facts import NodeFacts
+from ebla.cql.parse.lexer import TokenKind, tokenize
+from ebla.cql.system_tables.node_info import SystemTableSources
+from ebla.cql.system_tables.table_definition import ComputedTable, SystemRow, declared, no_rows
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.topology.snapshot import Keyspace
 from ebla.topology.states import Strategy
@@ -127,20 +127,20 @@ EMPTY = tuple(
 LOCAL_REPLICATION = {"class": "org.apache.cassandra.locator.LocalStrategy"}
 
 
-def schema_tables(facts: NodeFacts, virtual: Callable[[], VirtualTables]) -> list[VirtualTable]:
+def schema_tables(facts: SystemTableSources, virtual: Callable[[], VirtualTables]) -> list[VirtualTable]:
     """`virtual` gives all system tables, these among them, once they are known."""
     tables = _SchemaTables(facts, virtual)
     return [
-        Shown(KEYSPACES, tables.keyspaces),
-        Shown(SCYLLA_KEYSPACES, tables.scylla_keyspaces),
-        Shown(TABLES, tables.tables),
-        Shown(SCYLLA_TABLES, tables.scylla_tables),
-        Shown(COLUMNS, tables.columns),
-        Shown(DROPPED_COLUMNS, nothing),
-        Shown(VIRTUAL_KEYSPACES, nothing),
-        Shown(VIRTUAL_TABLES, nothing),
-        Shown(VIRTUAL_COLUMNS, nothing),
-        *(Shown(schema, nothing) for schema in EMPTY),
+        ComputedTable(KEYSPACES, tables.keyspaces),
+        ComputedTable(SCYLLA_KEYSPACES, tables.scylla_keyspaces),
+        ComputedTable(TABLES, tables.tables),
+        ComputedTable(SCYLLA_TABLES, tables.scylla_tables),
+        ComputedTable(COLUMNS, tables.columns),
+        ComputedTable(DROPPED_COLUMNS, no_rows),
+        ComputedTable(VIRTUAL_KEYSPACES, no_rows),
+        ComputedTable(VIRTUAL_TABLES, no_rows),
+        ComputedTable(VIRTUAL_COLUMNS, no_rows),
+        *(ComputedTable(schema, no_rows) for schema in EMPTY),
     ]
 
 
@@ -153,7 +153,7 @@ def replication_map(keyspace: Keyspace) -> dict[str, str]:
 
 
 class _SchemaTables:
-    def __init__(self, facts: NodeFacts, virtual: Callable[[], VirtualTables]) -> None:
+    def __init__(self, facts: SystemTableSources, virtual: Callable[[], VirtualTables]) -> None:
         self._facts = facts
         self._virtual = virtual
 
@@ -161,7 +161,7 @@ class _SchemaTables:
         yield from self._facts.view.current.schemas.values()
         yield from (table.schema for table in self._virtual().values())
 
-    def keyspaces(self) -> Iterable[Row]:
+    def keyspaces(self) -> Iterable[SystemRow]:
         for keyspace in self._facts.view.current.snapshot.keyspaces.values():
             yield {
                 "keyspace_name": keyspace.name,
@@ -171,23 +171,23 @@ class _SchemaTables:
         for name in dict.fromkeys(keyspace for keyspace, _ in self._virtual()):
             yield {"keyspace_name": name, "durable_writes": True, "replication": LOCAL_REPLICATION}
 
-    def scylla_keyspaces(self) -> Iterable[Row]:
+    def scylla_keyspaces(self) -> Iterable[SystemRow]:
         for keyspace in self._facts.view.current.snapshot.keyspaces.values():
             if keyspace.on_tablets:
                 yield {"keyspace_name": keyspace.name, "initial_tablets": keyspace.initial_tablets}
 
-    def tables(self) -> Iterable[Row]:
+    def tables(self) -> Iterable[SystemRow]:
         return map(table_row, self._schemas())
 
-    def scylla_tables(self) -> Iterable[Row]:
+    def scylla_tables(self) -> Iterable[SystemRow]:
         for schema in self._schemas():
             yield {"keyspace_name": schema.keyspace, "table_name": schema.name}
 
-    def columns(self) -> Iterable[Row]:
+    def columns(self) -> Iterable[SystemRow]:
         return (column_row(schema, column) for schema in self._schemas() for column in schema.columns)
 
 
-def table_row(schema: TableSchema) -> Row:
+def table_row(schema: TableSchema) -> SystemRow:
     options = schema.options
     given = dict(options.others)
     return {
@@ -225,7 +225,7 @@ _KINDS = {
 }
 
 
-def column_row(schema: TableSchema, column: Column) -> Row:
+def column_row(schema: TableSchema, column: Column) -> SystemRow:
     is_key = column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
     order = ("desc" if column.descending else "asc") if column.kind is ColumnKind.CLUSTERING else "none"
     return {
@@ -252,12 +252,12 @@ def _number(given: Mapping[str, str], name: str, usual: float) -> float:
 
 def _text(given: Mapping[str, str], name: str, usual: str) -> str:
     text = given.get(name)
-    return usual if text is None else tokens_of(text)[0].text
+    return usual if text is None else tokenize(text)[0].text
 
 
 def _map(given: Mapping[str, str], name: str, usual: dict[str, str]) -> dict[str, str]:
     text = given.get(name)
     if text is None or not text.startswith("{"):
         return usual
-    strings = [token.text for token in tokens_of(text) if token.kind is Kind.STRING]
+    strings = [token.text for token in tokenize(text) if token.kind is TokenKind.STRING]
     return dict(zip(strings[::2], strings[1::2], strict=True))

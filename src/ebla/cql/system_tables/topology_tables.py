@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ebla.cql.catalog import VirtualTable
-from ebla.cql.functions import timeuuid_of
-from ebla.cql.system_tables.declared import Asked, Row, Shown, declared
-from ebla.cql.system_tables.facts import NodeFacts, address_of, ring_members
+from ebla.cql.plan.functions import timeuuid_of
+from ebla.cql.system_tables.node_info import SystemTableSources, address_of, ring_members
+from ebla.cql.system_tables.table_definition import ComputedTable, FetchedTable, SystemRow, declared
 from ebla.model.identity import HostId
 from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Snapshot
 from ebla.topology.tablet_map import ReplicaSet, TabletMap
@@ -133,21 +133,21 @@ GROUP0_HISTORY = declared(
 )
 
 
-def topology_tables(facts: NodeFacts) -> list[VirtualTable]:
+def topology_tables(facts: SystemTableSources) -> list[VirtualTable]:
     tables = _TopologyTables(facts)
     return [
-        Shown(TOPOLOGY, tables.topology),
-        Shown(REQUESTS, tables.requests),
-        Shown(TABLETS, tables.tablets),
-        Shown(TOKEN_RING, tables.token_ring),
-        Shown(CLUSTER_STATUS, tables.cluster_status),
-        Shown(GROUP0_HISTORY, tables.group0_history),
-        Asked(RAFT_STATE, tables.raft_state),
+        ComputedTable(TOPOLOGY, tables.topology),
+        ComputedTable(REQUESTS, tables.requests),
+        ComputedTable(TABLETS, tables.tablets),
+        ComputedTable(TOKEN_RING, tables.token_ring),
+        ComputedTable(CLUSTER_STATUS, tables.cluster_status),
+        ComputedTable(GROUP0_HISTORY, tables.group0_history),
+        FetchedTable(RAFT_STATE, tables.raft_state),
     ]
 
 
 class _TopologyTables:
-    def __init__(self, facts: NodeFacts) -> None:
+    def __init__(self, facts: SystemTableSources) -> None:
         self._facts = facts
 
     @property
@@ -156,13 +156,13 @@ class _TopologyTables:
 
     # ---- nodes and requests
 
-    def topology(self) -> Iterable[Row]:
+    def topology(self) -> Iterable[SystemRow]:
         snapshot = self._snapshot
         shared = _shared_columns(snapshot)
         for host in sorted(snapshot.nodes):
             yield {**shared, **_node_columns(snapshot, snapshot.nodes[host]), "key": "topology"}
 
-    def requests(self) -> Iterable[Row]:
+    def requests(self) -> Iterable[SystemRow]:
         snapshot = self._snapshot
         yield from (_request_row(one, one.host) for one in snapshot.node_requests.values())
         for one in snapshot.global_requests.values():
@@ -173,7 +173,7 @@ class _TopologyTables:
                 "new_keyspace_rf_change_data": factors or None,
             }
 
-    def cluster_status(self) -> Iterable[Row]:
+    def cluster_status(self) -> Iterable[SystemRow]:
         snapshot, down = self._snapshot, self._facts.view.down
         nodes = ring_members(snapshot)
         owned = sum(len(node.tokens) for node in nodes) or 1
@@ -193,7 +193,7 @@ class _TopologyTables:
 
     # ---- ranges
 
-    def tablets(self) -> Iterable[Row]:
+    def tablets(self) -> Iterable[SystemRow]:
         snapshot = self._snapshot
         for table_id, tablets in snapshot.tablets.items():
             table = snapshot.tables[table_id]
@@ -207,7 +207,7 @@ class _TopologyTables:
             }
             yield from ({**shared, **row} for row in _tablet_rows(tablets))
 
-    def token_ring(self) -> Iterable[Row]:
+    def token_ring(self) -> Iterable[SystemRow]:
         view = self._facts.view.current
         for table_id, table in view.snapshot.tables.items():
             replicas = view.sets.of(table_id)
@@ -225,12 +225,12 @@ class _TopologyTables:
 
     # ---- group 0
 
-    def group0_history(self) -> Iterable[Row]:
+    def group0_history(self) -> Iterable[SystemRow]:
         for wall_us, version, words in self._facts.history():
             state = timeuuid_of(wall_us, b"\0" * 4 + version.to_bytes(4))
             yield {"key": "history", "state_id": uuid.UUID(bytes=state), "description": words}
 
-    async def raft_state(self) -> Iterable[Row]:
+    async def raft_state(self) -> Iterable[SystemRow]:
         group0 = (await self._facts.status()).group0
         if group0 is None:
             return []

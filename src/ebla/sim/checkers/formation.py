@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Foundings:
+class ClusterFoundings:
     """Who began which history. Beginning the same one again, after a crash in the middle, is right."""
 
     def __init__(self) -> None:

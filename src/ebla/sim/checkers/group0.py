@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ebla.group0.store import Store
-from ebla.sim.checkers.history import History, Operation
+from ebla.group0.store import Group0Store
+from ebla.sim.checkers.history import ClientOperation, OperationHistory
 from ebla.sim.checkers.linearizability import find_violation
-from ebla.sim.checkers.models import Read, Write
+from ebla.sim.checkers.models import RegisterRead, RegisterWrite
 from ebla.wire.group0_messages import WatchAnswer
 
 
-class Swap(msgspec.Struct, frozen=True, tag="swap", array_like=True):
+class CompareAndSwap(msgspec.Struct, frozen=True, tag="swap", array_like=True):
     """Write `new` if the value is still `expected`; values never repeat. Result: whether it was written."""
 
     expected: int
@@ -25,20 +25,20 @@ class CellModel:
     def initial(self) -> int:
         return 0
 
-    def step(self, state: int, operation: Operation) -> tuple[bool, int]:
+    def step(self, state: int, operation: ClientOperation) -> tuple[bool, int]:
         call, known = operation.call, operation.returned is not None
-        if isinstance(call, Read):
+        if isinstance(call, RegisterRead):
             return operation.result == state, state
-        if isinstance(call, Write):
+        if isinstance(call, RegisterWrite):
             return True, call.value
         holds = state == call.expected
         return not known or operation.result == holds, call.new if holds else state
 
-    def changes(self, operation: Operation) -> bool:
-        return not isinstance(operation.call, Read)
+    def changes(self, operation: ClientOperation) -> bool:
+        return not isinstance(operation.call, RegisterRead)
 
 
-class Move(enum.Enum):
+class MoveOutcome(enum.Enum):
     OPEN = "open"
     DONE = "done"
     REFUSED = "refused"
@@ -50,7 +50,7 @@ class LockedWrite:
     index: int
 
 
-class Mirror:
+class WatchMirror:
     """What a resumed feed amounts to, and whether it ever repeated or skipped."""
 
     def __init__(self) -> None:
@@ -78,23 +78,23 @@ class Mirror:
 
 @dataclass(slots=True)
 class Group0Record:
-    registers: History = field(default_factory=History)
+    registers: OperationHistory = field(default_factory=OperationHistory)
     sums: list[int] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    moves: list[MoveOutcome] = field(default_factory=list)
     locks: dict[bytes, int] = field(default_factory=dict)
     """Each acquired lock and the index of its acquisition."""
     locked_writes: list[LockedWrite] = field(default_factory=list)
-    mirror: Mirror = field(default_factory=Mirror)
+    mirror: WatchMirror = field(default_factory=WatchMirror)
 
     def begin_move(self) -> int:
-        self.moves.append(Move.OPEN)
+        self.moves.append(MoveOutcome.OPEN)
         return len(self.moves) - 1
 
-    def end_move(self, number: int, outcome: Move) -> None:
+    def end_move(self, number: int, outcome: MoveOutcome) -> None:
         self.moves[number] = outcome
 
 
-def problem_of(record: Group0Record, total: int) -> str | None:
+def find_problem(record: Group0Record, total: int) -> str | None:
     violation = find_violation(record.registers.operations(), CellModel())
     if violation is not None:
         return str(violation)
@@ -115,9 +115,9 @@ def _lock_problem(record: Group0Record) -> str | None:
     return None
 
 
-def disagreement(stores: dict[str, Store]) -> str | None:
+def find_disagreement(stores: dict[str, Group0Store]) -> str | None:
     """Nodes that have applied the same index hold the same state, answers included."""
-    by_index: dict[int, tuple[str, Store]] = {}
+    by_index: dict[int, tuple[str, Group0Store]] = {}
     for name, store in stores.items():
         known = by_index.setdefault(store.index, (name, store))
         other = known[1]

@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ClientOperation:
     """One call of one client. `returned` is None where nobody ever learnt what became of it: it may have happened,
     at any time after `invoked`, or never."""
 
@@ -29,13 +29,13 @@ class _Open:
     invoked: int
 
 
-class History:
+class OperationHistory:
     """Records operations as they happen. Its times count events: simulated instants coincide, counts do not."""
 
     def __init__(self) -> None:
         self._events = 0
         self._open: dict[int, _Open] = {}
-        self._done: list[Operation] = []
+        self._done: list[ClientOperation] = []
 
     def invoke(self, client: str, call: Any, key: str = "") -> int:
         """Before the request leaves. The number names the operation in `complete` and `withdraw`."""
@@ -46,13 +46,13 @@ class History:
     def complete(self, number: int, result: Any) -> None:
         self._events += 1
         begun = self._open.pop(number)
-        self._done.append(Operation(begun.client, begun.key, begun.call, result, begun.invoked, self._events))
+        self._done.append(ClientOperation(begun.client, begun.key, begun.call, result, begun.invoked, self._events))
 
     def withdraw(self, number: int) -> None:
         """It surely did not happen and never will."""
         del self._open[number]
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[ClientOperation]:
         """All of them; those still open have an unknown outcome."""
-        unknown = [Operation(o.client, o.key, o.call, None, o.invoked, None) for o in self._open.values()]
+        unknown = [ClientOperation(o.client, o.key, o.call, None, o.invoked, None) for o in self._open.values()]
         return sorted([*self._done, *unknown], key=lambda operation: operation.invoked)

@@ -12,39 +12,39 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ebla.sim.checkers.history import Operation
-from ebla.sim.checkers.models import Model
+from ebla.sim.checkers.history import ClientOperation
+from ebla.sim.checkers.models import SequentialModel
 
 S = TypeVar("S", bound=Hashable)
 CONFIGURATIONS_MAX = 3_000_000
-SHOWN_MAX = 12
+STUCK_SHOWN_MAX = 12
 
 
-class TooHard(AssertionError):
+class SearchGivenUp(AssertionError):
     """The search was given up: neither right nor wrong was shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class LinearizabilityViolation:
     """No order explains the history of this key. `stuck` could not come next after the longest attempt."""
 
     key: str
     done: int
     total: int
     state: object
-    stuck: tuple[Operation, ...]
+    stuck: tuple[ClientOperation, ...]
 
     def __str__(self) -> str:
         lines = [f"no order explains the history of {self.key or 'the object'}:"]
         lines.append(
             f"after {self.done} of {self.total} operations the state is {self.state!r}; none of these can follow:"
         )
-        lines += [f"  {operation}" for operation in self.stuck[:SHOWN_MAX]]
+        lines += [f"  {operation}" for operation in self.stuck[:STUCK_SHOWN_MAX]]
         return "\n".join(lines)
 
 
-def find_violation(history: Iterable[Operation], model: Model[S]) -> Violation | None:
-    by_key: dict[str, list[Operation]] = {}
+def find_violation(history: Iterable[ClientOperation], model: SequentialModel[S]) -> LinearizabilityViolation | None:
+    by_key: dict[str, list[ClientOperation]] = {}
     for operation in history:
         by_key.setdefault(operation.key, []).append(operation)
     for key in sorted(by_key):
@@ -61,7 +61,7 @@ class _Search(Generic[S]):
     those of unknown outcome taken to have happened.
     """
 
-    def __init__(self, key: str, operations: Sequence[Operation], model: Model[S]) -> None:
+    def __init__(self, key: str, operations: Sequence[ClientOperation], model: SequentialModel[S]) -> None:
         ordered = sorted(operations, key=lambda operation: operation.invoked)
         self._key = key
         self._step = model.step
@@ -72,7 +72,7 @@ class _Search(Generic[S]):
         self._calls = [operation.invoked for operation in self._known]
         self._returns = [operation.returned or 0.0 for operation in self._known]
 
-    def run(self) -> Violation | None:
+    def run(self) -> LinearizabilityViolation | None:
         deepest: tuple[int, int, int, S] = (0, 0, 0, self._start)
         deepest_done = 0
         seen: set[tuple[int, int, int, S]] = set()
@@ -86,14 +86,14 @@ class _Search(Generic[S]):
                 continue
             seen.add(now)
             if len(seen) > CONFIGURATIONS_MAX:
-                raise TooHard(f"{CONFIGURATIONS_MAX} configurations of {total} operations decide nothing")
+                raise SearchGivenUp(f"{CONFIGURATIONS_MAX} configurations of {total} operations decide nothing")
             done = now[0] + now[1].bit_count()
             if done > deepest_done:
                 deepest, deepest_done = now, done
             self._push_next(stack, now)
         candidates, _ = self._candidates(deepest[0], deepest[1])
         stuck = tuple(self._known[index] for index in candidates)
-        return Violation(self._key, deepest_done, total, deepest[3], stuck)
+        return LinearizabilityViolation(self._key, deepest_done, total, deepest[3], stuck)
 
     def _push_next(self, stack: list[tuple[int, int, int, S]], now: tuple[int, int, int, S]) -> None:
         """Where one more operation leads. Pushed last, so tried first: what had to be done soonest. Guesses last."""

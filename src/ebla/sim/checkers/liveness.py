@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ebla.control.control_process import ControlProcess
-from ebla.control.failure_detector import Standing
+from ebla.control.liveness.failure_detector import PeerState
 from ebla.replica.shard_process import ShardProcess
 from ebla.sim.world import Unit, World
 
@@ -19,19 +19,19 @@ K = TypeVar("K", bound=tuple[object, ...])
 SAMPLE_S = 0.1
 DRIFT = 1.001
 """Clocks of machines may run this much slower than the world's."""
-HARMLESS_MS = 400.0
+HARMLESS_LATENCY_MS = 400.0
 """A path slower than this, or one that loses frames, says nothing about what an opinion should be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class LivenessBounds:
     silence_s: float
     settle_s: float
     feed_silence_s: float
 
 
 @dataclass(slots=True)
-class SimNode:
+class LivenessNode:
     """A node of the simulation: two units on one machine, and the processes of their present lives."""
 
     control: Unit
@@ -41,7 +41,7 @@ class SimNode:
 
 
 class LivenessChecker:
-    def __init__(self, world: World, nodes: Sequence[SimNode], bounds: Bounds) -> None:
+    def __init__(self, world: World, nodes: Sequence[LivenessNode], bounds: LivenessBounds) -> None:
         self._world = world
         self._nodes = tuple(nodes)
         self._bounds = bounds
@@ -68,17 +68,17 @@ class LivenessChecker:
             node.control_process is not None
             and node.shard_process is not None
             and node.shard_process.serves()
-            and all(opinion.standing is Standing.UP for opinion in node.control_process.opinions())
+            and all(opinion.state is PeerState.UP for opinion in node.control_process.opinions())
             for node in self._nodes
         )
 
-    def _check_opinions(self, node: SimNode, process: ControlProcess) -> None:
+    def _check_opinions(self, node: LivenessNode, process: ControlProcess) -> None:
         others = {other.control.host: other.control for other in self._nodes}
         for opinion in process.opinions():
             peer = others[opinion.peer.host]
             impossible_s = self._lasted(self._impossible_since, (node.control.name, peer.name))
             easy_s = self._lasted(self._easy_since, self._lives(node.control, peer))
-            up = opinion.standing is Standing.UP
+            up = opinion.state is PeerState.UP
             if up and impossible_s > self._bounds.silence_s * DRIFT + SAMPLE_S:
                 self._world.fail(
                     f"INV-LIVE-1: {node.control.name} holds {peer.name} to be up, out of reach for {impossible_s:.1f} s"
@@ -88,7 +88,7 @@ class LivenessChecker:
                     f"INV-LIVE-2: {node.control.name} holds {peer.name} to be down, within reach for {easy_s:.1f} s"
                 )
 
-    def _check_serving(self, node: SimNode, process: ShardProcess) -> None:
+    def _check_serving(self, node: LivenessNode, process: ShardProcess) -> None:
         impossible_s = self._lasted(self._impossible_since, (node.shard.name, node.control.name))
         if process.serves() and impossible_s > self._bounds.feed_silence_s * DRIFT + SAMPLE_S:
             self._world.fail(
@@ -98,7 +98,7 @@ class LivenessChecker:
     def _watch_pair(self, one: Unit, other: Unit) -> None:
         paths = [self._world.network.path(one.name, other.name), self._world.network.path(other.name, one.name)]
         impossible = not other.running or any(path.cuts for path in paths)
-        harmless = all(path.extra_ms <= HARMLESS_MS and path.extra_loss == 0.0 for path in paths)
+        harmless = all(path.extra_latency_ms <= HARMLESS_LATENCY_MS and path.extra_loss == 0.0 for path in paths)
         self._note(self._impossible_since, (one.name, other.name), impossible)
         for key in [key for key in self._easy_since if key[:2] == (one.name, other.name)]:
             if key != self._lives(one, other):
@@ -116,4 +116,4 @@ class LivenessChecker:
 
     def _lives(self, one: Unit, other: Unit) -> tuple[str, str, int, int]:
         """A process that started anew has to be found anew."""
-        return one.name, other.name, one.lives, other.lives
+        return one.name, other.name, one.start_count, other.start_count

@@ -5,55 +5,55 @@ from typing import Protocol, TypeVar, assert_never
 
 import msgspec
 
-from ebla.sim.checkers.history import Operation
+from ebla.sim.checkers.history import ClientOperation
 
 S = TypeVar("S", bound=Hashable)
 
 
-class Model(Protocol[S]):
+class SequentialModel(Protocol[S]):
     """States are immutable and hashable: the checker remembers which it has seen."""
 
     def initial(self) -> S: ...
 
-    def step(self, state: S, operation: Operation) -> tuple[bool, S]:
+    def step(self, state: S, operation: ClientOperation) -> tuple[bool, S]:
         """Could the operation happen in this state, with the result it had; and the state after it.
 
         The result of an operation without `returned` is unknown: any fits.
         """
         ...
 
-    def changes(self, operation: Operation) -> bool:
+    def changes(self, operation: ClientOperation) -> bool:
         """Whether it can change the state. One that cannot, and whose outcome is unknown, says nothing."""
         ...
 
 
-class Read(msgspec.Struct, frozen=True, tag="read", array_like=True):
+class RegisterRead(msgspec.Struct, frozen=True, tag="read", array_like=True):
     """Result: the value."""
 
 
-class Write(msgspec.Struct, frozen=True, tag="write", array_like=True):
+class RegisterWrite(msgspec.Struct, frozen=True, tag="write", array_like=True):
     """Result: the value written."""
 
     value: int
 
 
-class Add(msgspec.Struct, frozen=True, tag="add", array_like=True):
+class RegisterAdd(msgspec.Struct, frozen=True, tag="add", array_like=True):
     """Result: the value after it."""
 
     amount: int
 
 
-RegisterCall = Read | Write | Add
+RegisterCall = RegisterRead | RegisterWrite | RegisterAdd
 
 
 def result_of(call: RegisterCall, value: int) -> int:
     """What a register that holds `value` answers; for a change it is also what the register then holds."""
     match call:
-        case Read():
+        case RegisterRead():
             return value
-        case Write(written):
+        case RegisterWrite(written):
             return written
-        case Add(amount):
+        case RegisterAdd(amount):
             return value + amount
         case _:
             assert_never(call)
@@ -65,9 +65,9 @@ class RegisterModel:
     def initial(self) -> int:
         return 0
 
-    def step(self, state: int, operation: Operation) -> tuple[bool, int]:
+    def step(self, state: int, operation: ClientOperation) -> tuple[bool, int]:
         after = result_of(operation.call, state)
         return operation.returned is None or operation.result == after, after
 
-    def changes(self, operation: Operation) -> bool:
-        return not isinstance(operation.call, Read)
+    def changes(self, operation: ClientOperation) -> bool:
+        return not isinstance(operation.call, RegisterRead)

@@ -6,30 +6,30 @@ only they have: disks, state machines, and lives that end.
 
 from collections.abc import Sequence
 
-from ebla.control.raft_server import RaftServer
-from ebla.raft.core import Core
-from ebla.raft.effects import Write
-from ebla.raft.events import Event
-from ebla.raft.invariants import History
+from ebla.control.raft.driver import RaftDriver
+from ebla.raft.core import RaftCore
+from ebla.raft.effects import LogWrite
+from ebla.raft.events import RaftEvent
+from ebla.raft.invariants import RaftChecker
 from ebla.raft.messages import AppendResponse, Entry, Membership, Message, PeerId
-from ebla.raft.state import Refusal
-from ebla.sim.workloads.raft_machine import Content, RegisterMachine, Seen
-from ebla.sim.workloads.raft_node import Watch
+from ebla.raft.state import StepRefusal
+from ebla.sim.clusters.raft import RaftObserver
+from ebla.sim.clusters.raft_state_machine import OnApplied, RegisterContent, RegisterMachine
 
 
-class RaftUnsafe(AssertionError):
+class RaftSafetyViolation(AssertionError):
     """Two peers, or two lives of one, contradict each other."""
 
 
-class DiskImage:
+class DurableLogImage:
     """What the log of one peer has said to be durable, entry by entry."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: RaftCore) -> None:
         log = core.state.log
         self._snapshot_index = log.snapshot.index
         self._terms = {entry.index: entry.term for entry in log.slice(log.first_index, log.last_index, 1 << 62)}
 
-    def note(self, write: Write) -> None:
+    def note(self, write: LogWrite) -> None:
         if write.snapshot is not None:
             self._snapshot_index = write.snapshot.index
             self._terms = {}
@@ -42,22 +42,22 @@ class DiskImage:
         return index <= self._snapshot_index or self._terms.get(index) == term
 
 
-class RaftSafety(Watch):
+class RaftSafetyChecker(RaftObserver):
     def __init__(self) -> None:
-        self.history = History()
-        self.servers: dict[PeerId, RaftServer[Content]] = {}
+        self.history = RaftChecker()
+        self.servers: dict[PeerId, RaftDriver[RegisterContent]] = {}
         self.machines: dict[PeerId, RegisterMachine] = {}
         self.steps = 0
         self.restarts = 0
         self.snapshots_installed = 0
         self.memberships: dict[Membership, None] = {}
-        self._disks: dict[PeerId, DiskImage] = {}
+        self._disks: dict[PeerId, DurableLogImage] = {}
         self._states: dict[int, tuple[bytes, Membership]] = {}
         self._acknowledged: dict[PeerId, tuple[int, int]] = {}
 
     # ---- called by the nodes
 
-    def opened(self, server: RaftServer[Content], machine: RegisterMachine) -> None:
+    def opened(self, server: RaftDriver[RegisterContent], machine: RegisterMachine) -> None:
         core = server.core
         peer = core.peer
         if peer in self.servers:
@@ -65,7 +65,7 @@ class RaftSafety(Watch):
             self.history.restarted(core)
             self._check_kept(core)
         self.servers[peer], self.machines[peer] = server, machine
-        self._disks[peer] = DiskImage(core)
+        self._disks[peer] = DurableLogImage(core)
         self._watch_steps(core, machine)
         self._watch_disk(server, self._disks[peer])
 
@@ -75,8 +75,8 @@ class RaftSafety(Watch):
             told = (message.term, message.index)
             self._acknowledged[message.sender] = max(self._acknowledged.get(message.sender, (0, 0)), told)
 
-    def seen(self, peer: PeerId) -> Seen:
-        def check(content: Content, entry: Entry | None) -> None:
+    def seen(self, peer: PeerId) -> OnApplied:
+        def check(content: RegisterContent, entry: Entry | None) -> None:
             if entry is None:
                 self.snapshots_installed += 1
             else:
@@ -85,16 +85,18 @@ class RaftSafety(Watch):
             state = (content.digest, content.membership)
             known = self._states.setdefault(content.index, state)
             if known != state:
-                raise RaftUnsafe(f"INV-RAFT-4: peer {peer} is at {content.index} with another past than others were")
+                raise RaftSafetyViolation(
+                    f"INV-RAFT-4: peer {peer} is at {content.index} with another past than others were"
+                )
 
         return check
 
     # ---- looking
 
-    def _watch_steps(self, core: Core, machine: RegisterMachine) -> None:
+    def _watch_steps(self, core: RaftCore, machine: RegisterMachine) -> None:
         step = core.step
 
-        def watched(event: Event, now_ms: int) -> Refusal | None:
+        def watched(event: RaftEvent, now_ms: int) -> StepRefusal | None:
             refusal = step(event, now_ms)
             self.steps += 1
             self.history.observe(core, self._disks)
@@ -103,30 +105,30 @@ class RaftSafety(Watch):
 
         core.step = watched  # type: ignore[method-assign]  # one core, from outside
 
-    def _watch_disk(self, server: RaftServer[Content], image: DiskImage) -> None:
+    def _watch_disk(self, server: RaftDriver[RegisterContent], image: DurableLogImage) -> None:
         persist = server.log.persist
 
-        async def watched(writes: Sequence[Write]) -> None:
+        async def watched(writes: Sequence[LogWrite]) -> None:
             await persist(writes)
             for write in writes:
                 image.note(write)
 
         server.log.persist = watched  # type: ignore[method-assign]  # one log, from outside
 
-    def _check_membership(self, core: Core, machine: RegisterMachine) -> None:
+    def _check_membership(self, core: RaftCore, machine: RegisterMachine) -> None:
         """Core and state machine count the members alike, each from the same entries."""
         log = core.state.log
         if log.incoming_snapshot is not None or log.applied != machine.content.index:
             return
         if core.membership != machine.content.membership:
-            raise RaftUnsafe(
+            raise RaftSafetyViolation(
                 f"peer {core.peer} counts {core.membership} at {log.applied}, its log says {machine.content.membership}"
             )
 
-    def _check_kept(self, core: Core) -> None:
+    def _check_kept(self, core: RaftCore) -> None:
         """In the term of an acknowledgement nothing can replace what was acknowledged."""
         term, index = self._acknowledged.get(core.peer, (0, 0))
         if core.term == term and core.last_index < index:
-            raise RaftUnsafe(
+            raise RaftSafetyViolation(
                 f"INV-RAFT-6: peer {core.peer} acknowledged {index} in term {term} and restarts at {core.last_index}"
             )

@@ -22,13 +22,13 @@ Cell = tuple[str, int, int]
 
 QUORUMS = (Level.QUORUM, Level.EACH_QUORUM, Level.LOCAL_QUORUM)
 AT_LEAST_QUORUM = (*QUORUMS, Level.ALL)
-UNSURE_S = 12.0
+UNSYNCED_S_MAX = 12.0
 """How long a write that a read has shown may be in the memory of some replica alone (see `died`): longer than its
 sync takes on the slowest disk of a storm."""
 
 
 @dataclass(slots=True)
-class Tried:
+class AttemptedWrite:
     timestamp_us: int
     deletes: bool
     shown: bool = False
@@ -37,7 +37,7 @@ class Tried:
 
 @dataclass(slots=True)
 class _Place:
-    tried: dict[int, Tried] = field(default_factory=dict)
+    tried: dict[int, AttemptedWrite] = field(default_factory=dict)
     by_any: int = 0
     """The newest timestamp acknowledged at any level; at a quorum or more; at ALL."""
     by_quorum: int = 0
@@ -53,13 +53,13 @@ class _Place:
         return self.by_all
 
 
-Floors = Mapping[Cell, int]
-Shown = Mapping[Cell, int]
+CellFloors = Mapping[Cell, int]
+ShownCells = Mapping[Cell, int]
 """The timestamp of what was shown of each cell; the others showed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadInterval:
     level: Level
     began: float
     ended: float
@@ -77,7 +77,7 @@ class RowsLedger:
     _used_us: dict[int, None] = field(default_factory=dict)
     _died_at: float = 0.0
 
-    def unused_us(self, wanted_us: int) -> int:
+    def unique_us(self, wanted_us: int) -> int:
         while wanted_us in self._used_us:
             wanted_us += 1
         self._used_us[wanted_us] = None
@@ -88,10 +88,10 @@ class RowsLedger:
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
-    def tries(self, cell: Cell, tried: Tried) -> None:
+    def tries(self, cell: Cell, tried: AttemptedWrite) -> None:
         self._place(cell).tried[tried.timestamp_us] = tried
 
-    def was_acknowledged(self, cell: Cell, tried: Tried, level: Level) -> None:
+    def was_acknowledged(self, cell: Cell, tried: AttemptedWrite, level: Level) -> None:
         place, timestamp_us = self._place(cell), tried.timestamp_us
         self.acknowledged += 1
         place.by_any = max(place.by_any, timestamp_us)
@@ -100,7 +100,7 @@ class RowsLedger:
         if level is Level.ALL:
             place.by_all = max(place.by_all, timestamp_us)
 
-    def failed(self, cell: Cell, tried: Tried, error: EblaError) -> str | None:
+    def failed(self, cell: Cell, tried: AttemptedWrite, error: EblaError) -> str | None:
         if error.outcome is Outcome.UNKNOWN:
             self.unknown += 1
             return None
@@ -112,7 +112,7 @@ class RowsLedger:
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
-    def floors(self, cells: Sequence[Cell], level: Level) -> Floors:
+    def floors(self, cells: Sequence[Cell], level: Level) -> CellFloors:
         """Before the read leaves."""
         return {cell: self._place(cell).floor(level) for cell in cells}
 
@@ -122,9 +122,9 @@ class RowsLedger:
         self._died_at = now
         for place in self._places.values():
             if place.shown:
-                place.shown = {at_us: when for at_us, when in place.shown.items() if now - when > UNSURE_S}
+                place.shown = {at_us: when for at_us, when in place.shown.items() if now - when > UNSYNCED_S_MAX}
 
-    def was_shown(self, floors: Floors, shown: Shown, read: Read) -> str | None:
+    def check_shown(self, floors: CellFloors, shown: ShownCells, read: ReadInterval) -> str | None:
         """What is wrong with what an answer showed; what it did not show is not asked."""
         for cell, at_us in shown.items():
             if cell not in floors:
@@ -137,7 +137,7 @@ class RowsLedger:
                 place.shown[at_us] = read.ended
         return None
 
-    def missed(self, floors: Floors, shown: Shown, read: Read) -> str | None:
+    def check_missing(self, floors: CellFloors, shown: ShownCells, read: ReadInterval) -> str | None:
         """What is wrong with what a whole read left out."""
         for cell, floor in floors.items():
             problem = self._nothing(cell, self._place(cell), floor) if cell not in shown else None

@@ -7,24 +7,24 @@ INV-ROWS-12  nothing is left running: no version is held, no request waits, no g
 
 from collections.abc import Awaitable, Callable
 
+from ebla.feed.topology_view import View
 from ebla.model.identity import Replica, TableId
-from ebla.request.read_plan import cut_into_pieces
-from ebla.sim.workloads.rows_node import Shard
+from ebla.request.read_plan import split_by_replicas
+from ebla.sim.clusters.nodes import SimShard
 from ebla.sim.workloads.rows_table import ALL_KEYS
-from ebla.storage.live_rows import is_head
+from ebla.storage.codec.live_rows import is_head
+from ebla.storage.codec.row_codec import decode_row
 from ebla.storage.manifest import layers_folder
-from ebla.storage.row_codec import decode_row
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
-from ebla.wire.topology_view import View
 
 ROWS_MAX = 10_000
-Ask = Callable[[Replica, ReadRowsRequest], Awaitable[ReadRowsAnswer]]
+ReadReplica = Callable[[Replica, ReadRowsRequest], Awaitable[ReadRowsAnswer]]
 
 
-async def different(view: View, table: TableId, now_s: int, ask: Ask) -> str | None:
+async def replica_difference(view: View, table: TableId, now_s: int, ask: ReadReplica) -> str | None:
     """INV-ROWS-10."""
     schema = view.schemas[table]
-    for piece in cut_into_pieces(view.sets.of(table), (ALL_KEYS,)):
+    for piece in split_by_replicas(view.sets.of(table), (ALL_KEYS,)):
         request = ReadRowsRequest(view.version, table, piece.spans, ROWS_MAX, now_s)
         answers = {replica: await ask(replica, request) for replica in piece.replicas}
         rows = {
@@ -40,7 +40,7 @@ async def different(view: View, table: TableId, now_s: int, ask: Ask) -> str | N
     return None
 
 
-def strangers(shard: Shard, view: View) -> str | None:
+def unexpected_stacks(shard: SimShard, view: View) -> str | None:
     """INV-ROWS-11."""
     process, taps = shard.process, shard.taps
     assert process is not None
@@ -52,14 +52,14 @@ def strangers(shard: Shard, view: View) -> str | None:
     if gone:
         return f"INV-ROWS-11: {shard.unit.name} has something of table {gone[0]}, which was dropped"
     folder = layers_folder(process.setup.folder)
-    disk = process.surroundings.disk
+    disk = process.environment.disk
     names = disk.list_folder(folder) if disk.exists(folder) else []
     known = [f"{stack.incarnation:016x}" for stack in store.stacks.values()]
     left = [name for name in names if name.split("-")[0] not in known]
     return f"INV-ROWS-11: {shard.unit.name} has folders of no stack: {left}" if left else None
 
 
-def running(shard: Shard) -> str | None:
+def leftover_work(shard: SimShard) -> str | None:
     """INV-ROWS-12."""
     process, front, taps = shard.process, shard.front, shard.taps
     assert process is not None

@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ebla.feed.topology_view import View
 from ebla.model.errors import EblaError
 from ebla.model.identity import Replica, SessionId, TopologyVersion
-from ebla.node.router_front import MakeDoors
-from ebla.ports.chance import Chance
+from ebla.node.router_service import MakeReplicaClients
+from ebla.ports.rng import Rng
 from ebla.replica.adoption import origin_of
 from ebla.replica.replica_server import ReplicaServer
-from ebla.request.doors import DoorPlaces, ShardDoors
-from ebla.request.parts import LocalReplica
+from ebla.request.router_types import LocalReplica
+from ebla.request.shard_clients import ReplicaAddresses, ShardClients
 from ebla.sim.checkers.rows_barriers import BarrierLedger
-from ebla.storage.key_codec import encode_token
-from ebla.storage.manifest import Edit
+from ebla.storage.codec.key_codec import encode_token
+from ebla.storage.manifest import ManifestEdit
 from ebla.topology.tablet_stages import pending_replicas
 from ebla.wire.peers import PeersContext
 from ebla.wire.row_messages import (
@@ -31,17 +32,16 @@ from ebla.wire.row_messages import (
     WriteRowsRequest,
 )
 from ebla.wire.server import Server
-from ebla.wire.topology_view import View
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
-from ebla.wire.verbs import Done
+from ebla.wire.verbs import EmptyAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ebla.replica.row_writes import RowWriter
-    from ebla.storage.layer import Item, Layer
+    from ebla.replica.row_writes import ReplicaWriter
+    from ebla.storage.layers.layer import Item, Layer
     from ebla.storage.stack import Stack
-    from ebla.storage.store import Store
+    from ebla.storage.store import ShardStore
 
 ECHO_SHARE = 0.06
 ECHO_MS = 1_500
@@ -51,7 +51,7 @@ _WRITE: contextvars.ContextVar[AdoptRequest | None] = contextvars.ContextVar("wr
 _SESSION: contextvars.ContextVar[SessionId | None] = contextvars.ContextVar("session", default=None)
 
 
-class Inside:
+class ReplicaInternals:
     """The parts of a shard's replica side."""
 
     def __init__(self, replica: ReplicaServer) -> None:
@@ -78,19 +78,19 @@ class ShardTaps:
         self._installs: list[tuple[TopologyVersion, int]] = []
         self._view: View | None = None
         self._in_write = False
-        self.inside: Inside | None = None
+        self.inside: ReplicaInternals | None = None
 
     # -- from the shard ----------------------------------------------------------------------------------------------
 
     def watch(self, replica: ReplicaServer) -> None:
-        self.inside = inside = Inside(replica)
+        self.inside = inside = ReplicaInternals(replica)
         self._watch_writer(inside.writer)
         self._watch_streams(inside)
 
     def attach(self, server: Server) -> None:
         """Serves nothing."""
 
-    def installed(self, view: View) -> None:
+    def on_view_installed(self, view: View) -> None:
         self._view = view
         self._events += 1
         self._installs.append((view.version, self._events))
@@ -120,7 +120,7 @@ class ShardTaps:
         for sent in self._sending.values():
             if sent < version:
                 self._ledger.fail(f"INV-ROWS-2: {name} waits for answers to version {sent}, not {version}")
-        since = next((event for installed, event in self._installs if installed >= version), None)
+        since = next((event for on_view_installed, event in self._installs if on_view_installed >= version), None)
         for event, written in self._writing.items():
             if since is not None and event < since and written < version:
                 self._ledger.fail(f"INV-ROWS-2: {name} still makes a write of version {written}, not {version}")
@@ -144,7 +144,7 @@ class ShardTaps:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _watch_writer(self, writer: "RowWriter") -> None:
+    def _watch_writer(self, writer: "ReplicaWriter") -> None:
         apply, finish = writer._apply, writer._finish  # noqa: SLF001  # the effect itself
 
         def watched_apply(batch: Any, stack: "Stack", live: "Layer", indexes: Sequence[int]) -> None:
@@ -169,11 +169,11 @@ class ShardTaps:
         writer._apply = watched_apply  # type: ignore[method-assign]  # noqa: SLF001  # notes, and does the same
         writer._finish = watched_finish  # type: ignore[method-assign]  # noqa: SLF001  # notes, and does the same
 
-    def _watch_streams(self, inside: "Inside") -> None:
+    def _watch_streams(self, inside: "ReplicaInternals") -> None:
         streams, store = inside.streams, inside.store
         stream, write_open = streams.stream, store.write_open
 
-        async def watched_stream(request: StreamRowsRequest, deadline_ms: int) -> Done:
+        async def watched_stream(request: StreamRowsRequest, deadline_ms: int) -> EmptyAnswer:
             token = _SESSION.set(request.session)
             try:
                 return await stream(request, deadline_ms)
@@ -207,11 +207,11 @@ class ShardTaps:
         streams.stream = watched_stream  # type: ignore[method-assign]  # notes, and does the same
         store.write_open = watched_open  # type: ignore[method-assign]  # notes, and does the same
 
-    def _watch_layers(self, store: "Store") -> None:
+    def _watch_layers(self, store: "ShardStore") -> None:
         manifest = store._parts.manifest  # noqa: SLF001  # where layers take effect
         change = manifest.change
 
-        async def watched(edit: Edit, then: Callable[[], None] = lambda: None) -> None:
+        async def watched(edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:
             write = _WRITE.get()
 
             def noted() -> None:
@@ -229,22 +229,22 @@ class ShardTaps:
             self._ledger.effect(self._own, write.version)
 
 
-def _is_there(store: "Store", write: AdoptRequest | None) -> bool:
+def _is_there(store: "ShardStore", write: AdoptRequest | None) -> bool:
     origin = "" if write is None else origin_of(write.session, write.transfer)
     return any(origin in stack.entry.adopted for stack in store.stacks.values())
 
 
-class WatchedDoors(ShardDoors):
+class WatchedReplicaClients(ShardClients):
     """Now and then what was sent arrives once more, late: as a network may deliver it whose sender has given up."""
 
-    def watch(self, taps: ShardTaps, chance: Chance, tasks: asyncio.TaskGroup) -> None:
+    def watch(self, taps: ShardTaps, rng: Rng, tasks: asyncio.TaskGroup) -> None:
         self._taps = taps
-        self._chance = chance
+        self._rng = rng
         self._echo_tasks = tasks
 
     async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
         with self._taps.sending(min(write.version for write in request.writes)):
-            if self._chance.random() < ECHO_SHARE:
+            if self._rng.random() < ECHO_SHARE:
                 self._echo_tasks.create_task(self._echo(target, request))
             return await super().write(target, request, deadline_ms)
 
@@ -253,17 +253,19 @@ class WatchedDoors(ShardDoors):
             return await super().read(target, request, deadline_ms)
 
     async def _echo(self, target: Replica, request: WriteRowsRequest) -> None:
-        await asyncio.sleep(self._chance.random() * self._chance.random() * ECHO_S_MAX)
+        await asyncio.sleep(self._rng.random() * self._rng.random() * ECHO_S_MAX)
         try:
             await super().write(target, request, ECHO_MS)
         except EblaError:
             pass  # nobody waits for it
 
 
-def watched_doors(taps: ShardTaps, chance: Chance) -> MakeDoors:
-    def make(tasks: asyncio.TaskGroup, context: PeersContext, places: DoorPlaces, local: LocalReplica) -> WatchedDoors:
-        doors = WatchedDoors(tasks, context, places, local)
-        doors.watch(taps, chance, tasks)
-        return doors
+def watched_replica_clients(taps: ShardTaps, rng: Rng) -> MakeReplicaClients:
+    def make(
+        tasks: asyncio.TaskGroup, context: PeersContext, places: ReplicaAddresses, local: LocalReplica
+    ) -> WatchedReplicaClients:
+        clients = WatchedReplicaClients(tasks, context, places, local)
+        clients.watch(taps, rng, tasks)
+        return clients
 
     return make

@@ -11,30 +11,30 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ebla.model.schema import decode_schema
-from ebla.sim.checkers.history import History, Operation
+from ebla.sim.checkers.history import ClientOperation, OperationHistory
 from ebla.sim.checkers.linearizability import find_violation
 from ebla.topology.invariants import violations
 from ebla.topology.snapshot import Snapshot
 
-UNSURE = "unsure"
+UNKNOWN_ID = "unsure"
 """The id of a table whose creation nobody was told of."""
 
 
-class Create(msgspec.Struct, frozen=True):
+class CreateTableCall(msgspec.Struct, frozen=True):
     """Result: the id, where it was created; None where there was one already."""
 
 
-class Alter(msgspec.Struct, frozen=True):
+class AlterTableCall(msgspec.Struct, frozen=True):
     """Result: the id; None where there was no such table."""
 
     column: str
 
 
-class Drop(msgspec.Struct, frozen=True):
+class DropTableCall(msgspec.Struct, frozen=True):
     """Result: the id; None where there was no such table."""
 
 
-State = tuple[str, str]
+TableModelState = tuple[str, str]
 """The id of the table there is, and of the one dropped last; empty: none."""
 
 
@@ -42,49 +42,49 @@ class TableModel:
     """One name. A drop may find, when it could not learn what became of it, that the table is gone: so the same table
     may be dropped by two callers, and by two only of those who asked while it was there."""
 
-    def initial(self) -> State:
+    def initial(self) -> TableModelState:
         return "", ""
 
-    def step(self, state: State, operation: Operation) -> tuple[bool, State]:
+    def step(self, state: TableModelState, operation: ClientOperation) -> tuple[bool, TableModelState]:
         match operation.call:
-            case Create():
+            case CreateTableCall():
                 return self._create(state, operation)
-            case Drop():
+            case DropTableCall():
                 return self._drop(state, operation)
             case _:
                 return self._alter(state, operation)
 
-    def changes(self, operation: Operation) -> bool:
-        return not isinstance(operation.call, Alter)
+    def changes(self, operation: ClientOperation) -> bool:
+        return not isinstance(operation.call, AlterTableCall)
 
-    def _create(self, state: State, operation: Operation) -> tuple[bool, State]:
+    def _create(self, state: TableModelState, operation: ClientOperation) -> tuple[bool, TableModelState]:
         here, gone = state
         if operation.returned is None:
-            return True, (here or UNSURE, gone)
+            return True, (here or UNKNOWN_ID, gone)
         if operation.result is None:
             return here != "", state
         return here == "", (operation.result, gone)
 
-    def _drop(self, state: State, operation: Operation) -> tuple[bool, State]:
+    def _drop(self, state: TableModelState, operation: ClientOperation) -> tuple[bool, TableModelState]:
         here, gone = state
         if operation.returned is None:
             return True, ("", here or gone)
         if operation.result is None:
             return here == "", state
         if here == "":
-            return gone in (operation.result, UNSURE), state
-        return here in (operation.result, UNSURE), ("", operation.result)
+            return gone in (operation.result, UNKNOWN_ID), state
+        return here in (operation.result, UNKNOWN_ID), ("", operation.result)
 
-    def _alter(self, state: State, operation: Operation) -> tuple[bool, State]:
+    def _alter(self, state: TableModelState, operation: ClientOperation) -> tuple[bool, TableModelState]:
         here, _ = state
         if operation.returned is None:
             return True, state
-        return here == "" if operation.result is None else here in (operation.result, UNSURE), state
+        return here == "" if operation.result is None else here in (operation.result, UNKNOWN_ID), state
 
 
 @dataclass(slots=True)
 class SchemaRecord:
-    history: History = field(default_factory=History)
+    history: OperationHistory = field(default_factory=OperationHistory)
     columns: dict[str, list[str]] = field(default_factory=dict)
     """By id, what was added to a table."""
     answered: int = 0
@@ -96,7 +96,7 @@ class SchemaRecord:
         shown = list(snapshots.values())
         if any(snapshot != shown[0] for snapshot in shown):
             return f"the nodes do not agree: {[snapshot.version for snapshot in shown]}"
-        return half_done(shown[0]) or self._lost_columns(shown[0])
+        return find_partial_change(shown[0]) or self._lost_columns(shown[0])
 
     def _lost_columns(self, snapshot: Snapshot) -> str | None:
         for table in snapshot.tables.values():
@@ -107,7 +107,7 @@ class SchemaRecord:
         return None
 
 
-def half_done(snapshot: Snapshot) -> str | None:
+def find_partial_change(snapshot: Snapshot) -> str | None:
     """INV-SCHEMA-3, of one snapshot."""
     broken = violations(snapshot)
     if broken:

@@ -27,13 +27,13 @@ class SessionsRecord:
 
     def looked(self, shown: Mapping[NodeLife, Snapshot]) -> str | None:
         """What is wrong with what the nodes show now."""
-        for life, snapshot in shown.items():
-            before = self._shown.get(life, snapshot)
+        for incarnation, snapshot in shown.items():
+            before = self._shown.get(incarnation, snapshot)
             for violation in (*violations(snapshot), *violations_between(before, snapshot)):
-                return f"{life[0]}: {violation}"
-            self._shown[life] = snapshot
-            self._over.update({(each, life): None for each in before.sessions if each not in snapshot.sessions})
+                return f"{incarnation[0]}: {violation}"
+            self._shown[incarnation] = snapshot
+            self._over.update({(each, incarnation): None for each in before.sessions if each not in snapshot.sessions})
             for session in snapshot.sessions:
-                if (session, life) in self._over:
-                    return f"INV-XFER-1: {life[0]} lists session {session} again"
+                if (session, incarnation) in self._over:
+                    return f"INV-XFER-1: {incarnation[0]} lists session {session} again"
         return None

@@ -14,7 +14,7 @@ Cell = tuple[Incarnation, int, int]
 
 
 @dataclass(slots=True)
-class Tried:
+class AttemptedStoreWrite:
     timestamp_us: int
     deletes: bool
     at_s: int
@@ -22,7 +22,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StoredVersion:
     """The newest thing stored at a place, whether it is a value or a tombstone."""
 
     timestamp_us: int
@@ -31,15 +31,15 @@ class Seen:
 
 @dataclass(slots=True)
 class _Place:
-    tried: dict[int, Tried] = field(default_factory=dict)
+    tried: dict[int, AttemptedStoreWrite] = field(default_factory=dict)
 
-    def newest_answered(self) -> Tried | None:
+    def newest_answered(self) -> AttemptedStoreWrite | None:
         answered = [one for one in self.tried.values() if one.answered]
         return max(answered, key=lambda one: one.timestamp_us, default=None)
 
 
 @dataclass(slots=True)
-class Ledger:
+class StoreLedger:
     grace_s: int
     answers: int = 0
     checks: int = 0
@@ -48,7 +48,7 @@ class Ledger:
     _replicas: dict[Incarnation, bool] = field(default_factory=dict)
     """Those that must be there; true: one that is being dropped."""
 
-    def unused_us(self, wanted_us: int) -> int:
+    def unique_us(self, wanted_us: int) -> int:
         while wanted_us in self._used_us:
             wanted_us += 1
         self._used_us.add(wanted_us)
@@ -73,7 +73,7 @@ class Ledger:
 
     # -- versions --------------------------------------------------------------------------------------------------
 
-    def tries(self, cell: Cell, tried: Tried, seen: Seen | None, now_s: int) -> str | None:
+    def tries(self, cell: Cell, tried: AttemptedStoreWrite, seen: StoredVersion | None, now_s: int) -> str | None:
         """In the step of the write, with what is there before it. A version that a tombstone would cover, had the
         tombstone not been dropped in its time, is a newer state of the place than that tombstone."""
         place = self._places.setdefault(cell, _Place())
@@ -107,7 +107,7 @@ class Ledger:
         newest = {cell: place.newest_answered() for cell, place in self._places.items()}
         return {cell: one.timestamp_us for cell, one in newest.items() if one is not None}
 
-    def check_copy(self, cell: Cell, seen: Seen | None, newest_us: int, now_s: int) -> str | None:
+    def check_copy(self, cell: Cell, seen: StoredVersion | None, newest_us: int, now_s: int) -> str | None:
         """What is wrong with a copy that was begun when `newest_us` was the newest answer. What was answered since may
         be in it or not."""
         found = self._places[cell].tried.get(newest_us)
@@ -120,7 +120,7 @@ class Ledger:
     def cells(self, replica: Incarnation) -> list[Cell]:
         return [cell for cell in self._places if cell[0] == replica]
 
-    def check(self, cell: Cell, seen: Seen | None, now_s: int, *, durable: bool = False) -> str | None:
+    def check(self, cell: Cell, seen: StoredVersion | None, now_s: int, *, durable: bool = False) -> str | None:
         """What is wrong with this, if anything. `durable`: it was read after a start, so it must stay."""
         place = self._places.setdefault(cell, _Place())
         newest = place.newest_answered()

@@ -9,21 +9,21 @@ INV-BULKW-3  a job that is done is never written again: not by another run of it
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ebla.feed.topology_view import View
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.consistency import is_met
 from ebla.model.identity import Replica, SessionId, TableId, TopologyVersion
 from ebla.replica.replica_server import ReplicaServer
-from ebla.topology.sharder import sharder_for
-from ebla.wire.topology_view import View
+from ebla.topology.routing.sharder import sharder_for
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
 
 DATACENTER = "dc1"
-Batch = tuple[str, int | None]
+JobBatch = tuple[str, int | None]
 """A job, or one batch of a stream."""
 
 
 @dataclass(slots=True)
-class JobsLedger:
+class WriteJobsLedger:
     fail: Callable[[str], None]
     now: Callable[[], float]
     views: dict[TopologyVersion, View] = field(default_factory=dict)
@@ -31,15 +31,15 @@ class JobsLedger:
     given_up: int = 0
     lacking: int = 0
     """Copies that replicas needed which came later."""
-    _timestamps: dict[Batch, int] = field(default_factory=dict)
-    _jobs: dict[SessionId, Batch] = field(default_factory=dict)
-    _done: dict[Batch, tuple[SessionId, float]] = field(default_factory=dict)
+    _timestamps: dict[JobBatch, int] = field(default_factory=dict)
+    _jobs: dict[SessionId, JobBatch] = field(default_factory=dict)
+    _done: dict[JobBatch, tuple[SessionId, float]] = field(default_factory=dict)
     _adopted: dict[SessionId, dict[TopologyVersion, dict[Replica, None]]] = field(default_factory=dict)
 
     def saw(self, view: View) -> None:
         self.views.setdefault(view.version, view)
 
-    def opened(self, batch: Batch, session: SessionId, timestamp_us: int) -> None:
+    def opened(self, batch: JobBatch, session: SessionId, timestamp_us: int) -> None:
         """A run was given its plan."""
         self._jobs[session] = batch
         known = self._timestamps.setdefault(batch, timestamp_us)
@@ -47,14 +47,14 @@ class JobsLedger:
             self.fail(f"INV-BULKW-2: {batch} has timestamp {timestamp_us}, and had {known}")
         self._told_open(batch)
 
-    def begins(self, batch: Batch, session: SessionId) -> None:
+    def begins(self, batch: JobBatch, session: SessionId) -> None:
         """Before a run asks for anything."""
         self._jobs[session] = batch
 
-    def is_done(self, batch: Batch) -> bool:
+    def is_done(self, batch: JobBatch) -> bool:
         return batch in self._done
 
-    def _told_open(self, batch: Batch) -> None:
+    def _told_open(self, batch: JobBatch) -> None:
         if batch in self._done:
             self.fail(f"INV-BULKW-3: {batch} is opened again though it is done")
 
@@ -102,11 +102,11 @@ class JobsLedger:
                 for shard in sharder_for(view.snapshot, table, each.host).shards_for_writes(token)
             )
         ]
-        needed = view.sets.write_answers_needed(table, token, level, DATACENTER)
+        needed = view.sets.required_write_replies(table, token, level, DATACENTER)
         return is_met(needed, [view.snapshot.node(host).datacenter for host in hosts])
 
 
-def watch_adoptions(ledger: JobsLedger, own: Replica, replica: ReplicaServer) -> None:
+def watch_adoptions(ledger: WriteJobsLedger, own: Replica, replica: ReplicaServer) -> None:
     """Taps on one life of a shard. They reach inside, as those of transfers do."""
     adoptions = replica._adoptions  # noqa: SLF001  # see above
     adopt = adoptions.adopt

@@ -11,27 +11,27 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ebla.bulk.transfers import KEY_NAME
+from ebla.bulk.bulk_transfers import KEY_NAME
 from ebla.model.identity import HostId, Replica, SessionId, TransferId
 from ebla.model.transfers import FileMove
-from ebla.sim.disk import LifeDisk
-from ebla.storage.layer import Item
+from ebla.sim.disk import ProcessDisk
+from ebla.storage.codec.staging_format import checkpoints_folder, staging_folder
+from ebla.storage.layers.layer import Item
 from ebla.storage.manifest import Incarnation, LayerEntry, LayerId
-from ebla.storage.staging_format import checkpoints_folder, staging_folder
 
-Files = Mapping[str, int]
+FileChecksums = Mapping[str, int]
 """A layer's files: the checksum of each by its name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class SessionClose:
     at: float
     down: tuple[HostId, ...]
     """They were not waited for: what had begun there may end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Appeared:
+class AdoptedLayers:
     """Bases of one origin that a shard's stack has from this step on."""
 
     own: Replica
@@ -59,8 +59,8 @@ class TransfersLedger:
     adoptions: int = 0
     merged_rows: int = 0
     copied_files: int = 0
-    _closed: dict[SessionId, Closed] = field(default_factory=dict)
-    _layers: dict[TransferId, Sequence[Files]] = field(default_factory=dict)
+    _closed: dict[SessionId, SessionClose] = field(default_factory=dict)
+    _layers: dict[TransferId, Sequence[FileChecksums]] = field(default_factory=dict)
     _rows: dict[TransferId, dict[bytes, bytes]] = field(default_factory=dict)
     _known: dict[tuple[Incarnation, TransferId], tuple[LayerId, ...]] = field(default_factory=dict)
     _kept: dict[tuple[HostId, int], _Kept] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class TransfersLedger:
         self.closes += 1
         known = self._closed.get(session)
         if known is None or set(known.down) > set(down):
-            self._closed[session] = Closed(self.now(), tuple(down))
+            self._closed[session] = SessionClose(self.now(), tuple(down))
 
     def is_closed(self, host: HostId, session: SessionId) -> bool:
         closed = self._closed.get(session)
@@ -92,7 +92,7 @@ class TransfersLedger:
 
     # -- what is on its way ------------------------------------------------------------------------------------------
 
-    def sends_files(self, move: FileMove, folder: str, disk: LifeDisk) -> None:
+    def sends_files(self, move: FileMove, folder: str, disk: ProcessDisk) -> None:
         """Before any attempt at it; `folder` is the checkpoint's. What is not there cannot be brought by any."""
         part = move.source.parts[move.part]
         paths = [[(file.name, f"{folder}/{layer.folder}/{file.name}") for file in layer.files] for layer in part.layers]
@@ -111,7 +111,7 @@ class TransfersLedger:
 
     # -- what has arrived --------------------------------------------------------------------------------------------
 
-    def appeared(self, found: Appeared, disk: LifeDisk) -> None:
+    def appeared(self, found: AdoptedLayers, disk: ProcessDisk) -> None:
         what = f"transfer {found.transfer} on {found.own}"
         ids = tuple(entry.id for entry, _ in found.layers)
         key = (found.incarnation, found.transfer)
@@ -142,7 +142,7 @@ class TransfersLedger:
                 f"lacking: {lacking[:3]}"
             )
 
-    def _keep(self, host: HostId, disk: LifeDisk, path: str) -> None:
+    def _keep(self, host: HostId, disk: ProcessDisk, path: str) -> None:
         content = disk.watch(path)
         self._kept.setdefault((host, disk.inode(path)), _Kept(path, content, zlib.crc32(content())))
 
@@ -153,7 +153,7 @@ class TransfersLedger:
                 self.fail(f"INV-XFER-4: {kept.path} has changed since it became part of a stack")
 
 
-def left_over(disk: LifeDisk, folder: str) -> str | None:
+def find_leftovers(disk: ProcessDisk, folder: str) -> str | None:
     """INV-XFER-5, of a node's folder, once every session is closed."""
     for path in (staging_folder(folder), checkpoints_folder(folder)):
         names = [name for name in (disk.list_folder(path) if disk.exists(path) else []) if name != KEY_NAME]
@@ -162,5 +162,5 @@ def left_over(disk: LifeDisk, folder: str) -> str | None:
     return None
 
 
-def _checksum(disk: LifeDisk, path: str) -> int:
+def _checksum(disk: ProcessDisk, path: str) -> int:
     return zlib.crc32(disk.watch(path)())

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from ebla.model.identity import Replica, SessionId, TransferId
 from ebla.replica.replica_server import ReplicaServer
-from ebla.sim.checkers.transfers import Appeared, TransfersLedger
-from ebla.sim.disk import LifeDisk
-from ebla.storage.layer import Item
-from ebla.storage.manifest import Edit, Incarnation, LayerEntry, StackEntry
-from ebla.storage.memory import MemoryEngine
-from ebla.storage.store import Store
+from ebla.sim.checkers.transfers import AdoptedLayers, TransfersLedger
+from ebla.sim.disk import ProcessDisk
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.memory_engine import MemoryEngine
+from ebla.storage.manifest import Incarnation, LayerEntry, ManifestEdit, StackEntry
+from ebla.storage.store import ShardStore
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
 
 if TYPE_CHECKING:
-    from ebla.storage.layer import Layer
+    from ebla.storage.layers.layer import Layer
     from ebla.storage.stack import Stack
 
 
@@ -39,7 +39,7 @@ _ADOPTING: contextvars.ContextVar[_Adopting | None] = contextvars.ContextVar("ad
 class TransferTaps:
     """Of one life of a shard."""
 
-    def __init__(self, ledger: TransfersLedger, own: Replica, disk: LifeDisk) -> None:
+    def __init__(self, ledger: TransfersLedger, own: Replica, disk: ProcessDisk) -> None:
         self._ledger = ledger
         self._own = own
         self._disk = disk
@@ -78,11 +78,11 @@ class TransferTaps:
         self._ledger.merged(self._own, transfer, list(layer.scan()))
         await layer.discard()
 
-    def _watch_manifest(self, store: Store) -> None:
+    def _watch_manifest(self, store: ShardStore) -> None:
         manifest = store._parts.manifest  # noqa: SLF001  # see above
         change = manifest.change
 
-        async def watched(edit: Edit, then: Callable[[], None] = lambda: None) -> None:
+        async def watched(edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:
             call = _ADOPTING.get()
 
             def noted() -> None:
@@ -93,7 +93,7 @@ class TransferTaps:
 
         manifest.change = watched  # type: ignore[method-assign]  # notes, and does the same
 
-    def _watch_rows(self, store: Store) -> None:
+    def _watch_rows(self, store: ShardStore) -> None:
         write_open = store.write_open
 
         def watched(stack: "Stack", live: "Layer", items: Sequence[Item]) -> int:
@@ -106,7 +106,7 @@ class TransferTaps:
 
         store.write_open = watched  # type: ignore[method-assign]  # notes, and does the same
 
-    def _look(self, store: Store, began: float | None) -> None:
+    def _look(self, store: ShardStore, began: float | None) -> None:
         """At a start, `began` is None and nothing is an effect: what is there was adopted by an earlier life."""
         at_start = not self._entries
         for stack in store.stacks.values():
@@ -125,7 +125,9 @@ class TransferTaps:
                     self._ledger.effect(self._own, session, began)
                 placed = [(one, stack.folder_of(one)) for one in layers]
                 self._fresh[transfer] = placed[0][1]
-                self._ledger.appeared(Appeared(self._own, stack.incarnation, session, transfer, placed), self._disk)
+                self._ledger.appeared(
+                    AdoptedLayers(self._own, stack.incarnation, session, transfer, placed), self._disk
+                )
 
 
 def _named(origin: str) -> tuple[SessionId, TransferId]:

@@ -5,7 +5,7 @@ import msgspec
 from ebla.sim.checkers.models import RegisterCall
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True):
+class LastAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The last change a client asked for and what it was told: a repeated request gets the same answer again."""
 
     client: str
@@ -13,7 +13,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True):
     result: int
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class RegisterState(msgspec.Struct, frozen=True, array_like=True):
     """All that a replica keeps, durably. Small enough to be sent and stored whole."""
 
     promised: int = 0
@@ -22,26 +22,26 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     """Whose state this is: the primary of that epoch sent it."""
     sequence: int = 0
     value: int = 0
-    answers: tuple[Answered, ...] = ()
+    answers: tuple[LastAnswer, ...] = ()
 
     @property
     def age(self) -> tuple[int, int]:
         return (self.epoch, self.sequence)
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
+class RegisterRequest(msgspec.Struct, frozen=True, tag="ask", array_like=True):
     client: str
     number: int
     call: RegisterCall
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
+class RegisterAnswer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     client: str
     number: int
     result: int
 
 
-class Elsewhere(msgspec.Struct, frozen=True, tag="elsewhere", array_like=True):
+class NotPrimary(msgspec.Struct, frozen=True, tag="elsewhere", array_like=True):
     """Not the primary; `primary` is a guess, or empty."""
 
     client: str
@@ -49,46 +49,57 @@ class Elsewhere(msgspec.Struct, frozen=True, tag="elsewhere", array_like=True):
     primary: str
 
 
-class Prepare(msgspec.Struct, frozen=True, tag="prepare", array_like=True):
+class PrepareEpoch(msgspec.Struct, frozen=True, tag="prepare", array_like=True):
     """Asks for a promise to follow `epoch` and nothing older."""
 
     epoch: int
 
 
-class Promise(msgspec.Struct, frozen=True, tag="promise", array_like=True):
+class EpochPromise(msgspec.Struct, frozen=True, tag="promise", array_like=True):
     epoch: int
-    held: Held
+    held: RegisterState
 
 
-class Store(msgspec.Struct, frozen=True, tag="store", array_like=True):
+class StoreState(msgspec.Struct, frozen=True, tag="store", array_like=True):
     epoch: int
-    held: Held
+    held: RegisterState
 
 
-class Stored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
+class StateStored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
     epoch: int
     sequence: int
 
 
-class Confirm(msgspec.Struct, frozen=True, tag="confirm", array_like=True):
+class ConfirmEpoch(msgspec.Struct, frozen=True, tag="confirm", array_like=True):
     """Do you still follow `epoch`? Also the primary's sign of life."""
 
     epoch: int
     round: int
 
 
-class Confirmed(msgspec.Struct, frozen=True, tag="confirmed", array_like=True):
+class EpochConfirmed(msgspec.Struct, frozen=True, tag="confirmed", array_like=True):
     epoch: int
     round: int
 
 
-class Outdated(msgspec.Struct, frozen=True, tag="outdated", array_like=True):
+class EpochOutdated(msgspec.Struct, frozen=True, tag="outdated", array_like=True):
     promised: int
 
 
-Message = Ask | Answer | Elsewhere | Prepare | Promise | Store | Stored | Confirm | Confirmed | Outdated
+RegisterMessage = (
+    RegisterRequest
+    | RegisterAnswer
+    | NotPrimary
+    | PrepareEpoch
+    | EpochPromise
+    | StoreState
+    | StateStored
+    | ConfirmEpoch
+    | EpochConfirmed
+    | EpochOutdated
+)
 
 
-class Envelope(msgspec.Struct, frozen=True, array_like=True):
+class RegisterEnvelope(msgspec.Struct, frozen=True, array_like=True):
     sender: str
-    message: Message
+    message: RegisterMessage

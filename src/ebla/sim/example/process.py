@@ -1,4 +1,4 @@
-"""The process of one replica: links, disk and time around the pure `Replica`."""
+"""The process of one replica: links, disk and time around the pure `RegisterReplica`."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ import msgspec
 
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address
-from ebla.ports.surroundings import Surroundings
+from ebla.ports.environment import Environment
 from ebla.ports.transport import Link
-from ebla.sim.example.messages import Ask, Envelope, Message
-from ebla.sim.example.register import Effects, Replica
-from ebla.sim.example.store import Store, open_store
+from ebla.sim.example.messages import RegisterEnvelope, RegisterMessage, RegisterRequest
+from ebla.sim.example.register import RegisterEffects, RegisterReplica
+from ebla.sim.example.store import RegisterStore, open_register_store
 
 TICK_S = 0.05
 CONNECT_S = 1.0
@@ -20,7 +20,7 @@ RECONNECT_S = 0.1
 INBOX_MAX = 1000
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Envelope).decode
+decode = msgspec.msgpack.Decoder(RegisterEnvelope).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class RegisterOptions:
     addresses: Mapping[str, Address]
 
 
-async def register_process(around: Surroundings, options: RegisterOptions) -> None:
+async def register_process(environment: Environment, options: RegisterOptions) -> None:
     """Runs one replica until it is cancelled, killed, or its disk fails."""
-    store = await open_store(around.disk)
-    replica = Replica(options.name, sorted(options.addresses), store.held, around.chance)
-    process = _Process(around, options, replica, store)
-    await around.transport.listen(options.addresses[options.name], process.accept)
+    store = await open_register_store(environment.disk)
+    replica = RegisterReplica(options.name, sorted(options.addresses), store.held, environment.rng)
+    process = _Process(environment, options, replica, store)
+    await environment.transport.listen(options.addresses[options.name], process.accept)
     async with asyncio.TaskGroup() as tasks:
         for peer, address in sorted(options.addresses.items()):
             if peer != options.name:
@@ -59,20 +59,22 @@ class _Inlet:
 
 
 class _Process:
-    def __init__(self, around: Surroundings, options: RegisterOptions, replica: Replica, store: Store) -> None:
-        self._around = around
+    def __init__(
+        self, environment: Environment, options: RegisterOptions, replica: RegisterReplica, store: RegisterStore
+    ) -> None:
+        self._environment = environment
         self._name = options.name
         self._replica = replica
         self._store = store
         self._links: dict[str, Link] = {}
-        self._inbox: list[Envelope] = []
+        self._inbox: list[RegisterEnvelope] = []
         self._woken = asyncio.Event()
 
     def accept(self, link: Link) -> _Inlet:
         return _Inlet(self, link)
 
-    def take_in(self, envelope: Envelope, link: Link) -> None:
-        if isinstance(envelope.message, Ask):
+    def take_in(self, envelope: RegisterEnvelope, link: Link) -> None:
+        if isinstance(envelope.message, RegisterRequest):
             self._links[envelope.sender] = link  # a client is answered where it asked last
         if len(self._inbox) < INBOX_MAX:
             self._inbox.append(envelope)
@@ -89,22 +91,22 @@ class _Process:
             await self._woken.wait()
             self._woken.clear()
             inbox, self._inbox = self._inbox, []
-            now_ms = self._around.clock.boot_ms()
+            now_ms = self._environment.clock.boot_ms()
             for envelope in inbox:
                 self._replica.receive(envelope.sender, envelope.message, now_ms)
             self._replica.tick(now_ms)
             await self._carry_out(self._replica.take())
 
-    async def _carry_out(self, effects: Effects) -> None:
+    async def _carry_out(self, effects: RegisterEffects) -> None:
         if effects.held is not None:
             await self._store.save(effects.held)
         for target, message in effects.sends:
             self._send(target, message)
 
-    def _send(self, target: str, message: Message) -> None:
+    def _send(self, target: str, message: RegisterMessage) -> None:
         link = self._links.get(target)
         if link is not None:
-            link.send(encode(Envelope(self._name, message)))
+            link.send(encode(RegisterEnvelope(self._name, message)))
 
     async def keep_link(self, peer: str, address: Address) -> None:
         while True:
@@ -124,5 +126,5 @@ class _Process:
             inlets.append(_Inlet(self, link))
             return inlets[0]
 
-        await self._around.transport.connect(address, on_open)
+        await self._environment.transport.connect(address, on_open)
         return inlets[0]

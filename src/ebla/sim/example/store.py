@@ -6,7 +6,7 @@ from struct import Struct
 import msgspec
 
 from ebla.ports.disk import Disk, File
-from ebla.sim.example.messages import Held
+from ebla.sim.example.messages import RegisterState
 
 FOLDER = "/data/register"
 JOURNAL = f"{FOLDER}/journal"
@@ -15,19 +15,20 @@ RECORDS_MAX = 40
 
 _HEAD = Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Held).decode
+_decode = msgspec.msgpack.Decoder(RegisterState).decode
 
 
-class Store:
-    """Made by `open_store`. Raises `DiskFull` or `OSError` where the device refuses: then the process must end."""
+class RegisterStore:
+    """Made by `open_register_store`. Raises `DiskFull` or `OSError` where the device refuses: then the process must
+    end."""
 
-    def __init__(self, disk: Disk, journal: File, held: Held) -> None:
+    def __init__(self, disk: Disk, journal: File, held: RegisterState) -> None:
         self.held = held
         self._disk = disk
         self._journal = journal
         self._records = 1
 
-    async def save(self, held: Held) -> None:
+    async def save(self, held: RegisterState) -> None:
         """Returns once it is durable."""
         self._journal.append(record_of(held))
         await self._journal.sync()
@@ -39,7 +40,7 @@ class Store:
             self._records = 1
 
 
-async def open_store(disk: Disk) -> Store:
+async def open_register_store(disk: Disk) -> RegisterStore:
     """Reads what the last life left, and writes it anew.
 
     The journal is not gone on with, since what can be read of it need not be durable: after a failed sync, a killed
@@ -47,11 +48,11 @@ async def open_store(disk: Disk) -> Store:
     """
     disk.make_folder(FOLDER)
     await disk.sync_folder("/data")
-    held = last_record(_content(disk)) or Held()
-    return Store(disk, await rewrite(disk, held), held)
+    held = last_record(_content(disk)) or RegisterState()
+    return RegisterStore(disk, await rewrite(disk, held), held)
 
 
-async def rewrite(disk: Disk, held: Held) -> File:
+async def rewrite(disk: Disk, held: RegisterState) -> File:
     """Replaces the journal by one that holds a single record. A crash leaves the old one or the new one."""
     if disk.exists(FRESH):
         disk.unlink(FRESH)
@@ -64,14 +65,14 @@ async def rewrite(disk: Disk, held: Held) -> File:
     return disk.open(JOURNAL)
 
 
-def record_of(held: Held) -> bytes:
+def record_of(held: RegisterState) -> bytes:
     body = _encode(held)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def last_record(content: bytes) -> Held | None:
+def last_record(content: bytes) -> RegisterState | None:
     """The last whole record before the first torn one. Nobody was told of what follows: its sync had not returned."""
-    held: Held | None = None
+    held: RegisterState | None = None
     offset = 0
     while offset + _HEAD.size <= len(content):
         length, checksum = _HEAD.unpack_from(content, offset)

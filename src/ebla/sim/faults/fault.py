@@ -6,38 +6,40 @@ from dataclasses import dataclass
 
 from ebla.sim.world import Unit, World
 
-Strike = Callable[[World, Sequence[Unit]], Awaitable[None]]
+Inject = Callable[[World, Sequence[Unit]], Awaitable[None]]
 """Strikes some of the units, holds for a drawn time, and heals what it did, also when it is cancelled. Only that:
 another one may hold the same path or device, and must not end with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     name: str
     weight: float
-    strike: Strike
+    strike: Inject
 
 
-async def storm(world: World, units: Sequence[Unit], faults: Sequence[Fault], seconds: float, pause_s: float) -> None:
+async def storm(
+    world: World, units: Sequence[Unit], faults: Sequence[InjectedFault], seconds: float, pause_s: float
+) -> None:
     """Lets a fault strike about every `pause_s` seconds, each for its own time, so that several overlap.
 
     Ends with everything healed and every unit running.
     """
-    chance = world.chance.fork("storm")
+    rng = world.rng.fork("storm")
     ends_at = world.now() + seconds
     try:
         async with asyncio.timeout(seconds):
             async with asyncio.TaskGroup() as strikes:
                 while world.now() < ends_at:
-                    await asyncio.sleep(min(chance.exponential(pause_s), pause_s * 4))
-                    fault = chance.weighted(faults, [fault.weight for fault in faults])
+                    await asyncio.sleep(min(rng.exponential(pause_s), pause_s * 4))
+                    fault = rng.weighted(faults, [fault.weight for fault in faults])
                     strikes.create_task(_strike(world, units, fault), name=fault.name)
     except TimeoutError:
         pass
     heal(world, units)
 
 
-async def _strike(world: World, units: Sequence[Unit], fault: Fault) -> None:
+async def _strike(world: World, units: Sequence[Unit], fault: InjectedFault) -> None:
     await fault.strike(world, units)
 
 
@@ -47,12 +49,12 @@ def heal(world: World, units: Sequence[Unit]) -> None:
     for unit in units:
         if unit.down:
             unit.start()
-    world.tell("faults", "all is healed")
+    world.log("faults", "all is healed")
 
 
-def draw_some(world: World, units: Sequence[Unit]) -> list[Unit]:
+def choose_some(world: World, units: Sequence[Unit]) -> list[Unit]:
     """At least one of them, seldom all."""
     count = 1
-    while count < len(units) and world.chance.happens(0.3):
+    while count < len(units) and world.rng.happens(0.3):
         count += 1
-    return world.chance.sample(units, count)
+    return world.rng.sample(units, count)

@@ -7,42 +7,42 @@ cut in one direction, a crash between two syncs and a late frame in the same sec
 import dataclasses
 from collections.abc import Sequence
 
-from ebla.sim.faults import devices, distress, links, processes
-from ebla.sim.faults.fault import Fault, storm
+from ebla.sim.faults import devices, links, processes, timed_crashes
+from ebla.sim.faults.fault import InjectedFault, storm
 from ebla.sim.world import Unit, World
 
 PROCESS_FAULTS = (
-    Fault("crash", 3.0, processes.crash),
-    Fault("crash and back", 3.0, processes.crash_and_back),
-    Fault("kill", 1.0, processes.kill),
-    Fault("power cut", 1.5, processes.power_cut),
-    Fault("crash in sync", 2.0, distress.crash_in_sync),
-    Fault("crash while unheard", 2.0, distress.crash_while_unheard),
-    Fault("pause", 1.5, processes.pause),
-    Fault("start the down", 4.0, processes.start_the_down),
+    InjectedFault("crash", 3.0, processes.crash),
+    InjectedFault("crash and back", 3.0, processes.crash_and_restart),
+    InjectedFault("kill", 1.0, processes.kill),
+    InjectedFault("power cut", 1.5, processes.power_cut),
+    InjectedFault("crash in sync", 2.0, timed_crashes.crash_during_sync),
+    InjectedFault("crash while unheard", 2.0, timed_crashes.crash_with_lost_frames),
+    InjectedFault("pause", 1.5, processes.pause),
+    InjectedFault("start the down", 4.0, processes.restart_down),
 )
 LINK_FAULTS = (
-    Fault("cut one way", 3.0, links.cut_one_way),
-    Fault("isolate", 2.0, links.isolate),
-    Fault("partition", 2.0, links.partition),
-    Fault("slow", 1.0, links.slow),
-    Fault("clog", 1.5, links.clog),
-    Fault("lossy", 1.0, links.lossy),
-    Fault("reset", 1.0, links.reset),
+    InjectedFault("cut one way", 3.0, links.cut_one_way),
+    InjectedFault("isolate", 2.0, links.isolate),
+    InjectedFault("partition", 2.0, links.partition),
+    InjectedFault("slow", 1.0, links.slow),
+    InjectedFault("clog", 1.5, links.clog),
+    InjectedFault("lossy", 1.0, links.lossy),
+    InjectedFault("reset", 1.0, links.reset),
 )
 DEVICE_FAULTS = (
-    Fault("slow sync", 1.5, devices.slow_sync),
-    Fault("failing sync", 0.7, devices.failing_sync),
-    Fault("full", 0.7, devices.full),
-    Fault("clock jump", 1.0, devices.clock_jump),
+    InjectedFault("slow sync", 1.5, devices.slow_sync),
+    InjectedFault("failing sync", 0.7, devices.failing_sync),
+    InjectedFault("full", 0.7, devices.full),
+    InjectedFault("clock jump", 1.0, devices.clock_jump),
 )
-BIT_ROT = Fault("bit rot", 0.5, devices.bit_rot)
+BIT_ROT = InjectedFault("bit rot", 0.5, devices.bit_rot)
 HARSH = PROCESS_FAULTS + LINK_FAULTS + DEVICE_FAULTS
-GENTLE = (Fault("kill", 1.0, processes.kill),)
+GENTLE = (InjectedFault("kill", 1.0, processes.kill),)
 
 
 async def harsh(
-    world: World, units: Sequence[Unit], seconds: float, faults: Sequence[Fault] = HARSH, pause_s: float = 0.7
+    world: World, units: Sequence[Unit], seconds: float, faults: Sequence[InjectedFault] = HARSH, pause_s: float = 0.7
 ) -> None:
     """Frames are lost, repeated and out of order all the time; about every `pause_s` a fault strikes.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address
-from ebla.ports.surroundings import Surroundings
+from ebla.ports.environment import Environment
 from ebla.ports.transport import Link
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
@@ -19,7 +19,7 @@ MESSAGES_PER_S = 10.0
 """To each peer: 60 a second by three nodes together."""
 
 
-class Ear:
+class FrameCounter:
     """One end of a link; it counts what it hears."""
 
     def __init__(self, heard: list[int], number: int) -> None:
@@ -34,30 +34,30 @@ class Ear:
         self.open = False
 
 
-async def node(around: Surroundings, addresses: Sequence[Address], number: int, heard: list[int]) -> None:
-    def on_open(_: Link) -> Ear:
-        return Ear(heard, number)
+async def node(environment: Environment, addresses: Sequence[Address], number: int, heard: list[int]) -> None:
+    def on_open(_: Link) -> FrameCounter:
+        return FrameCounter(heard, number)
 
-    await around.transport.listen(addresses[number], on_open)
+    await environment.transport.listen(addresses[number], on_open)
     async with asyncio.TaskGroup() as talks:
         for peer, address in enumerate(addresses):
             if peer != number:
-                talks.create_task(_talk(around, address, Ear(heard, number)))
+                talks.create_task(_talk(environment, address, FrameCounter(heard, number)))
 
 
-async def _talk(around: Surroundings, address: Address, ear: Ear) -> None:
+async def _talk(environment: Environment, address: Address, ear: FrameCounter) -> None:
     """Keeps one link to one peer, and opens it again for as long as the node lives."""
     while True:
         ear.open = True
         try:
             async with asyncio.timeout(CONNECT_S):
-                link = await around.transport.connect(address, lambda _: ear)
+                link = await environment.transport.connect(address, lambda _: ear)
         except (Unreachable, TimeoutError):
-            await asyncio.sleep(around.chance.random())
+            await asyncio.sleep(environment.rng.random())
             continue
         while ear.open:
-            link.send(around.chance.bytes(100))
-            await asyncio.sleep((0.5 + around.chance.random()) / MESSAGES_PER_S)
+            link.send(environment.rng.bytes(100))
+            await asyncio.sleep((0.5 + environment.rng.random()) / MESSAGES_PER_S)
 
 
 def start(world: World, heard: list[int]) -> list[Unit]:
@@ -80,7 +80,7 @@ async def run(world: World) -> None:
     await asyncio.sleep(30.0)
     for unit, then, now in zip(units, before, heard):
         world.check(now > then, f"{unit.name} hears nobody after all was healed")
-    world.tell("scenario", f"heard {heard}")
+    world.log("scenario", f"heard {heard}")
 
 
 SCENARIO = Scenario("chatter", "three nodes that keep talking, under every fault", seconds=60.0, run=run)

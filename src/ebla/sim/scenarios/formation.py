@@ -3,64 +3,64 @@
 import asyncio
 from contextlib import ExitStack
 
-from ebla.control.group0_mark import Stage
-from ebla.group0.members import Role
-from ebla.group0.store import Store
-from ebla.sim.disk import DiskStrain
+from ebla.control.group0.join_state import JoinStage
+from ebla.group0.members import MemberRole
+from ebla.group0.store import Group0Store
+from ebla.sim.clusters.group0 import Group0Cluster, add_node
+from ebla.sim.disk import DiskFault
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.workloads.group0_node import Cluster, add_node
 from ebla.sim.world import Unit, World
 
 CALM_S = 60.0
 
 
 async def run(world: World) -> None:
-    cluster = Cluster()
-    units = [add_node(world, cluster, f"n{number}") for number in range(world.chance.randrange(3, 8))]
+    cluster = Group0Cluster()
+    units = [add_node(world, cluster, f"n{number}") for number in range(world.rng.randrange(3, 8))]
     _draw_contacts(world, cluster)
     async with asyncio.TaskGroup() as tasks:
         for unit in units:
             tasks.create_task(_start_later(world, unit))
-        if world.chance.happens(0.5):
+        if world.rng.happens(0.5):
             tasks.create_task(_crash_founder(world, cluster))
         await harsh(world, units, world.seconds)
     await _judge(world, cluster)
 
 
-def _draw_contacts(world: World, cluster: Cluster) -> None:
+def _draw_contacts(world: World, cluster: Group0Cluster) -> None:
     """Everybody lists somebody that was made before, the first lists the last, and some list more."""
     nodes = list(cluster.nodes.values())
     for number, node in enumerate(nodes):
-        earlier = nodes[world.chance.randrange(0, number)] if number else nodes[-1]
-        more = [other for other in nodes if other is not node and world.chance.random() < 0.3]
+        earlier = nodes[world.rng.randrange(0, number)] if number else nodes[-1]
+        more = [other for other in nodes if other is not node and world.rng.random() < 0.3]
         node.contacts = tuple(sorted({earlier.address, *(other.address for other in more)}))
 
 
 async def _start_later(world: World, unit: Unit) -> None:
-    await asyncio.sleep(world.chance.random() * world.seconds / 2)
+    await asyncio.sleep(world.rng.random() * world.seconds / 2)
     if unit.down:
         unit.start()
 
 
-async def _crash_founder(world: World, cluster: Cluster) -> None:
+async def _crash_founder(world: World, cluster: Group0Cluster) -> None:
     """A cluster is founded once in a run, and only one sync lies between its first record and the mark that says so:
     chance alone would seldom strike there, so all syncs are slow until then."""
-    sync_ms = world.chance.between(5.0, 100.0)
-    with ExitStack() as strains:
+    sync_ms = world.rng.between(5.0, 100.0)
+    with ExitStack() as faults:
         for unit in world.units.values():
-            strains.enter_context(unit.machine.disk.strained(DiskStrain(sync_ms=sync_ms)))
+            faults.enter_context(unit.machine.disk.inject(DiskFault(sync_ms=sync_ms)))
         try:
             async with asyncio.timeout(world.seconds):
                 await cluster.foundings.first.wait()
-                await asyncio.sleep(world.chance.between(0.0, 1.5 * sync_ms / 1000.0))
+                await asyncio.sleep(world.rng.between(0.0, 1.5 * sync_ms / 1000.0))
         except TimeoutError:
             return
-        world.tell("faults", "the founder is struck")
+        world.log("faults", "the founder is struck")
         world.units[cluster.foundings.founder].crash()
 
 
-async def _judge(world: World, cluster: Cluster) -> None:
+async def _judge(world: World, cluster: Group0Cluster) -> None:
     _check_one_cluster(world, cluster)
     for _ in range(int(CALM_S * 2)):
         if _all_in(cluster):
@@ -68,16 +68,16 @@ async def _judge(world: World, cluster: Cluster) -> None:
         await asyncio.sleep(0.5)
     _check_one_cluster(world, cluster)
     world.check(_all_in(cluster), f"not all are in: {_state(cluster)}")
-    voters = [member for member in _stores(cluster)[0].members.values() if member.role is Role.VOTER]
-    world.tell("scenario", f"one cluster of {len(cluster.nodes)} nodes with {len(voters)} voters")
+    voters = [member for member in _stores(cluster)[0].members.values() if member.role is MemberRole.VOTER]
+    world.log("scenario", f"one cluster of {len(cluster.nodes)} nodes with {len(voters)} voters")
 
 
-def _check_one_cluster(world: World, cluster: Cluster) -> None:
+def _check_one_cluster(world: World, cluster: Group0Cluster) -> None:
     violation = cluster.foundings.violation()
     world.check(violation is None, str(violation))
 
 
-def _all_in(cluster: Cluster) -> bool:
+def _all_in(cluster: Group0Cluster) -> bool:
     stores = _stores(cluster)
     if len(stores) < len(cluster.nodes):
         return False
@@ -87,16 +87,16 @@ def _all_in(cluster: Cluster) -> bool:
     )
 
 
-def _stores(cluster: Cluster) -> list[Store]:
+def _stores(cluster: Group0Cluster) -> list[Group0Store]:
     return [node.group0.running.store for node in cluster.running() if node.group0 is not None]
 
 
-def _state(cluster: Cluster) -> str:
+def _state(cluster: Group0Cluster) -> str:
     parts = []
     for node in cluster.nodes.values():
         assert node.group0 is not None
         stage = node.group0.marks.mark.stage
-        waits = node.group0.formation.waits_for if stage is not Stage.MEMBER else ""
+        waits = node.group0.formation.waits_for if stage is not JoinStage.MEMBER else ""
         parts.append(f"{node.name} {stage}{f' ({waits})' if waits else ''}")
     return ", ".join(parts)
 

@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ebla.control.control_process import ControlProcess, ControlSetup
-from ebla.control.group0_server import Group0Setup
-from ebla.control.liveness import LivenessLimits
-from ebla.group0.members import Member, Role
+from ebla.control.control_process import ControlConfig, ControlProcess
+from ebla.control.group0.node import Group0Config
+from ebla.control.liveness.heartbeats import LivenessLimits
+from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import Address, ClusterId, HostId, ShardNumber
+from ebla.observe.event_reporter import EventReporter
 from ebla.observe.metrics import Metrics
-from ebla.ports.surroundings import Surroundings
-from ebla.replica.fronts import ShardParts
-from ebla.replica.shard_process import ShardProcess, ShardSetup
-from ebla.sim.checkers.liveness import SAMPLE_S, Bounds, LivenessChecker, SimNode
+from ebla.ports.environment import Environment
+from ebla.replica.shard_process import ShardConfig, ShardProcess
+from ebla.replica.shard_services import ShardDeps
+from ebla.sim.checkers.liveness import SAMPLE_S, LivenessBounds, LivenessChecker, LivenessNode
 from ebla.sim.scenario import Scenario
 from ebla.sim.world import Unit, World
-from ebla.storage.memory import MemoryEngine
+from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.store import StoreLimits
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
-from ebla.wire.report import Report
 from ebla.wire.verbs import ProcessStatus
 
 NODES = 4
@@ -41,7 +41,7 @@ SETTLE_S = 12.0
 STEADY_S = 10.0
 
 
-class Fault(enum.Enum):
+class LivenessFault(enum.Enum):
     KILL = enum.auto()
     POWER = enum.auto()
     PAUSE = enum.auto()
@@ -53,7 +53,7 @@ class Fault(enum.Enum):
     WALL_CLOCK = enum.auto()
 
 
-class NoChildren:
+class NoChildProcesses:
     """The shard is a unit of the world, which starts and ends it."""
 
     def heard(self, name: str, pid: int) -> None:
@@ -64,18 +64,18 @@ class NoChildren:
 
 
 async def run(world: World) -> None:
-    nodes = build(world)
+    nodes = build_nodes(world)
     for node in nodes:
         node.control.start()
         node.shard.start()
-    bounds = Bounds(LIMITS.silence_ms / 1000, SETTLE_S, FEED_SILENCE_MS / 1000)
+    bounds = LivenessBounds(LIMITS.silence_ms / 1000, SETTLE_S, FEED_SILENCE_MS / 1000)
     checker = LivenessChecker(world, nodes, bounds)
     async with asyncio.TaskGroup() as tasks:
         sampling = tasks.create_task(_sample(checker))
         storms = [tasks.create_task(_storm(world, nodes)) for _ in range(2)]
         await asyncio.wait(storms)
         world.heal()
-        world.tell("scenario", "the last fault is over")
+        world.log("scenario", "the last fault is over")
         await asyncio.sleep(SETTLE_S)
         world.check(checker.all_settled(), "opinions and serving rights did not settle after the last fault")
         await asyncio.sleep(STEADY_S)
@@ -98,19 +98,19 @@ class _Casting:
     """What the two processes of one node run. Each life leaves its process in `nodes` for the checker."""
 
     world: World
-    nodes: list[SimNode]
+    nodes: list[LivenessNode]
     number: int
     introduction: Introduction
 
-    async def control(self, around: Surroundings) -> None:
+    async def control(self, environment: Environment) -> None:
         addresses = [node.control.address(CONTROL_PORT) for node in self.nodes]
         own = addresses[self.number]
-        setup = ControlSetup(
+        setup = ControlConfig(
             self.introduction,
             own,
             SOCKET,
-            Group0Setup(
-                Member(self.introduction.host, Role.LEARNER, own),
+            Group0Config(
+                Member(self.introduction.host, MemberRole.LEARNER, own),
                 _cluster_of(self.introduction),
                 self.introduction.cluster_name,
                 tuple(addresses),
@@ -122,13 +122,13 @@ class _Casting:
             self.number,
             "sim",
         )
-        process = ControlProcess(around, setup, NoChildren(), asyncio.Event())
+        process = ControlProcess(environment, setup, NoChildProcesses(), asyncio.Event())
         self.nodes[self.number].control_process = process
         await process.run()
 
-    async def shard(self, around: Surroundings) -> None:
+    async def shard(self, environment: Environment) -> None:
         unit = self.nodes[self.number].shard
-        setup = ShardSetup(
+        setup = ShardConfig(
             msgspec.structs.replace(self.introduction, process="shard-0"),
             ShardNumber(0),
             "/data/shard-0",
@@ -142,7 +142,7 @@ class _Casting:
             self.number,
             store=StoreLimits(free_bytes_min=0),
         )
-        process = ShardProcess(around, setup, ShardParts(MemoryEngine(around.disk), Metrics()))
+        process = ShardProcess(environment, setup, ShardDeps(MemoryEngine(environment.disk), Metrics()))
         self.nodes[self.number].shard_process = process
         await process.run()
 
@@ -152,85 +152,85 @@ def _cluster_of(introduction: Introduction) -> ClusterId:
     return introduction.cluster
 
 
-def build(world: World) -> list[SimNode]:
+def build_nodes(world: World) -> list[LivenessNode]:
     """Nodes that are not yet started."""
-    cluster = ClusterId(world.chance.uuid())
-    nodes: list[SimNode] = []
+    cluster = ClusterId(world.rng.uuid())
+    nodes: list[LivenessNode] = []
     for number in range(NODES):
-        host = HostId(world.chance.uuid())
+        host = HostId(world.rng.uuid())
         casting = _Casting(world, nodes, number, Introduction(host, cluster, "sim"))
         name = f"n{number + 1}"
         control = world.unit(name, casting.control, host_id=host)
-        nodes.append(SimNode(control, world.unit(f"{name}-shard", casting.shard, machine=name, host_id=host)))
+        nodes.append(LivenessNode(control, world.unit(f"{name}-shard", casting.shard, machine=name, host_id=host)))
     return nodes
 
 
-def _report(world: World, name: str) -> Report:
-    def tell(event: str, details: object) -> None:
-        world.tell(name, f"{event} {details}")
+def _report(world: World, name: str) -> EventReporter:
+    def log(event: str, details: object) -> None:
+        world.log(name, f"{event} {details}")
 
-    return tell
+    return log
 
 
 # ---- the faults
 
 
-async def _storm(world: World, nodes: list[SimNode]) -> None:
+async def _storm(world: World, nodes: list[LivenessNode]) -> None:
     """One fault after another; two storms overlap."""
     ends_at = world.now() + world.seconds
     while world.now() < ends_at:
-        await asyncio.sleep(world.chance.between(0.5, 8.0))
-        node = world.chance.choice(nodes)
-        victim = world.chance.choice([node.control, node.control, node.shard])
+        await asyncio.sleep(world.rng.between(0.5, 8.0))
+        node = world.rng.choice(nodes)
+        victim = world.rng.choice([node.control, node.control, node.shard])
         other = _partner(world, nodes, node, victim)
-        await _strike(world, world.chance.choice(list(Fault)), victim, other)
+        await _strike(world, world.rng.choice(list(LivenessFault)), victim, other)
 
 
-def _partner(world: World, nodes: list[SimNode], node: SimNode, victim: Unit) -> Unit:
+def _partner(world: World, nodes: list[LivenessNode], node: LivenessNode, victim: Unit) -> Unit:
     if victim is node.shard:
         return node.control
-    return world.chance.choice([other.control for other in nodes if other is not node])
+    return world.rng.choice([other.control for other in nodes if other is not node])
 
 
-async def _strike(world: World, fault: Fault, victim: Unit, other: Unit) -> None:
-    world.tell("scenario", f"{fault.name} {victim.name} {other.name}")
-    lasts_s = world.chance.between(0.5, 12.0)
+async def _strike(world: World, fault: LivenessFault, victim: Unit, other: Unit) -> None:
+    world.log("scenario", f"{fault.name} {victim.name} {other.name}")
+    lasts_s = world.rng.between(0.5, 12.0)
     network = world.network
     there, back = network.path(victim.name, other.name), network.path(other.name, victim.name)
     match fault:
-        case Fault.KILL | Fault.POWER:
+        case LivenessFault.KILL | LivenessFault.POWER:
             await _end_for_a_while(world, fault, victim, lasts_s)
-        case Fault.PAUSE:
+        case LivenessFault.PAUSE:
             victim.pause()
             await asyncio.sleep(lasts_s)
             victim.resume()
-        case Fault.CUT_ONE_WAY:
+        case LivenessFault.CUT_ONE_WAY:
             network.cut(victim.name, other.name)
             await asyncio.sleep(lasts_s)
-            network.mend(victim.name, other.name)
-        case Fault.CUT:
+            network.uncut(victim.name, other.name)
+        case LivenessFault.CUT:
             network.cut(victim.name, other.name)
             network.cut(other.name, victim.name)
             await asyncio.sleep(lasts_s)
-            network.mend(victim.name, other.name)
-            network.mend(other.name, victim.name)
-        case Fault.SLOW:
-            there.extra_ms = back.extra_ms = world.chance.between(50.0, 1_500.0)
+            network.uncut(victim.name, other.name)
+            network.uncut(other.name, victim.name)
+        case LivenessFault.SLOW:
+            there.extra_latency_ms = back.extra_latency_ms = world.rng.between(50.0, 1_500.0)
             await asyncio.sleep(lasts_s)
-            there.extra_ms = back.extra_ms = 0.0
-        case Fault.LOSSY:
-            there.extra_loss = back.extra_loss = world.chance.between(0.05, 0.6)
+            there.extra_latency_ms = back.extra_latency_ms = 0.0
+        case LivenessFault.LOSSY:
+            there.extra_loss = back.extra_loss = world.rng.between(0.05, 0.6)
             await asyncio.sleep(lasts_s)
             there.extra_loss = back.extra_loss = 0.0
-        case Fault.RESET:
+        case LivenessFault.RESET:
             network.reset(victim.name, other.name)
-        case Fault.WALL_CLOCK:
-            victim.machine.clock.jump(int(world.chance.between(-3e8, 3e8)))
+        case LivenessFault.WALL_CLOCK:
+            victim.machine.clock.jump(int(world.rng.between(-3e8, 3e8)))
 
 
-async def _end_for_a_while(world: World, fault: Fault, victim: Unit, lasts_s: float) -> None:
+async def _end_for_a_while(world: World, fault: LivenessFault, victim: Unit, lasts_s: float) -> None:
     on_machine = [unit for unit in world.units.values() if unit.machine is victim.machine]
-    if fault is Fault.POWER:
+    if fault is LivenessFault.POWER:
         victim.crash()
     else:
         victim.kill()

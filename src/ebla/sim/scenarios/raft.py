@@ -8,18 +8,20 @@ import asyncio
 import functools
 from collections.abc import Mapping
 
-from ebla.control.raft_server import RaftSetup
-from ebla.journal.recovery import LogLimits
-from ebla.journal.segments import LogFailed
+from ebla.control.raft.driver import RaftConfig
+from ebla.journal.recovery import JournalLimits
+from ebla.journal.segmented_log import LogFailed
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
+from ebla.observe.event_reporter import EventReporter
 from ebla.raft.membership import LEAVE_JOINT
 from ebla.raft.messages import Membership, PeerId
-from ebla.raft.options import Options
-from ebla.sim.chance import SimChance
+from ebla.raft.options import RaftOptions
 from ebla.sim.checkers.linearizability import find_violation
-from ebla.sim.checkers.models import Add, Read, RegisterModel
-from ebla.sim.checkers.raft_safety import RaftSafety
+from ebla.sim.checkers.models import RegisterAdd, RegisterModel, RegisterRead
+from ebla.sim.checkers.raft_safety import RaftSafetyChecker
+from ebla.sim.clusters.raft import FOLDER, RaftGroup, raft_process
 from ebla.sim.faults.harsh import harsh
+from ebla.sim.rng import SimRng
 from ebla.sim.scenario import Scenario
 from ebla.sim.workloads.raft_client import (
     COUNTER,
@@ -28,13 +30,11 @@ from ebla.sim.workloads.raft_client import (
     RaftLoad,
     RaftOperator,
     client_process,
-    everybody_votes,
+    make_all_voters,
     make_peers,
     operator_process,
 )
-from ebla.sim.workloads.raft_node import FOLDER, Group, raft_process
-from ebla.sim.world import MAY_END, Unit, World
-from ebla.wire.report import Report
+from ebla.sim.world import EXPECTED_ERRORS, Unit, World
 
 PORT = 7000
 CLIENTS = 6
@@ -47,11 +47,11 @@ async def run(world: World) -> None:
     await run_group(world)
 
 
-async def run_group(world: World) -> RaftSafety:
+async def run_group(world: World) -> RaftSafetyChecker:
     """The checker comes back, so that a test can see how much a run went through."""
-    chance = world.chance.fork("raft")
-    safety = RaftSafety()
-    group, units = _build(world, chance, safety)
+    rng = world.rng.fork("raft")
+    safety = RaftSafetyChecker()
+    group, units = _build(world, rng, safety)
     load = RaftLoad(group)
     for number in range(1, CLIENTS + 1):
         name = f"c{number}"
@@ -67,92 +67,92 @@ async def run_group(world: World) -> RaftSafety:
 # ---- building
 
 
-def _build(world: World, chance: SimChance, safety: RaftSafety) -> tuple[Group, dict[PeerId, Unit]]:
-    peers = [PeerId(number) for number in range(1, chance.randrange(3, 8) + 1)]
-    hosts = {peer: HostId(chance.uuid()) for peer in peers}
+def _build(world: World, rng: SimRng, safety: RaftSafetyChecker) -> tuple[RaftGroup, dict[PeerId, Unit]]:
+    peers = [PeerId(number) for number in range(1, rng.randrange(3, 8) + 1)]
+    hosts = {peer: HostId(rng.uuid()) for peer in peers}
     addresses: dict[PeerId, Address] = {}
-    first = Membership(voters=tuple(peers[: chance.randrange(1, len(peers) + 1)]))
-    group = Group(
-        ClusterId(chance.uuid()),
-        HistoryId(chance.uuid()),
+    first = Membership(voters=tuple(peers[: rng.randrange(1, len(peers) + 1)]))
+    group = RaftGroup(
+        ClusterId(rng.uuid()),
+        HistoryId(rng.uuid()),
         hosts,
         addresses,
         first,
-        _draw_setup(chance),
+        _draw_setup(rng),
         safety,
     )
-    world.tell("scenario", f"{len(peers)} peers, {first.voters} vote first")
+    world.log("scenario", f"{len(peers)} peers, {first.voters} vote first")
     units: dict[PeerId, Unit] = {}
     for peer in peers:
         name = f"p{peer}"
         main = functools.partial(raft_process, group=group, peer=peer, report=_report(world, name))
         unit = units[peer] = world.unit(name, main, host_id=hosts[peer])
-        unit.may_end = (*MAY_END, LogFailed)
+        unit.expected_errors = (*EXPECTED_ERRORS, LogFailed)
         addresses[peer] = unit.address(PORT)
     return group, units
 
 
-def _draw_setup(chance: SimChance) -> "functools.partial[RaftSetup]":
+def _draw_setup(rng: SimRng) -> "functools.partial[RaftConfig]":
     """Bounds so small that a run meets them all the time."""
-    snapshot_entries = chance.choice((4, 12, 40))
+    snapshot_entries = rng.choice((4, 12, 40))
     bounds = {
-        "message_bytes_max": chance.choice((80, 400, 1 << 20)),
-        "inflight_messages_max": chance.choice((1, 4, 256)),
-        "inflight_bytes_max": chance.choice((200, 1000, 1 << 24)),
-        "apply_bytes_max": chance.choice((60, 500, 1 << 23)),
-        "uncommitted_bytes_max": chance.choice((300, 1 << 26)),
-        "waiting_reads_max": chance.choice((2, 4096)),
+        "message_bytes_max": rng.choice((80, 400, 1 << 20)),
+        "inflight_messages_max": rng.choice((1, 4, 256)),
+        "inflight_bytes_max": rng.choice((200, 1000, 1 << 24)),
+        "apply_bytes_max": rng.choice((60, 500, 1 << 23)),
+        "uncommitted_bytes_max": rng.choice((300, 1 << 26)),
+        "waiting_reads_max": rng.choice((2, 4096)),
     }
-    segment_bytes = chance.choice((1024, 8192))
-    kept_entries = chance.choice((0, 3, 20))
+    segment_bytes = rng.choice((1024, 8192))
+    kept_entries = rng.choice((0, 3, 20))
     return functools.partial(_setup, bounds, (snapshot_entries, kept_entries, segment_bytes))
 
 
-def _setup(bounds: Mapping[str, int], sizes: tuple[int, int, int], peer: PeerId, report: Report) -> RaftSetup:
+def _setup(bounds: Mapping[str, int], sizes: tuple[int, int, int], peer: PeerId, report: EventReporter) -> RaftConfig:
     snapshot_entries, kept_entries, segment_bytes = sizes
-    return RaftSetup(
+    return RaftConfig(
         FOLDER,
-        Options(peer, tick_ms=TICK_MS, **bounds),  # type: ignore[arg-type]  # only numbers are drawn
+        RaftOptions(peer, tick_ms=TICK_MS, **bounds),  # type: ignore[arg-type]  # only numbers are drawn
         report,
         snapshot_entries_max=snapshot_entries,
         kept_entries=kept_entries,
         read_wait_max_ms=2_000,
-        log_limits=LogLimits(segment_bytes=segment_bytes),
+        log_limits=JournalLimits(segment_bytes=segment_bytes),
     )
 
 
-def _report(world: World, name: str) -> Report:
-    def tell(event: str, details: object) -> None:
-        world.tell(name, f"{event} {details}")
+def _report(world: World, name: str) -> EventReporter:
+    def log(event: str, details: object) -> None:
+        world.log(name, f"{event} {details}")
 
-    return tell
+    return log
 
 
 # ---- judging
 
 
-async def _judge(world: World, safety: RaftSafety, load: RaftLoad) -> None:
+async def _judge(world: World, safety: RaftSafetyChecker, load: RaftLoad) -> None:
     """With all faults gone: every call is answered, everybody can be made a voter and comes to the same state, and
     some order explains every answer."""
     unanswered = await load.stop(CALM_S)
     world.check(unanswered == 0, f"{unanswered} calls are still unanswered {CALM_S:.0f} s after all was healed")
-    around = world.outside("judge")
+    environment = world.scenario_environment("judge")
     async with asyncio.TaskGroup() as tasks:
-        peers = make_peers(tasks, around, load.group)
-        operator = RaftOperator(around, load, peers)
-        client = RaftClient(around, "judge", load, peers)
+        peers = make_peers(tasks, environment, load.group)
+        operator = RaftOperator(environment, load, peers)
+        client = RaftClient(environment, "judge", load, peers)
         try:
             async with asyncio.timeout(CALM_S):
                 await _gather(safety, operator, sorted(load.group.hosts))
-                await client.call(COUNTER, Add(1))
+                await client.call(COUNTER, RegisterAdd(1))
                 for key in (COUNTER, *REGISTERS):
-                    await client.call(key, Read())
+                    await client.call(key, RegisterRead())
                 await _settle(safety)
         except TimeoutError:
             world.fail(f"no progress within {CALM_S:.0f} s after all was healed: {_standings(safety)}")
         peers.close("judged")
     _check_history(world, load)
-    world.tell(
+    world.log(
         "scenario",
         f"{safety.steps} steps, {safety.restarts} restarts, {safety.snapshots_installed} snapshots installed,"
         f" {len(safety.memberships)} memberships, {max(safety.history.leaders, default=0)} terms,"
@@ -160,16 +160,16 @@ async def _judge(world: World, safety: RaftSafety, load: RaftLoad) -> None:
     )
 
 
-async def _gather(safety: RaftSafety, operator: RaftOperator, peers: list[PeerId]) -> None:
+async def _gather(safety: RaftSafetyChecker, operator: RaftOperator, peers: list[PeerId]) -> None:
     """Until all peers vote, as all of them know."""
     while not all(machine.content.membership == Membership(tuple(peers)) for machine in safety.machines.values()):
         await operator.change(LEAVE_JOINT)
         await asyncio.sleep(0.3)
-        await operator.change(everybody_votes(peers))
+        await operator.change(make_all_voters(peers))
         await asyncio.sleep(1.0)
 
 
-async def _settle(safety: RaftSafety) -> None:
+async def _settle(safety: RaftSafetyChecker) -> None:
     """Until all have applied the same entries."""
     while True:
         if len({machine.content.index for machine in safety.machines.values()}) == 1:
@@ -177,7 +177,7 @@ async def _settle(safety: RaftSafety) -> None:
         await asyncio.sleep(0.2)
 
 
-def _standings(safety: RaftSafety) -> str:
+def _standings(safety: RaftSafetyChecker) -> str:
     return "; ".join(
         f"p{peer} {type(server.core.role).__name__} term {server.core.term} leader {server.core.leader}"
         f" commit {server.core.commit_index} of {server.core.first_index}-{server.core.last_index}"
@@ -191,7 +191,7 @@ def _check_history(world: World, load: RaftLoad) -> None:
     violation = find_violation(operations, RegisterModel())
     world.check(violation is None, str(violation))
     known = sum(operation.returned is not None for operation in operations)
-    world.tell("scenario", f"{known} answered calls of {len(operations)} are linearizable")
+    world.log("scenario", f"{known} answered calls of {len(operations)} are linearizable")
 
 
 SCENARIO = Scenario(

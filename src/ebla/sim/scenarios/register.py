@@ -3,14 +3,14 @@
 import functools
 
 from ebla.model.identity import Address
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.checkers.history import History
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.history import OperationHistory
 from ebla.sim.checkers.linearizability import find_violation
 from ebla.sim.checkers.models import RegisterModel
 from ebla.sim.example.process import RegisterOptions, register_process
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.workloads.register_client import Load, RegisterClient
+from ebla.sim.workloads.register_client import RegisterClient, RegisterLoad
 from ebla.sim.world import World
 
 REPLICAS = ("r1", "r2", "r3")
@@ -26,12 +26,12 @@ async def run(world: World) -> None:
     await judge(world, load)
 
 
-async def start(world: World) -> Load:
+async def start(world: World) -> RegisterLoad:
     addresses: dict[str, Address] = {}
     for name in REPLICAS:
         main = functools.partial(register_process, options=RegisterOptions(name, addresses))
         addresses[name] = world.unit(name, main).address(PORT)
-    load = Load(addresses, History())
+    load = RegisterLoad(addresses, OperationHistory())
     for name in CLIENTS:
         world.unit(name, functools.partial(_client, name=name, load=load))
     for unit in world.units.values():
@@ -39,11 +39,11 @@ async def start(world: World) -> Load:
     return load
 
 
-async def _client(around: Surroundings, name: str, load: Load) -> None:
-    await RegisterClient(around, name, load).run()
+async def _client(environment: Environment, name: str, load: RegisterLoad) -> None:
+    await RegisterClient(environment, name, load).run()
 
 
-async def judge(world: World, load: Load) -> None:
+async def judge(world: World, load: RegisterLoad) -> None:
     """With all faults gone every call must be answered, and some order must explain all answers."""
     unanswered = await load.stop(CALM_S)
     world.check(unanswered == 0, f"{unanswered} calls are still unanswered {CALM_S:.0f} s after all was healed")
@@ -51,7 +51,7 @@ async def judge(world: World, load: Load) -> None:
     violation = find_violation(operations, RegisterModel())
     world.check(violation is None, str(violation))
     known = sum(operation.returned is not None for operation in operations)
-    world.tell("scenario", f"{known} answered calls of {len(operations)} are linearizable")
+    world.log("scenario", f"{known} answered calls of {len(operations)} are linearizable")
 
 
 SCENARIO = Scenario("register", "a replicated register is linearizable under every fault", seconds=20.0, run=run)

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId
-from ebla.ports.surroundings import Surroundings
+from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows_barriers import BarrierLedger
-from ebla.sim.checkers.rows_replicas import different, running, strangers
+from ebla.sim.checkers.rows_replicas import leftover_work, replica_difference, unexpected_stacks
+from ebla.sim.clusters.nodes import SimCluster, SimNode, SimShard, add_node
 from ebla.sim.faults import links
-from ebla.sim.faults.fault import Fault, heal, storm
+from ebla.sim.faults.fault import InjectedFault, heal, storm
 from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, harsh
-from ebla.sim.network import PathStrain
+from ebla.sim.network import PathFault
 from ebla.sim.scenario import Scenario
 from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
-from ebla.sim.workloads.rows_driver import RowsDriver
-from ebla.sim.workloads.rows_node import RowsCluster, RowsNode, Shard, add_node
+from ebla.sim.workloads.topology_driver import TopologyDriver
 from ebla.sim.world import Unit, World
 from ebla.topology.states import NodeState
 
@@ -30,7 +30,7 @@ WORKERS = 6
 DRIVEN_FROM = (0, 2)
 PAUSE_S = 2.2
 """Between two faults of machines: moves of a tablet wait for every node, and some should come to their end."""
-PATHS_PAUSE_S = 0.5
+PATH_FAULTS_PAUSE_S = 0.5
 CALM_S = 60.0
 SCAN_ROWS = 40
 QUIET_S = 6.0
@@ -38,14 +38,14 @@ QUIET_S = 6.0
 
 
 async def run(world: World) -> None:
-    load = build(world)
+    load = build_load(world)
     cluster = load.cluster
     for unit in cluster.units():
         unit.start()
-    await until_all_normal(world, cluster)
+    await wait_all_normal(world, cluster)
     drivers = [add_driver(world, load, cluster.nodes[number]) for number in DRIVEN_FROM]
     drivers[0].start()
-    await until(lambda: len(load.tables) == 2, world, "the tables are not there")
+    await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
     drivers[1].start()
     for number in range(CLIENTS):
         world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
@@ -53,48 +53,48 @@ async def run(world: World) -> None:
     await _judge(world, load)
 
 
-async def _storms(world: World, cluster: RowsCluster, drivers: list[Unit]) -> None:
+async def _storms(world: World, cluster: SimCluster, drivers: list[Unit]) -> None:
     """Machines and processes of all kinds, and apart from them the paths between shards, on which it matters most."""
     async with asyncio.TaskGroup() as blowing:
         blowing.create_task(
-            harsh(world, [*cluster.units(), *drivers], world.seconds, faults=ON_MACHINES, pause_s=PAUSE_S)
+            harsh(world, [*cluster.units(), *drivers], world.seconds, faults=MACHINE_FAULTS, pause_s=PAUSE_S)
         )
         shards = [shard.unit for shard in cluster.shards()]
-        blowing.create_task(storm(world, shards, ON_PATHS, world.seconds, PATHS_PAUSE_S))
+        blowing.create_task(storm(world, shards, PATH_FAULTS, world.seconds, PATH_FAULTS_PAUSE_S))
     heal(world, cluster.units())
 
 
 async def _clog_two(world: World, units: Sequence[Unit]) -> None:
     """What one shard says to another comes seconds later, all at once, and from a version that may be over."""
-    source, target = world.chance.sample(units, 2)
-    world.tell("faults", f"{source.name} -> {target.name} is clogged")
+    source, target = world.rng.sample(units, 2)
+    world.log("faults", f"{source.name} -> {target.name} is clogged")
     world.network.clog(source.name, target.name)
     try:
-        await asyncio.sleep(world.chance.exponential(1.5))
+        await asyncio.sleep(world.rng.exponential(1.5))
     finally:
         world.network.unclog(source.name, target.name)
 
 
 async def _slow_two(world: World, units: Sequence[Unit]) -> None:
-    source, target = world.chance.sample(units, 2)
-    extra_ms = world.chance.exponential(250.0)
-    world.tell("faults", f"{source.name} -> {target.name} is slower by {extra_ms:.0f} ms")
-    with world.network.path(source.name, target.name).strained(PathStrain(extra_ms=extra_ms)):
-        await asyncio.sleep(world.chance.exponential(3.0))
+    source, target = world.rng.sample(units, 2)
+    extra_latency_ms = world.rng.exponential(250.0)
+    world.log("faults", f"{source.name} -> {target.name} is slower by {extra_latency_ms:.0f} ms")
+    with world.network.path(source.name, target.name).inject(PathFault(extra_latency_ms=extra_latency_ms)):
+        await asyncio.sleep(world.rng.exponential(3.0))
 
 
-def build(world: World) -> RowsLoad:
+def build_load(world: World) -> RowsLoad:
     """Nodes that are not yet started."""
-    cluster = RowsCluster(world, ClusterId(world.chance.uuid()), BarrierLedger(world.fail))
+    cluster = SimCluster(world, ClusterId(world.rng.uuid()), BarrierLedger(world.fail))
     load = RowsLoad(cluster)
     for number in range(NODES):
         add_node(cluster, number)
     for shard in cluster.shards():
-        tell_deaths(world, load, shard)
+        record_deaths(world, load, shard)
     return load
 
 
-def tell_deaths(world: World, load: RowsLoad, shard: Shard) -> None:
+def record_deaths(world: World, load: RowsLoad, shard: SimShard) -> None:
     end = shard.unit.end
 
     def ended(*, with_machine: bool) -> None:
@@ -104,23 +104,23 @@ def tell_deaths(world: World, load: RowsLoad, shard: Shard) -> None:
     shard.unit.end = ended  # type: ignore[method-assign]  # a death leaves no word of its own
 
 
-def add_driver(world: World, load: RowsLoad, home: RowsNode) -> Unit:
+def add_driver(world: World, load: RowsLoad, home: SimNode) -> Unit:
     main = functools.partial(_driver, load=load, home=home)
     return world.unit(f"{home.control.name}-driver", main, machine=home.control.name, host_id=home.host)
 
 
-async def _driver(around: Surroundings, load: RowsLoad, home: RowsNode) -> None:
+async def _driver(environment: Environment, load: RowsLoad, home: SimNode) -> None:
     async with asyncio.TaskGroup() as tasks:
-        await RowsDriver(around, load, home, tasks).run()
+        await TopologyDriver(environment, load, home, tasks).run()
 
 
-async def _client(around: Surroundings, load: RowsLoad) -> None:
+async def _client(environment: Environment, load: RowsLoad) -> None:
     async with asyncio.TaskGroup() as tasks:
         for _ in range(WORKERS):
-            tasks.create_task(RowsClient(around, load, tasks).run())
+            tasks.create_task(RowsClient(environment, load, tasks).run())
 
 
-async def until(reached: Callable[[], bool], world: World, problem: str) -> None:
+async def wait_until(reached: Callable[[], bool], world: World, problem: str) -> None:
     for _ in range(int(CALM_S * 4)):
         if reached():
             return
@@ -129,7 +129,7 @@ async def until(reached: Callable[[], bool], world: World, problem: str) -> None
     await asyncio.Event().wait()
 
 
-async def until_all_normal(world: World, cluster: RowsCluster) -> None:
+async def wait_all_normal(world: World, cluster: SimCluster) -> None:
     def reached() -> bool:
         snapshots = [node.snapshot for node in cluster.nodes]
         return all(
@@ -137,10 +137,10 @@ async def until_all_normal(world: World, cluster: RowsCluster) -> None:
             for snapshot in snapshots
         )
 
-    await until(reached, world, "not every node is in the ring")
+    await wait_until(reached, world, "not every node is in the ring")
 
 
-def at_rest(cluster: RowsCluster) -> bool:
+def is_settled(cluster: SimCluster) -> bool:
     """Every process of every node shows the same, nothing moves, and the tables that come and go are gone."""
     first = cluster.nodes[0].snapshot
     if first is None or first.transition is not None or any(table.name != "t" for table in first.tables.values()):
@@ -157,17 +157,17 @@ def at_rest(cluster: RowsCluster) -> bool:
 async def _judge(world: World, load: RowsLoad) -> None:
     cluster, ledger = load.cluster, load.ledger
     load.stopping = True
-    await until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
-    await until(lambda: at_rest(cluster), world, "the topology does not come to rest")
+    await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
+    await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
     async with asyncio.TaskGroup() as tasks:
-        client = RowsClient(world.outside("judge"), load, tasks)
+        client = RowsClient(world.scenario_environment("judge"), load, tasks)
         problem = await _found(load, client)
         client.close()
     world.check(problem is None, str(problem))
     counts = cluster.barriers
     world.check(ledger.acknowledged > world.seconds, f"only {ledger.acknowledged} writes were acknowledged")
     world.check(ledger.reads > world.seconds / 2, f"only {ledger.reads} reads were answered")
-    world.tell(
+    world.log(
         "scenario",
         f"{ledger.acknowledged} writes acknowledged, {ledger.unknown} unknown, {ledger.refused} refused; "
         f"{ledger.reads} reads; {counts.barriers} barriers, {counts.effects} effects, {counts.older_effects} of an "
@@ -184,15 +184,15 @@ async def _found(load: RowsLoad, client: RowsClient) -> str | None:
     shards = load.cluster.shards()
     process = shards[0].process
     assert process is not None
-    view, now_s = process.view.current, process.surroundings.clock.wall_us() // 1_000_000
+    view, now_s = process.view.current, process.environment.clock.wall_us() // 1_000_000
     for schema in load.tables.values():
         try:
-            problem = await different(view, schema.id, now_s, client.ask)
+            problem = await replica_difference(view, schema.id, now_s, client.ask)
         except EblaError as error:
             problem = f"{schema.full_name}: a replica cannot be read: {error}"
         if problem is not None:
             return problem
-    problems = (problem for shard in shards for problem in (strangers(shard, view), running(shard)))
+    problems = (problem for shard in shards for problem in (unexpected_stacks(shard, view), leftover_work(shard)))
     return next((problem for problem in problems if problem is not None), None)
 
 
@@ -205,15 +205,15 @@ async def _read_all(client: RowsClient, table: str) -> bool:
 
 
 WEIGHTS = {"power cut": 0.3, "crash in sync": 0.5, "kill": 5.0, "pause": 3.0, "slow sync": 4.0}
-ON_MACHINES = tuple(
+MACHINE_FAULTS = tuple(
     dataclasses.replace(fault, weight=WEIGHTS.get(fault.name, fault.weight))
     for fault in PROCESS_FAULTS + DEVICE_FAULTS + LINK_FAULTS
 )
 """The whole cluster at once seldom: that stops everything for seconds and shows little here."""
-ON_PATHS = (
-    Fault("clog two", 6.0, _clog_two),
-    Fault("slow two", 6.0, _slow_two),
-    Fault("isolate", 0.5, links.isolate),
-    Fault("reset", 1.0, links.reset),
+PATH_FAULTS = (
+    InjectedFault("clog two", 6.0, _clog_two),
+    InjectedFault("slow two", 6.0, _slow_two),
+    InjectedFault("isolate", 0.5, links.isolate),
+    InjectedFault("reset", 1.0, links.reset),
 )
 SCENARIO = Scenario("rows", "rows are written and read while tablets move and everything fails", 25.0, run)

@@ -5,26 +5,26 @@ import asyncio
 import functools
 from dataclasses import dataclass, field
 
-from ebla.control.control_process import ControlProcess, ControlSetup
-from ebla.control.formation import FormationLimits
-from ebla.control.group0_server import Group0Setup
-from ebla.control.liveness import LivenessLimits
-from ebla.group0.members import Member, Role
-from ebla.journal.segments import LogFailed
+from ebla.control.control_process import ControlConfig, ControlProcess
+from ebla.control.group0.formation import FormationLimits
+from ebla.control.group0.node import Group0Config
+from ebla.control.liveness.heartbeats import LivenessLimits
+from ebla.group0.members import Member, MemberRole
+from ebla.journal.segmented_log import LogFailed
 from ebla.model.errors import DiskFull, Refused
 from ebla.model.identity import Address, ClusterId, HostId
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.checkers.schema import half_done
+from ebla.observe.event_reporter import EventReporter
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.schema import find_partial_change
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.workloads.schema_client import KEYSPACES, Answered, SchemaClient, SchemaLoad
+from ebla.sim.workloads.schema_client import KEYSPACES, OnSchemaAnswer, SchemaClient, SchemaLoad
 from ebla.sim.world import Unit, World
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
-from ebla.wire.report import Report
-from ebla.wire.schema_messages import CreateKeyspaceWish, SchemaAnswer
+from ebla.wire.schema_messages import CreateKeyspaceRequest, SchemaAnswer
 from ebla.wire.verbs import ProcessStatus
 
 PORT = 7000
@@ -36,7 +36,7 @@ SAMPLE_S = 0.2
 CALM_S = 60.0
 
 
-class NoChildren:
+class NoSupervisor:
     def heard(self, name: str, pid: int) -> None:
         pass
 
@@ -45,38 +45,38 @@ class NoChildren:
 
 
 @dataclass(slots=True)
-class SchemaNode:
+class ControlNode:
     """What outlives the node's crashes, for the scenario to look at."""
 
     unit: Unit
     host: HostId
     process: ControlProcess | None = None
     """Of the life below; only to be read."""
-    life: int = 0
+    incarnation: int = 0
 
     @property
     def snapshot(self) -> Snapshot | None:
         """What it shows now; None while it is down, or has only just begun."""
-        here = self.process if not self.unit.down and self.life == self.unit.lives else None
+        here = self.process if not self.unit.down and self.incarnation == self.unit.start_count else None
         return None if here is None else here.topology.snapshot
 
 
 @dataclass(slots=True)
-class Cluster:
+class ControlCluster:
     world: World
     introduction: Introduction
-    nodes: list[SchemaNode] = field(default_factory=list)
+    nodes: list[ControlNode] = field(default_factory=list)
 
     def snapshots(self) -> dict[str, Snapshot]:
         return {node.unit.name: node.snapshot for node in self.nodes if node.snapshot is not None}
 
-    def begin(self) -> Answered:
+    def begin(self) -> OnSchemaAnswer:
         """INV-SCHEMA-2: who has been up since now has, when the answer comes, what it tells of."""
-        lives = [node.unit.lives if not node.unit.down else None for node in self.nodes]
+        start_count = [node.unit.start_count if not node.unit.down else None for node in self.nodes]
 
         def answered(answer: SchemaAnswer) -> None:
-            for node, life in zip(self.nodes, lives, strict=True):
-                if node.unit.down or node.unit.lives != life or node.host in answer.not_told:
+            for node, incarnation in zip(self.nodes, start_count, strict=True):
+                if node.unit.down or node.unit.start_count != incarnation or node.host in answer.unreached:
                     continue
                 snapshot = node.snapshot
                 if snapshot is None or snapshot.version < answer.version:
@@ -86,7 +86,7 @@ class Cluster:
 
 
 async def run(world: World) -> None:
-    cluster = build(world, world.chance.randrange(3, 6))
+    cluster = build_cluster(world, world.rng.randrange(3, 6))
     units = [node.unit for node in cluster.nodes]
     async with asyncio.TaskGroup() as tasks:
         sampling = tasks.create_task(_sample(world, cluster))
@@ -103,25 +103,25 @@ async def run(world: World) -> None:
         sampling.cancel()
 
 
-def build(world: World, count: int) -> Cluster:
+def build_cluster(world: World, count: int) -> ControlCluster:
     """Nodes that are not yet started."""
-    cluster = Cluster(world, Introduction(HostId(world.chance.uuid()), ClusterId(world.chance.uuid()), "sim"))
+    cluster = ControlCluster(world, Introduction(HostId(world.rng.uuid()), ClusterId(world.rng.uuid()), "sim"))
     for number in range(count):
-        host = HostId(world.chance.uuid())
+        host = HostId(world.rng.uuid())
         unit = world.unit(f"n{number}", functools.partial(_node, cluster=cluster, number=number), host_id=host)
-        unit.may_end = (DiskFull, OSError, Refused, LogFailed)
-        cluster.nodes.append(SchemaNode(unit, host))
+        unit.expected_errors = (DiskFull, OSError, Refused, LogFailed)
+        cluster.nodes.append(ControlNode(unit, host))
     return cluster
 
 
-async def _node(around: Surroundings, cluster: Cluster, number: int) -> None:
+async def _node(environment: Environment, cluster: ControlCluster, number: int) -> None:
     node = cluster.nodes[number]
     introduction = Introduction(node.host, cluster.introduction.cluster, cluster.introduction.cluster_name)
     assert introduction.cluster is not None
     own = node.unit.address(PORT)
     contacts = tuple(other.unit.address(PORT) for other in cluster.nodes)
-    group0 = Group0Setup(
-        Member(node.host, Role.LEARNER, own, rack=f"rack{number % 3}"),
+    group0 = Group0Config(
+        Member(node.host, MemberRole.LEARNER, own, rack=f"rack{number % 3}"),
         introduction.cluster,
         introduction.cluster_name,
         contacts,
@@ -130,7 +130,7 @@ async def _node(around: Surroundings, cluster: Cluster, number: int) -> None:
         kept_entries=10,
         formation=FormationLimits(ask_again_ms=300),
     )
-    setup = ControlSetup(
+    setup = ControlConfig(
         introduction,
         own,
         SOCKET,
@@ -144,8 +144,8 @@ async def _node(around: Surroundings, cluster: Cluster, number: int) -> None:
         bulk_job_life_ms=int(CALM_S * 1000),
     )
     stop = asyncio.Event()
-    node.process = process = ControlProcess(around, setup, NoChildren(), stop)
-    node.life = node.unit.lives
+    node.process = process = ControlProcess(environment, setup, NoSupervisor(), stop)
+    node.incarnation = node.unit.start_count
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(process.run())
         await stop.wait()
@@ -153,34 +153,34 @@ async def _node(around: Surroundings, cluster: Cluster, number: int) -> None:
         raise Refused(process.gave_up or "asked to stop")
 
 
-def _report(world: World, name: str) -> Report:
-    def tell(event: str, details: object) -> None:
-        world.tell(name, f"{event} {details}")
+def _report(world: World, name: str) -> EventReporter:
+    def log(event: str, details: object) -> None:
+        world.log(name, f"{event} {details}")
 
-    return tell
+    return log
 
 
-async def _client(around: Surroundings, name: str, load: SchemaLoad) -> None:
-    await SchemaClient(around, name, load).run()
+async def _client(environment: Environment, name: str, load: SchemaLoad) -> None:
+    await SchemaClient(environment, name, load).run()
 
 
 async def _start_later(world: World, unit: Unit) -> None:
-    await asyncio.sleep(world.chance.random() * world.seconds / 3)
+    await asyncio.sleep(world.rng.random() * world.seconds / 3)
     if unit.down:
         unit.start()
 
 
-async def _sample(world: World, cluster: Cluster) -> None:
+async def _sample(world: World, cluster: ControlCluster) -> None:
     """INV-SCHEMA-3, of whatever any node shows at any time."""
     while True:
         for name, snapshot in cluster.snapshots().items():
-            problem = half_done(snapshot)
+            problem = find_partial_change(snapshot)
             if problem is not None:
                 world.fail(f"{name}: {problem}")
         await asyncio.sleep(SAMPLE_S)
 
 
-async def until_all_normal(world: World, cluster: Cluster) -> None:
+async def until_all_normal(world: World, cluster: ControlCluster) -> None:
     for _ in range(int(CALM_S * 2)):
         if _all_normal(cluster):
             return
@@ -189,7 +189,7 @@ async def until_all_normal(world: World, cluster: Cluster) -> None:
     world.fail(f"not every node is in the ring: {shown}")
 
 
-def _all_normal(cluster: Cluster) -> bool:
+def _all_normal(cluster: ControlCluster) -> bool:
     snapshots = list(cluster.snapshots().values())
     return len(snapshots) == len(cluster.nodes) and all(
         [node.state for node in snapshot.members()] == [NodeState.NORMAL] * len(cluster.nodes) for snapshot in snapshots
@@ -198,27 +198,27 @@ def _all_normal(cluster: Cluster) -> bool:
 
 async def _create_keyspaces(world: World, load: SchemaLoad) -> None:
     """Time enough for a leader to be found and the last connections of the storm to be given up."""
-    client = SchemaClient(world.outside("operator"), "operator", load)
+    client = SchemaClient(world.scenario_environment("operator"), "operator", load)
     for keyspace in KEYSPACES:
-        answer = await client.ask(CreateKeyspaceWish(keyspace), int(CALM_S * 1000))
+        answer = await client.ask(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
         world.check(answer.changed, f"keyspace {keyspace.name} was there already")
 
 
-async def _judge(world: World, cluster: Cluster, load: SchemaLoad) -> None:
+async def _judge(world: World, cluster: ControlCluster, load: SchemaLoad) -> None:
     load.stopping = True
     for _ in range(int(CALM_S * 2)):
-        if not load.running and agreed(cluster):
+        if not load.running and nodes_agree(cluster):
             break
         await asyncio.sleep(0.5)
     world.check(not load.running, "calls are still open long after all was healed")
-    world.check(agreed(cluster), "the nodes do not come to show the same")
+    world.check(nodes_agree(cluster), "the nodes do not come to show the same")
     problem = load.record.problem(cluster.snapshots())
     world.check(problem is None, str(problem))
     world.check(load.record.answered > 0, "no change was ever answered")
-    world.tell("scenario", f"{load.record.answered} changes of the schema are right")
+    world.log("scenario", f"{load.record.answered} changes of the schema are right")
 
 
-def agreed(cluster: Cluster) -> bool:
+def nodes_agree(cluster: ControlCluster) -> bool:
     shown = list(cluster.snapshots().values())
     return len(shown) == len(cluster.nodes) and all(one == shown[0] for one in shown)
 

@@ -5,14 +5,22 @@ import asyncio
 import functools
 
 from ebla.model.identity import SessionId, TableId, TopologyVersion
-from ebla.ports.surroundings import Surroundings
+from ebla.ports.environment import Environment
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.scenarios.schema import CALM_S, PORT, SAMPLE_S, Cluster, agreed, build, until_all_normal
+from ebla.sim.scenarios.schema import (
+    CALM_S,
+    PORT,
+    SAMPLE_S,
+    ControlCluster,
+    build_cluster,
+    nodes_agree,
+    until_all_normal,
+)
 from ebla.sim.workloads.schema_client import COLUMNS, KEYSPACES, SchemaClient, SchemaLoad
-from ebla.sim.workloads.sessions_client import LONG_LIFE_MS, Closed, SessionsClient, SessionsLoad
+from ebla.sim.workloads.sessions_client import LONG_LIFE_MS, OnSessionClosed, SessionsClient, SessionsLoad
 from ebla.sim.world import World
-from ebla.wire.schema_messages import CreateKeyspaceWish, CreateTableWish
+from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest
 from ebla.wire.transfer_messages import CloseSessionAnswer
 
 NODES = 3
@@ -21,7 +29,7 @@ PAUSE_S = 1.0
 
 
 async def run(world: World) -> None:
-    cluster = build(world, NODES)
+    cluster = build_cluster(world, NODES)
     for node in cluster.nodes:
         node.unit.start()
     await until_all_normal(world, cluster)
@@ -43,32 +51,32 @@ async def run(world: World) -> None:
         sampling.cancel()
 
 
-async def _table(world: World, cluster: Cluster) -> TableId:
+async def _table(world: World, cluster: ControlCluster) -> TableId:
     addresses = {node.unit.name: node.unit.address(PORT) for node in cluster.nodes}
     load = SchemaLoad(addresses, cluster.introduction, cluster.begin)
-    client = SchemaClient(world.outside("operator"), "operator", load)
+    client = SchemaClient(world.scenario_environment("operator"), "operator", load)
     keyspace = KEYSPACES[0]
-    await client.ask(CreateKeyspaceWish(keyspace), int(CALM_S * 1000))
-    answer = await client.ask(CreateTableWish(keyspace.name, "t", COLUMNS), int(CALM_S * 1000))
+    await client.ask(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
+    answer = await client.ask(CreateTableRequest(keyspace.name, "t", COLUMNS), int(CALM_S * 1000))
     assert answer.table is not None
     return answer.table
 
 
-async def _client(around: Surroundings, name: str, load: SessionsLoad) -> None:
-    await SessionsClient(around, name, load).run()
+async def _client(environment: Environment, name: str, load: SessionsLoad) -> None:
+    await SessionsClient(environment, name, load).run()
 
 
-def _version(cluster: Cluster) -> TopologyVersion:
+def _version(cluster: ControlCluster) -> TopologyVersion:
     return max((snapshot.version for snapshot in cluster.snapshots().values()), default=TopologyVersion(0))
 
 
-def _begin(cluster: Cluster) -> Closed:
+def _begin(cluster: ControlCluster) -> OnSessionClosed:
     """INV-XFER-1: who has been up since now does not list it when the answer comes."""
-    lives = [node.unit.lives if not node.unit.down else None for node in cluster.nodes]
+    start_count = [node.unit.start_count if not node.unit.down else None for node in cluster.nodes]
 
     def closed(session: SessionId, answer: CloseSessionAnswer) -> None:
-        for node, life in zip(cluster.nodes, lives, strict=True):
-            if node.unit.down or node.unit.lives != life or node.host in answer.down:
+        for node, incarnation in zip(cluster.nodes, start_count, strict=True):
+            if node.unit.down or node.unit.start_count != incarnation or node.host in answer.down:
                 continue
             snapshot = node.snapshot
             if snapshot is None or session in snapshot.sessions:
@@ -77,10 +85,12 @@ def _begin(cluster: Cluster) -> Closed:
     return closed
 
 
-async def _sample(world: World, cluster: Cluster, load: SessionsLoad) -> None:
+async def _sample(world: World, cluster: ControlCluster, load: SessionsLoad) -> None:
     while True:
         shown = {
-            (node.unit.name, node.unit.lives): node.snapshot for node in cluster.nodes if node.snapshot is not None
+            (node.unit.name, node.unit.start_count): node.snapshot
+            for node in cluster.nodes
+            if node.snapshot is not None
         }
         problem = load.record.looked(shown)
         if problem is not None:
@@ -88,27 +98,27 @@ async def _sample(world: World, cluster: Cluster, load: SessionsLoad) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-async def _judge(world: World, cluster: Cluster, load: SessionsLoad) -> None:
+async def _judge(world: World, cluster: ControlCluster, load: SessionsLoad) -> None:
     """Long enough for the leader to end what was left behind."""
     load.stopping = True
     for _ in range(int(2 * (CALM_S + LONG_LIFE_MS / 1000))):
-        if not load.running and agreed(cluster) and not _open(cluster):
+        if not load.running and nodes_agree(cluster) and not _open(cluster):
             break
         await asyncio.sleep(0.5)
     world.check(not load.running, "calls are still open long after all was healed")
-    world.check(agreed(cluster), "the nodes do not come to show the same")
+    world.check(nodes_agree(cluster), "the nodes do not come to show the same")
     left = _open(cluster)
     world.check(not left, f"sessions are open long after their time: {left}")
     record = load.record
     world.check(record.opened > 0, "no session was ever opened")
     world.check(record.closed > 0, "no session was ever closed")
-    world.tell(
+    world.log(
         "scenario",
         f"{record.opened} sessions opened, {record.closed} closed, {record.refused_late} late openings refused",
     )
 
 
-def _open(cluster: Cluster) -> list[SessionId]:
+def _open(cluster: ControlCluster) -> list[SessionId]:
     return sorted({session for snapshot in cluster.snapshots().values() for session in snapshot.sessions})
 
 

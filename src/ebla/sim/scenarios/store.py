@@ -3,37 +3,37 @@
 import asyncio
 import functools
 
-from ebla.journal.segments import LogFailed
-from ebla.sim.checkers.store import Ledger
-from ebla.sim.faults import devices, distress, processes
-from ebla.sim.faults.fault import Fault
+from ebla.journal.segmented_log import LogFailed
+from ebla.sim.checkers.store import StoreLedger
+from ebla.sim.faults import devices, processes, timed_crashes
+from ebla.sim.faults.fault import InjectedFault
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.workloads.store_shard import GRACE_S, ShardLoad, store_shard
-from ebla.sim.world import MAY_END, World
+from ebla.sim.workloads.store_shard import GRACE_S, StoreShardLoad, store_shard
+from ebla.sim.world import EXPECTED_ERRORS, World
 from ebla.storage.manifest import ManifestFailed
 
 CALM_S = 8.0
 START_US = 1_000_000_000
 
 FAULTS = (
-    Fault("crash", 3.0, processes.crash),
-    Fault("crash and back", 3.0, processes.crash_and_back),
-    Fault("crash in sync", 3.0, distress.crash_in_sync),
-    Fault("kill", 2.0, processes.kill),
-    Fault("pause", 0.5, processes.pause),
-    Fault("start the down", 4.0, processes.start_the_down),
-    Fault("slow sync", 1.0, devices.slow_sync),
-    Fault("failing sync", 1.0, devices.failing_sync),
-    Fault("full", 2.0, devices.full),
+    InjectedFault("crash", 3.0, processes.crash),
+    InjectedFault("crash and back", 3.0, processes.crash_and_restart),
+    InjectedFault("crash in sync", 3.0, timed_crashes.crash_during_sync),
+    InjectedFault("kill", 2.0, processes.kill),
+    InjectedFault("pause", 0.5, processes.pause),
+    InjectedFault("start the down", 4.0, processes.restart_down),
+    InjectedFault("slow sync", 1.0, devices.slow_sync),
+    InjectedFault("failing sync", 1.0, devices.failing_sync),
+    InjectedFault("full", 2.0, devices.full),
 )
 
 
 async def run(world: World) -> None:
-    ledger = Ledger(GRACE_S)
-    load = ShardLoad(ledger, lambda: START_US + int(world.now() * 1_000_000), world.fail)
+    ledger = StoreLedger(GRACE_S)
+    load = StoreShardLoad(ledger, lambda: START_US + int(world.now() * 1_000_000), world.fail)
     shard = world.unit("shard", functools.partial(store_shard, load=load))
-    shard.may_end = (*MAY_END, LogFailed, ManifestFailed)
+    shard.expected_errors = (*EXPECTED_ERRORS, LogFailed, ManifestFailed)
     shard.start()
     await harsh(world, [shard], world.seconds, FAULTS, pause_s=1.5)
     answers, checks = ledger.answers, ledger.checks
@@ -41,7 +41,7 @@ async def run(world: World) -> None:
     world.check(shard.running, "the shard ended although its disk is well")
     world.check(ledger.answers > answers, "no write is answered although all was healed")
     world.check(ledger.checks > checks, "nothing is read although all was healed")
-    world.tell("scenario", f"{ledger.answers} answered writes are kept, looked at {ledger.checks} times")
+    world.log("scenario", f"{ledger.answers} answered writes are kept, looked at {ledger.checks} times")
 
 
 SCENARIO = Scenario("store", "a shard's store keeps what it answered and revives nothing", seconds=30.0, run=run)

@@ -5,16 +5,16 @@ import asyncio
 import functools
 
 from ebla.model.consistency import ConsistencyLevel as Level
-from ebla.ports.surroundings import Surroundings
+from ebla.ports.environment import Environment
+from ebla.sim.clusters.broker_nodes import build_cluster
 from ebla.sim.faults.fault import heal
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.scenarios.rows import add_driver, at_rest, tell_deaths, until, until_all_normal
-from ebla.sim.scenarios.transfers import FAULTS, found_after, require
+from ebla.sim.scenarios.rows import add_driver, is_settled, record_deaths, wait_all_normal, wait_until
+from ebla.sim.scenarios.transfers import FAULTS, find_problem_after_repair, require
 from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
-from ebla.sim.workloads.rows_driver import ON_TABLETS, ON_VNODES
-from ebla.sim.workloads.table_jobs_client import JobsLoad, TableJobsClient
-from ebla.sim.workloads.table_jobs_node import build_cluster
+from ebla.sim.workloads.table_jobs_client import WriteJobsClient, WriteJobsLoad
+from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
 from ebla.sim.world import Unit, World
 
 CLIENTS, WORKERS = 2, 2
@@ -27,15 +27,15 @@ READ_TRIES = 20
 async def run(world: World) -> None:
     cluster = build_cluster(world)
     load = RowsLoad(cluster)
-    jobs = JobsLoad(load, cluster)
+    jobs = WriteJobsLoad(load, cluster)
     for shard in cluster.shards():
-        tell_deaths(world, load, shard)
+        record_deaths(world, load, shard)
     for unit in cluster.units():
         unit.start()
-    await until_all_normal(world, cluster)
+    await wait_all_normal(world, cluster)
     driver = add_driver(world, load, cluster.nodes[DRIVEN_FROM])
     driver.start()
-    await until(lambda: len(load.tables) == 2, world, "the tables are not there")
+    await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
     for number in range(CLIENTS):
         world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
     clients = [_add_jobs(world, jobs, number) for number in range(JOB_CLIENTS)]
@@ -45,14 +45,14 @@ async def run(world: World) -> None:
     await _judge(world, jobs)
 
 
-def _add_jobs(world: World, jobs: JobsLoad, number: int) -> Unit:
+def _add_jobs(world: World, jobs: WriteJobsLoad, number: int) -> Unit:
     seat: list[Unit] = []
 
-    async def main(around: Surroundings) -> None:
+    async def main(environment: Environment) -> None:
         jobs.running = {act for act in jobs.running if act[0] != seat[0].name}
         async with asyncio.TaskGroup() as tasks:
             for _ in range(JOB_WORKERS):
-                tasks.create_task(TableJobsClient(around, jobs, seat[0]).run())
+                tasks.create_task(WriteJobsClient(environment, jobs, seat[0]).run())
 
     unit = world.unit(f"j{number + 1}", main)
     seat.append(unit)
@@ -60,35 +60,35 @@ def _add_jobs(world: World, jobs: JobsLoad, number: int) -> Unit:
     return unit
 
 
-async def _client(around: Surroundings, load: RowsLoad) -> None:
+async def _client(environment: Environment, load: RowsLoad) -> None:
     async with asyncio.TaskGroup() as tasks:
         for _ in range(WORKERS):
-            tasks.create_task(RowsClient(around, load, tasks).run())
+            tasks.create_task(RowsClient(environment, load, tasks).run())
 
 
 # ---- at the end
 
 
-async def _judge(world: World, jobs: JobsLoad) -> None:
+async def _judge(world: World, jobs: WriteJobsLoad) -> None:
     load, cluster, book = jobs.rows, jobs.cluster, jobs.cluster.book
     load.stopping = True
-    await until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
-    await until(lambda: not jobs.running, world, "jobs still run long after all was healed")
-    await until(lambda: at_rest(cluster), world, "the topology does not come to rest")
-    reader = TableJobsClient(world.outside("judge"), jobs, cluster.nodes[0].control)
+    await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
+    await wait_until(lambda: not jobs.running, world, "jobs still run long after all was healed")
+    await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
+    reader = WriteJobsClient(world.scenario_environment("judge"), jobs, cluster.nodes[0].control)
     for table in (ON_TABLETS, ON_VNODES):
         await require(world, await _read(reader, table), f"{table} cannot be read as a whole at ALL")
     async with asyncio.TaskGroup() as tasks:
-        client = RowsClient(world.outside("judge"), load, tasks)
+        client = RowsClient(world.scenario_environment("judge"), load, tasks)
         for table in sorted(load.tables):
             await client.scan(table, Level.ALL, 40)
-        problem = await found_after(cluster, load, client)
+        problem = await find_problem_after_repair(cluster, load, client)
         client.close()
     await require(world, problem is None, str(problem))
     cluster.ledger.check_files()
     await require(world, book.done * 10 > world.seconds, f"only {book.done} jobs were done")
     await require(world, jobs.reads > 0, "no table was read")
-    world.tell(
+    world.log(
         "scenario",
         f"{len(jobs.jobs)} jobs in {sum(job.runs for job in jobs.jobs)} runs: {book.done} done, {book.given_up} runs "
         f"given up, {book.lacking} copies brought later; {cluster.ledger.adoptions} layers adopted, "
@@ -97,7 +97,7 @@ async def _judge(world: World, jobs: JobsLoad) -> None:
     )
 
 
-async def _read(reader: TableJobsClient, table: str) -> bool:
+async def _read(reader: WriteJobsClient, table: str) -> bool:
     for _ in range(READ_TRIES):
         if await reader.read(table, Level.ALL):
             return True

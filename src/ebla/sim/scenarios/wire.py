@@ -12,7 +12,8 @@ import msgspec
 
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address, ClusterId, HostId
-from ebla.ports.surroundings import Surroundings
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
 from ebla.sim.checkers.calls import CallLedger
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
@@ -20,7 +21,6 @@ from ebla.sim.world import World
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.report import unreported
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import Verb
 
@@ -32,20 +32,20 @@ LATE_MS = 50
 LIMITS = WireLimits(in_flight_requests_max=4, running_requests_max=6, admission_wait_ms=200, connect_ms=1500)
 
 
-class Token(msgspec.Struct, frozen=True, array_like=True):
+class CallToken(msgspec.Struct, frozen=True, array_like=True):
     token: int
     work_ms: int = 0
 
 
-ACT = Verb(9201, "act", Lane.DATA, Token, Token)
+ACT = Verb(9201, "act", Lane.DATA, CallToken, CallToken)
 
 
 def introduction(number: int) -> Introduction:
     return Introduction(HostId(uuid.UUID(int=number + 1)), ClusterId(uuid.UUID(int=99)), "wire")
 
 
-async def server(around: Surroundings, address: Address, who: Introduction, ledger: CallLedger) -> None:
-    async def act(request: Token, _call: IncomingCall) -> Token:
+async def server(environment: Environment, address: Address, who: Introduction, ledger: CallLedger) -> None:
+    async def act(request: CallToken, _call: IncomingCall) -> CallToken:
         ledger.ran(request.token)
         await asyncio.sleep(request.work_ms / 1000)
         if request.work_ms > DEADLINE_MS:
@@ -53,9 +53,9 @@ async def server(around: Surroundings, address: Address, who: Introduction, ledg
         return request
 
     async with asyncio.TaskGroup() as tasks:
-        served = Server(tasks, who, LIMITS, unreported)
+        served = Server(tasks, who, LIMITS, discard_event)
         served.serve(ACT, act)
-        await around.transport.listen(address, served.accept)
+        await environment.transport.listen(address, served.accept)
         await asyncio.Event().wait()
 
 
@@ -64,22 +64,22 @@ async def caller(world: World, peers: Peers, ledger: CallLedger, first_token: in
     token = first_token
     while world.now() < until:
         token += CALLERS
-        target = introduction(world.chance.randrange(0, SERVERS)).host
-        work_ms = world.chance.choice((0, 0, 5, 50, 2 * DEADLINE_MS))
+        target = introduction(world.rng.randrange(0, SERVERS)).host
+        work_ms = world.rng.choice((0, 0, 5, 50, 2 * DEADLINE_MS))
         began = loop.time()
         try:
-            if world.chance.random() < 0.1:
-                await _give_up(peers, target, Token(token, work_ms), world.chance.random())
+            if world.rng.random() < 0.1:
+                await _give_up(peers, target, CallToken(token, work_ms), world.rng.random())
             else:
-                answer = await peers.call(target, ACT, Token(token, work_ms), DEADLINE_MS)
+                answer = await peers.call(target, ACT, CallToken(token, work_ms), DEADLINE_MS)
                 ledger.was_answered(token, answer.token)
         except EblaError as error:
             ledger.failed(token, error)
         ledger.ended(token, (loop.time() - began) * 1000, DEADLINE_MS)
-        await asyncio.sleep(world.chance.random() * 0.05)
+        await asyncio.sleep(world.rng.random() * 0.05)
 
 
-async def _give_up(peers: Peers, target: HostId, request: Token, patience_s: float) -> None:
+async def _give_up(peers: Peers, target: HostId, request: CallToken, patience_s: float) -> None:
     """A caller that is cancelled, now and then."""
     try:
         async with asyncio.timeout(patience_s * DEADLINE_MS / 2000):
@@ -105,10 +105,10 @@ async def run(world: World) -> None:
     for unit in units:
         unit.start()
     ours = introduction(SERVERS)
-    around = world.outside("callers", ours.host)
+    environment = world.scenario_environment("callers", ours.host)
     until = world.now() + world.seconds + 5.0
     async with asyncio.TaskGroup() as tasks:
-        peers = Peers(tasks, PeersContext(around.transport, around.chance, ours, LIMITS, unreported))
+        peers = Peers(tasks, PeersContext(environment.transport, environment.rng, ours, LIMITS, discard_event))
         for number, unit in enumerate(units):
             peers.set_address(introduction(number).host, unit.address(PORT))
         calls = [tasks.create_task(caller(world, peers, ledger, number, until)) for number in range(CALLERS)]
@@ -119,7 +119,7 @@ async def run(world: World) -> None:
             call.result()
         peers.close("the run is over")
     world.check(ledger.answered > before, "no call is answered after all was healed")
-    world.tell("scenario", f"answered {ledger.answered}, refused {ledger.refused}, unknown {ledger.unknown}")
+    world.log("scenario", f"answered {ledger.answered}, refused {ledger.refused}, unknown {ledger.unknown}")
 
 
 SCENARIO = Scenario("wire", "calls between processes under every fault", seconds=30.0, run=run)

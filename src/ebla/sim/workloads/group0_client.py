@@ -9,24 +9,24 @@ import msgspec
 from ebla.group0.commands import ConditionFailed, Done, LockRevoked
 from ebla.model.errors import EblaError, Outcome
 from ebla.model.identity import Address, HostId
-from ebla.model.transaction import Condition, Missing, Put, Transaction, Unchanged
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.checkers.group0 import Group0Record, LockedWrite, Move, Swap
-from ebla.sim.checkers.models import Read, Write
-from ebla.sim.workloads.group0_node import CLUSTER, CLUSTER_NAME
-from ebla.wire.calls import Caller, Target
+from ebla.model.transaction import Condition, KeyMissing, KeyUnchanged, PutKey, Transaction
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.group0 import CompareAndSwap, Group0Record, LockedWrite, MoveOutcome
+from ebla.sim.checkers.models import RegisterRead, RegisterWrite
+from ebla.sim.clusters.group0 import CLUSTER, CLUSTER_NAME
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.group0_messages import (
     ExecuteRequest,
-    FoundKey,
+    FoundKeyValue,
+    Group0ReadAnswer,
+    Group0ReadRequest,
     LockRequest,
-    ReadAnswer,
-    ReadRequest,
 )
-from ebla.wire.group0_pages import ReadPages, WatchPages
+from ebla.wire.group0_pages import ReadPager, WatchPager
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_LOCK, GROUP0_READ, GROUP0_WATCH, A, Q, Verb
 
 KEYS = ("user/a", "user/b", "user/c")
@@ -37,7 +37,7 @@ THINK_S = 0.2
 
 
 @dataclass(slots=True)
-class Load:
+class Group0Load:
     addresses: Mapping[str, Address]
     record: Group0Record
     stopping: bool = False
@@ -62,27 +62,27 @@ class Load:
         return True
 
 
-def number_of(data: bytes) -> int:
+def decode_number(data: bytes) -> int:
     number = msgspec.msgpack.decode(data)
     assert isinstance(number, int)
     return number
 
 
-class Nodes:
+class Group0Connection:
     """Connections of one client; one that fails is made again to whichever node comes next."""
 
-    def __init__(self, around: Surroundings, name: str, load: Load) -> None:
-        self.around = around
-        introduction = Introduction(HostId(around.chance.uuid()), CLUSTER, CLUSTER_NAME, process=name)
-        self._context = PeersContext(around.transport, around.chance, introduction, WireLimits(), unreported)
+    def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
+        self.environment = environment
+        introduction = Introduction(HostId(environment.rng.uuid()), CLUSTER, CLUSTER_NAME, process=name)
+        self._context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), discard_event)
         self._load = load
-        self._caller: Caller | None = None
+        self._caller: RpcClientConnection | None = None
 
     async def call(self, verb: Verb[Q, A], request: Q, deadline_ms: int = DEADLINE_MS) -> A:
         try:
             if self._caller is None:
-                address = self._load.addresses[self.around.chance.choice(sorted(self._load.addresses))]
-                self._caller, _ = await connect(self._context, address, Target(Lane.CONTROL))
+                address = self._load.addresses[self.environment.rng.choice(sorted(self._load.addresses))]
+                self._caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
             return await self._caller.call(verb, request, deadline_ms)
         except EblaError:
             self.leave()
@@ -94,12 +94,12 @@ class Nodes:
         self._caller = None
 
 
-class Group0Client:
-    def __init__(self, around: Surroundings, name: str, load: Load) -> None:
-        self._chance = around.chance
+class Group0WorkloadClient:
+    def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
+        self._rng = environment.rng
         self._name = name
         self._load = load
-        self._nodes = Nodes(around, name, load)
+        self._nodes = Group0Connection(environment, name, load)
         self._lock: bytes | None = None
 
     async def run(self) -> None:
@@ -108,14 +108,14 @@ class Group0Client:
             await self._act()
             self._load.open_calls -= 1
             self._load.idle.set()
-            if self._chance.random() < 0.1:
+            if self._rng.random() < 0.1:
                 self._nodes.leave()
-            await asyncio.sleep(self._chance.random() * THINK_S)
+            await asyncio.sleep(self._rng.random() * THINK_S)
         await asyncio.Event().wait()
 
     async def _act(self) -> None:
-        kind = self._chance.randrange(0, 100)
-        key = self._chance.choice(KEYS)
+        kind = self._rng.randrange(0, 100)
+        key = self._rng.choice(KEYS)
         if kind < 30:
             await self._read(key)
         elif kind < 55:
@@ -131,17 +131,17 @@ class Group0Client:
 
     async def _read(self, key: str) -> None:
         history = self._load.record.registers
-        number = history.invoke(self._name, Read(), key)
+        number = history.invoke(self._name, RegisterRead(), key)
         try:
-            answer = await self._nodes.call(GROUP0_READ, ReadRequest(keys=(key,)))
+            answer = await self._nodes.call(GROUP0_READ, Group0ReadRequest(keys=(key,)))
         except EblaError:
             history.withdraw(number)
             return
-        history.complete(number, number_of(answer.found[0].value) if answer.found else 0)
+        history.complete(number, decode_number(answer.found[0].value) if answer.found else 0)
 
     async def _write(self, key: str) -> None:
         history, value = self._load.record.registers, self._load.value()
-        number = history.invoke(self._name, Write(value), key)
+        number = history.invoke(self._name, RegisterWrite(value), key)
         try:
             await self._nodes.call(GROUP0_EXECUTE, _put(key, value))
         except EblaError as error:
@@ -151,12 +151,12 @@ class Group0Client:
         history.complete(number, value)
 
     async def _swap(self, key: str) -> None:
-        found = await self._look((key,), quorum=self._chance.random() < 0.5)
+        found = await self._look((key,), quorum=self._rng.random() < 0.5)
         if found is None:
             return
         entry = found.get(key)
-        call = Swap(0 if entry is None else number_of(entry.value), self._load.value())
-        condition: Condition = Missing(key) if entry is None else Unchanged(key, entry.revision)
+        call = CompareAndSwap(0 if entry is None else decode_number(entry.value), self._load.value())
+        condition: Condition = KeyMissing(key) if entry is None else KeyUnchanged(key, entry.revision)
         history = self._load.record.registers
         number = history.invoke(self._name, call, key)
         request = _put(key, call.new, condition)
@@ -171,26 +171,29 @@ class Group0Client:
 
     async def _move(self) -> None:
         """From one of two keys to the other, both or neither; their sum never changes."""
-        found = await (self._look_at_all() if self._chance.random() < 0.3 else self._look((LEFT, RIGHT), quorum=True))
+        found = await (self._look_at_all() if self._rng.random() < 0.3 else self._look((LEFT, RIGHT), quorum=True))
         if found is None:
             return
-        amounts = {key: number_of(found[key].value) for key in (LEFT, RIGHT) if key in found}
+        amounts = {key: decode_number(found[key].value) for key in (LEFT, RIGHT) if key in found}
         if amounts:
             self._load.record.sums.append(sum(amounts.values()))
-        amount = self._chance.randrange(1, 10)
+        amount = self._rng.randrange(1, 10)
         left, right = amounts.get(LEFT, TOTAL), amounts.get(RIGHT, 0)
         conditions = tuple(
-            Unchanged(key, found[key].revision) if key in found else Missing(key) for key in (LEFT, RIGHT)
+            KeyUnchanged(key, found[key].revision) if key in found else KeyMissing(key) for key in (LEFT, RIGHT)
         )
-        changes = (Put(LEFT, msgspec.msgpack.encode(left - amount)), Put(RIGHT, msgspec.msgpack.encode(right + amount)))
+        changes = (
+            PutKey(LEFT, msgspec.msgpack.encode(left - amount)),
+            PutKey(RIGHT, msgspec.msgpack.encode(right + amount)),
+        )
         move = self._load.record.begin_move()
         try:
             answer = await self._nodes.call(GROUP0_EXECUTE, ExecuteRequest(Transaction(conditions, changes)))
         except EblaError as error:
             if error.outcome is Outcome.NOT_APPLIED:
-                self._load.record.end_move(move, Move.REFUSED)
+                self._load.record.end_move(move, MoveOutcome.REFUSED)
             return
-        self._load.record.end_move(move, Move.DONE if isinstance(answer.answer, Done) else Move.REFUSED)
+        self._load.record.end_move(move, MoveOutcome.DONE if isinstance(answer.answer, Done) else MoveOutcome.REFUSED)
 
     async def _acquire(self) -> None:
         self._lock = None
@@ -203,7 +206,7 @@ class Group0Client:
 
     async def _write_locked(self) -> None:
         assert self._lock is not None
-        put = Put("user/locked", msgspec.msgpack.encode(self._load.value()))
+        put = PutKey("user/locked", msgspec.msgpack.encode(self._load.value()))
         try:
             request = ExecuteRequest(Transaction((), (put,), self._lock))
             answer = (await self._nodes.call(GROUP0_EXECUTE, request)).answer
@@ -215,17 +218,17 @@ class Group0Client:
             assert isinstance(answer, LockRevoked), answer
             self._lock = None
 
-    async def _look(self, keys: tuple[str, ...], *, quorum: bool) -> dict[str, FoundKey] | None:
+    async def _look(self, keys: tuple[str, ...], *, quorum: bool) -> dict[str, FoundKeyValue] | None:
         try:
-            answer: ReadAnswer = await self._nodes.call(GROUP0_READ, ReadRequest(keys=keys, quorum=quorum))
+            answer: Group0ReadAnswer = await self._nodes.call(GROUP0_READ, Group0ReadRequest(keys=keys, quorum=quorum))
         except EblaError:
             return None
         return {found.key: found for found in answer.found}
 
-    async def _look_at_all(self) -> dict[str, FoundKey] | None:
+    async def _look_at_all(self) -> dict[str, FoundKeyValue] | None:
         """In pages, between which others write: all must be of one moment."""
-        pages = ReadPages(ReadRequest(prefixes=("user/",)))
-        whole: ReadAnswer | None = None
+        pages = ReadPager(Group0ReadRequest(prefixes=("user/",)))
+        whole: Group0ReadAnswer | None = None
         try:
             while whole is None:
                 whole = pages.take(await self._nodes.call(GROUP0_READ, pages.request()))
@@ -235,22 +238,22 @@ class Group0Client:
 
 
 def _put(key: str, value: int, *conditions: Condition) -> ExecuteRequest:
-    return ExecuteRequest(Transaction(conditions, (Put(key, msgspec.msgpack.encode(value)),)))
+    return ExecuteRequest(Transaction(conditions, (PutKey(key, msgspec.msgpack.encode(value)),)))
 
 
 class Group0Watcher:
     """Follows the feed from node to node by its revision, and keeps what it amounts to."""
 
-    def __init__(self, around: Surroundings, name: str, load: Load) -> None:
-        self._nodes = Nodes(around, name, load)
+    def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
+        self._nodes = Group0Connection(environment, name, load)
         self._load = load
-        self._chance = around.chance
+        self._rng = environment.rng
 
     async def run(self) -> None:
         mirror = self._load.record.mirror
-        pages, seen = WatchPages("user/"), 0
+        pages, seen = WatchPager("user/"), 0
         while True:
-            if self._chance.random() < 0.05:
+            if self._rng.random() < 0.05:
                 self._nodes.leave()
             try:
                 answer = await self._nodes.call(GROUP0_WATCH, pages.request(wait_ms=1_000), deadline_ms=2_000)

@@ -5,21 +5,21 @@ from dataclasses import dataclass, field
 
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
-from ebla.ports.chance import Chance
-from ebla.ports.surroundings import Surroundings
-from ebla.raft.membership import LEAVE_JOINT, Change, ChangeKind, MembershipChange, Transition
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
+from ebla.ports.rng import Rng
+from ebla.raft.membership import LEAVE_JOINT, MemberChange, MemberChangeKind, MembershipChange, Transition
 from ebla.raft.messages import PeerId
-from ebla.sim.checkers.history import History
-from ebla.sim.checkers.models import Add, Read, RegisterCall, Write
-from ebla.sim.workloads.raft_machine import Command
-from ebla.sim.workloads.raft_node import ASK, CHANGE, TRANSFER, ChangeRequest, Group, TransferRequest
+from ebla.sim.checkers.history import OperationHistory
+from ebla.sim.checkers.models import RegisterAdd, RegisterCall, RegisterRead, RegisterWrite
+from ebla.sim.clusters.raft import CHANGE, RUN_COMMAND, TRANSFER, LeaderTransferCall, MembershipChangeRequest, RaftGroup
+from ebla.sim.clusters.raft_state_machine import RegisterCommand
 from ebla.wire.peers import Peers
-from ebla.wire.report import unreported
 
 ATTEMPT_MS = 800
 THINK_S = 0.12
 PAUSE_S = 0.05
-GIVES_UP = 0.03
+GIVE_UP_SHARE = 0.03
 """Now and then a client loses patience and never learns what became of its call."""
 COUNTER = "counter"
 REGISTERS = ("left", "right")
@@ -29,8 +29,8 @@ REGISTERS = ("left", "right")
 class RaftLoad:
     """What all clients of a run share. They stop asking anew once `stopping` is set."""
 
-    group: Group
-    history: History = field(default_factory=History)
+    group: RaftGroup
+    history: OperationHistory = field(default_factory=OperationHistory)
     stopping: bool = False
     calls_open: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,8 +51,8 @@ class RaftLoad:
 class RaftClient:
     """One call at a time, repeated under its serial at one node after another until it is answered."""
 
-    def __init__(self, around: Surroundings, name: str, load: RaftLoad, peers: Peers) -> None:
-        self._chance = around.chance
+    def __init__(self, environment: Environment, name: str, load: RaftLoad, peers: Peers) -> None:
+        self._rng = environment.rng
         self._name = name
         self._load = load
         self._peers = peers
@@ -63,18 +63,18 @@ class RaftClient:
         load = self._load
         while not load.stopping:
             load.calls_open += 1
-            key, call = draw_call(self._chance)
-            patience = self._chance.randrange(1, 5) if self._chance.random() < GIVES_UP else None
+            key, call = draw_call(self._rng)
+            patience = self._rng.randrange(1, 5) if self._rng.random() < GIVE_UP_SHARE else None
             await self.call(key, call, patience)
             load.calls_open -= 1
             load.idle.set()
-            await asyncio.sleep(self._chance.random() * THINK_S)
+            await asyncio.sleep(self._rng.random() * THINK_S)
         await asyncio.Event().wait()
 
     async def call(self, key: str, call: RegisterCall, attempts_max: int | None = None) -> int | None:
         """The answer, or None where patience ended first."""
         self._serial += 1
-        command = Command(self._name, self._serial, key, call)
+        command = RegisterCommand(self._name, self._serial, key, call)
         operation = self._load.history.invoke(self._name, call, key)
         attempts = 0
         while attempts_max is None or attempts < attempts_max:
@@ -83,55 +83,55 @@ class RaftClient:
             if result is not None:
                 self._load.history.complete(operation, result)
                 return result
-            await asyncio.sleep(self._chance.random() * PAUSE_S)
+            await asyncio.sleep(self._rng.random() * PAUSE_S)
         return None
 
-    async def _attempt(self, command: Command) -> int | None:
-        target = self._favourite or self._chance.choice(sorted(self._load.group.hosts.values()))
+    async def _attempt(self, command: RegisterCommand) -> int | None:
+        target = self._favourite or self._rng.choice(sorted(self._load.group.hosts.values()))
         try:
-            told = await self._peers.call(target, ASK, command, ATTEMPT_MS)
+            told = await self._peers.call(target, RUN_COMMAND, command, ATTEMPT_MS)
         except EblaError:
             self._favourite = None
             return None
-        self._favourite = target if self._chance.random() < 0.9 else None
+        self._favourite = target if self._rng.random() < 0.9 else None
         return told.result
 
 
-def draw_call(chance: Chance) -> tuple[str, RegisterCall]:
-    kind = chance.randrange(0, 100)
+def draw_call(rng: Rng) -> tuple[str, RegisterCall]:
+    kind = rng.randrange(0, 100)
     if kind < 30:
-        return COUNTER, Add(1)
+        return COUNTER, RegisterAdd(1)
     if kind < 45:
-        return COUNTER, Read()
-    register = chance.choice(REGISTERS)
-    return register, Write(chance.randrange(1, 1_000_000)) if kind < 70 else Read()
+        return COUNTER, RegisterRead()
+    register = rng.choice(REGISTERS)
+    return register, RegisterWrite(rng.randrange(1, 1_000_000)) if kind < 70 else RegisterRead()
 
 
-def make_peers(tasks: asyncio.TaskGroup, around: Surroundings, group: Group) -> Peers:
-    peers = Peers(tasks, group.context(around, HostId(around.chance.uuid()), unreported))
+def make_peers(tasks: asyncio.TaskGroup, environment: Environment, group: RaftGroup) -> Peers:
+    peers = Peers(tasks, group.context(environment, HostId(environment.rng.uuid()), discard_event))
     for peer, host in group.hosts.items():
         peers.set_address(host, group.addresses[peer])
     return peers
 
 
-async def client_process(around: Surroundings, name: str, load: RaftLoad) -> None:
+async def client_process(environment: Environment, name: str, load: RaftLoad) -> None:
     async with asyncio.TaskGroup() as tasks:
-        await RaftClient(around, name, load, make_peers(tasks, around, load.group)).run()
+        await RaftClient(environment, name, load, make_peers(tasks, environment, load.group)).run()
 
 
 class RaftOperator:
     """Asks blindly for changes and transfers; the state machine sees to it that an illegal change is void."""
 
-    def __init__(self, around: Surroundings, load: RaftLoad, peers: Peers) -> None:
-        self._chance = around.chance
+    def __init__(self, environment: Environment, load: RaftLoad, peers: Peers) -> None:
+        self._rng = environment.rng
         self._load = load
         self._peers = peers
         self._numbers = sorted(load.group.hosts)
 
     async def run(self) -> None:
         while not self._load.stopping:
-            await asyncio.sleep(self._chance.random() * 1.2)
-            kind = self._chance.randrange(0, 100)
+            await asyncio.sleep(self._rng.random() * 1.2)
+            kind = self._rng.randrange(0, 100)
             if kind < 30:
                 await self.transfer()
             else:
@@ -139,15 +139,15 @@ class RaftOperator:
         await asyncio.Event().wait()
 
     async def change(self, change: MembershipChange) -> bool:
-        return await self._ask_someone(ChangeRequest(change))
+        return await self._ask_someone(MembershipChangeRequest(change))
 
     async def transfer(self) -> bool:
-        return await self._ask_someone(TransferRequest(self._chance.choice(self._numbers)))
+        return await self._ask_someone(LeaderTransferCall(self._rng.choice(self._numbers)))
 
-    async def _ask_someone(self, request: ChangeRequest | TransferRequest) -> bool:
-        host = self._chance.choice(sorted(self._load.group.hosts.values()))
+    async def _ask_someone(self, request: MembershipChangeRequest | LeaderTransferCall) -> bool:
+        host = self._rng.choice(sorted(self._load.group.hosts.values()))
         try:
-            if isinstance(request, ChangeRequest):
+            if isinstance(request, MembershipChangeRequest):
                 await self._peers.call(host, CHANGE, request, ATTEMPT_MS)
             else:
                 await self._peers.call(host, TRANSFER, request, ATTEMPT_MS)
@@ -156,21 +156,28 @@ class RaftOperator:
         return True
 
     def _draw_change(self) -> MembershipChange:
-        count = self._chance.choice((1, 1, 1, 2, 3))
+        count = self._rng.choice((1, 1, 1, 2, 3))
         peers = list(self._numbers)
-        self._chance.shuffle(peers)
-        kinds = (ChangeKind.ADD_VOTER, ChangeKind.ADD_VOTER, ChangeKind.ADD_LEARNER, ChangeKind.REMOVE)
-        changes = tuple(Change(self._chance.choice(kinds), peer) for peer in peers[:count])
-        transition = self._chance.choice(
+        self._rng.shuffle(peers)
+        kinds = (
+            MemberChangeKind.ADD_VOTER,
+            MemberChangeKind.ADD_VOTER,
+            MemberChangeKind.ADD_LEARNER,
+            MemberChangeKind.REMOVE,
+        )
+        changes = tuple(MemberChange(self._rng.choice(kinds), peer) for peer in peers[:count])
+        transition = self._rng.choice(
             (Transition.AUTO, Transition.AUTO, Transition.JOINT_IMPLICIT, Transition.JOINT_EXPLICIT)
         )
         return MembershipChange(changes, transition)
 
 
-async def operator_process(around: Surroundings, load: RaftLoad) -> None:
+async def operator_process(environment: Environment, load: RaftLoad) -> None:
     async with asyncio.TaskGroup() as tasks:
-        await RaftOperator(around, load, make_peers(tasks, around, load.group)).run()
+        await RaftOperator(environment, load, make_peers(tasks, environment, load.group)).run()
 
 
-def everybody_votes(peers: list[PeerId]) -> MembershipChange:
-    return MembershipChange(tuple(Change(ChangeKind.ADD_VOTER, peer) for peer in peers), Transition.JOINT_IMPLICIT)
+def make_all_voters(peers: list[PeerId]) -> MembershipChange:
+    return MembershipChange(
+        tuple(MemberChange(MemberChangeKind.ADD_VOTER, peer) for peer in peers), Transition.JOINT_IMPLICIT
+    )

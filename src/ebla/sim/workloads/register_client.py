@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address
-from ebla.ports.surroundings import Surroundings
+from ebla.ports.environment import Environment
 from ebla.ports.transport import Link
-from ebla.sim.checkers.history import History
-from ebla.sim.checkers.models import Add, Read, RegisterCall, Write
-from ebla.sim.example.messages import Answer, Ask, Elsewhere, Envelope
+from ebla.sim.checkers.history import OperationHistory
+from ebla.sim.checkers.models import RegisterAdd, RegisterCall, RegisterRead, RegisterWrite
+from ebla.sim.example.messages import NotPrimary, RegisterAnswer, RegisterEnvelope, RegisterRequest
 from ebla.sim.example.process import decode, encode
 
 CONNECT_S = 0.5
 ANSWER_S = 0.4
 THINK_S = 0.15
-GIVES_UP = 0.02
+GIVE_UP_SHARE = 0.02
 """Now and then a client loses patience and never learns what became of its call."""
 
 
 @dataclass(slots=True)
-class Load:
+class RegisterLoad:
     """What all clients share. They stop asking anew once `stopping` is set."""
 
     addresses: Mapping[str, Address]
-    history: History
+    history: OperationHistory
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: bool = False
     calls_open: int = 0
@@ -52,7 +52,7 @@ class _Reception:
 
     def __init__(self) -> None:
         self.arrived = asyncio.Event()
-        self.message: Answer | Elsewhere | None = None
+        self.message: RegisterAnswer | NotPrimary | None = None
         self.open = True
         self._number = 0
 
@@ -63,7 +63,7 @@ class _Reception:
 
     def frame_received(self, frame: bytes) -> None:
         message = decode(frame).message
-        if isinstance(message, Answer | Elsewhere) and message.number == self._number:
+        if isinstance(message, RegisterAnswer | NotPrimary) and message.number == self._number:
             self.message = message
             self.arrived.set()
 
@@ -73,8 +73,8 @@ class _Reception:
 
 
 class RegisterClient:
-    def __init__(self, around: Surroundings, name: str, load: Load) -> None:
-        self._around = around
+    def __init__(self, environment: Environment, name: str, load: RegisterLoad) -> None:
+        self._environment = environment
         self._name = name
         self._load = load
         self._links: dict[str, tuple[Link, _Reception]] = {}
@@ -82,18 +82,18 @@ class RegisterClient:
         self._primary = ""
 
     async def run(self) -> None:
-        chance = self._around.chance
+        rng = self._environment.rng
         while not self._load.stopping:
             self._load.calls_open += 1
             await self._call_once()
             self._load.call_ended()
-            await asyncio.sleep(chance.random() * THINK_S)
+            await asyncio.sleep(rng.random() * THINK_S)
         await asyncio.Event().wait()
 
     async def _call_once(self) -> None:
-        chance, history = self._around.chance, self._load.history
-        call = _draw_call(chance.randrange(0, 100), chance.randrange(1, 1000))
-        patience = chance.randrange(1, 6) if chance.random() < GIVES_UP else None
+        rng, history = self._environment.rng, self._load.history
+        call = _draw_call(rng.randrange(0, 100), rng.randrange(1, 1000))
+        patience = rng.randrange(1, 6) if rng.random() < GIVE_UP_SHARE else None
         self._number += 1
         operation = history.invoke(self._name, call)
         while patience is None or patience > 0:
@@ -105,24 +105,24 @@ class RegisterClient:
 
     async def _attempt(self, call: RegisterCall) -> int | None:
         """One request to one replica; None where it gave no answer, whatever became of the request."""
-        target = self._primary or self._around.chance.choice(sorted(self._load.addresses))
+        target = self._primary or self._environment.rng.choice(sorted(self._load.addresses))
         self._primary = ""
         connection = await self._connection(target)
         if connection is None:
             return None
         link, reception = connection
         reception.expect(self._number)
-        link.send(encode(Envelope(self._name, Ask(self._name, self._number, call))))
+        link.send(encode(RegisterEnvelope(self._name, RegisterRequest(self._name, self._number, call))))
         try:
             async with asyncio.timeout(ANSWER_S):
                 await reception.arrived.wait()
         except TimeoutError:
             return None
         match reception.message:
-            case Answer(_, _, result):
+            case RegisterAnswer(_, _, result):
                 self._primary = target
                 return result
-            case Elsewhere(_, _, primary):
+            case NotPrimary(_, _, primary):
                 self._primary = primary
                 await asyncio.sleep(0.02 if primary else 0.1)
         return None
@@ -134,7 +134,7 @@ class RegisterClient:
         reception = _Reception()
         try:
             async with asyncio.timeout(CONNECT_S):
-                link = await self._around.transport.connect(self._load.addresses[target], lambda _: reception)
+                link = await self._environment.transport.connect(self._load.addresses[target], lambda _: reception)
         except (Unreachable, TimeoutError):
             await asyncio.sleep(0.05)
             return None
@@ -145,5 +145,5 @@ class RegisterClient:
 def _draw_call(kind: int, number: int) -> RegisterCall:
     """Amounts differ, so that the value tells which changes it contains: equal ones could stand for each other."""
     if kind < 40:
-        return Read()
-    return Write(number * 1_000_000) if kind < 50 else Add(number)
+        return RegisterRead()
+    return RegisterWrite(number * 1_000_000) if kind < 50 else RegisterAdd(number)

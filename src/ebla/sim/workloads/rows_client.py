@@ -8,13 +8,14 @@ from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError, InvalidRequest, NotFound
 from ebla.model.identity import HostId, Replica, ShardNumber
 from ebla.model.schema import TableSchema
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.checkers.rows import Cell, Read, RowsLedger, Tried
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.rows import AttemptedWrite, Cell, ReadInterval, RowsLedger
 from ebla.sim.clock import EPOCH_US
-from ebla.sim.workloads.rows_node import SHARD_PORT, SHARDS, WIRE, RowsCluster
+from ebla.sim.clusters.nodes import SHARD_PORT, SHARDS, WIRE, SimCluster
 from ebla.sim.workloads.rows_table import (
     ALL_KEYS,
-    KINDS_OF_DELETION,
+    DELETION_KINDS,
     PARTITIONS,
     ROWS,
     cell_of,
@@ -24,7 +25,6 @@ from ebla.sim.workloads.rows_table import (
     timestamp_of,
 )
 from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.report import unreported
 from ebla.wire.row_messages import (
     ReadRowsAnswer,
     ReadRowsRequest,
@@ -50,7 +50,7 @@ LEVELS = (Level.QUORUM,) * 7 + (Level.ONE, Level.ALL, Level.EACH_QUORUM)
 class RowsLoad:
     """What clients and drivers share, outside every life."""
 
-    cluster: RowsCluster
+    cluster: SimCluster
     ledger: RowsLedger = field(default_factory=RowsLedger)
     tables: dict[str, TableSchema] = field(default_factory=dict)
     """By name, as last heard of; those that come and go are not among them."""
@@ -64,7 +64,7 @@ class RowsLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowQuery:
     """What one read is about."""
 
     table: str
@@ -80,14 +80,14 @@ class Wanted:
 
 
 class RowsClient:
-    def __init__(self, around: Surroundings, load: RowsLoad, tasks: asyncio.TaskGroup) -> None:
-        self._chance = around.chance
+    def __init__(self, environment: Environment, load: RowsLoad, tasks: asyncio.TaskGroup) -> None:
+        self._rng = environment.rng
         self._load = load
         self._ledger = load.ledger
         self._loop = asyncio.get_running_loop()
         cluster = load.cluster
-        introduction = cluster.introduction(HostId(around.chance.uuid()), "client")
-        context = PeersContext(around.transport, around.chance, introduction, WIRE, unreported)
+        introduction = cluster.introduction(HostId(environment.rng.uuid()), "client")
+        context = PeersContext(environment.transport, environment.rng, introduction, WIRE, discard_event)
         self._peers = {number: Peers(tasks, context) for number in SHARDS}
         for node in cluster.nodes:
             for number, peers in self._peers.items():
@@ -102,29 +102,29 @@ class RowsClient:
                 await self._act()
             except EblaError:
                 self._move()
-                await asyncio.sleep(self._chance.random() * PAUSE_S)
+                await asyncio.sleep(self._rng.random() * PAUSE_S)
             self._load.running -= 1
-            if self._chance.random() < 0.1:
+            if self._rng.random() < 0.1:
                 self._move()
-            await asyncio.sleep(self._chance.random() * THINK_S)
+            await asyncio.sleep(self._rng.random() * THINK_S)
         await asyncio.Event().wait()
 
     def _move(self) -> None:
-        self._home = (self._chance.choice(self._load.cluster.nodes).host, self._chance.choice(SHARDS))
+        self._home = (self._rng.choice(self._load.cluster.nodes).host, self._rng.choice(SHARDS))
 
     async def _act(self) -> None:
-        table = self._chance.choice(sorted(self._load.tables))
-        kind = self._chance.randrange(0, 100)
+        table = self._rng.choice(sorted(self._load.tables))
+        kind = self._rng.randrange(0, 100)
         if kind < 50:
             await self._write(table, 1)
         elif kind < 60:
-            await self._write(table, self._chance.randrange(2, 5))
+            await self._write(table, self._rng.randrange(2, 5))
         elif kind < 80:
             await self._read_rows(table)
         elif kind < 92:
             await self._read_slice(table)
         elif kind < 96:
-            await self.scan(table, Level.QUORUM, self._chance.randrange(3, 25))
+            await self.scan(table, Level.QUORUM, self._rng.randrange(3, 25))
         else:
             await self._write_passing()
 
@@ -149,13 +149,13 @@ class RowsClient:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     async def _write(self, table: str, count: int) -> None:
-        level = self._chance.choice(LEVELS)
+        level = self._rng.choice(LEVELS)
         schema = self._load.tables[table]
-        drawn: dict[int, tuple[Cell, Tried, RoutedWrite]] = {}
+        drawn: dict[int, tuple[Cell, AttemptedWrite, RoutedWrite]] = {}
         for _ in range(count):
-            cell = (table, self._chance.randrange(0, PARTITIONS), self._chance.randrange(0, ROWS))
-            kind = self._chance.randrange(0, 4 * KINDS_OF_DELETION)
-            tried = Tried(self._draw_us(), deletes=kind < KINDS_OF_DELETION)
+            cell = (table, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
+            kind = self._rng.randrange(0, 4 * DELETION_KINDS)
+            tried = AttemptedWrite(self._draw_us(), deletes=kind < DELETION_KINDS)
             item = item_of(schema, cell, tried, kind)
             drawn[cell[1]] = (cell, tried, RoutedWrite(schema.id, (item,)))
         for cell, tried, _ in drawn.values():
@@ -171,41 +171,41 @@ class RowsClient:
             self._ledger.was_acknowledged(cell, tried, level)
 
     def _draw_us(self) -> int:
-        skew_us = self._chance.randrange(-SKEW_US, SKEW_US)
-        return self._ledger.unused_us(EPOCH_US + int(self._loop.time() * 1e6) + skew_us)
+        skew_us = self._rng.randrange(-SKEW_US, SKEW_US)
+        return self._ledger.unique_us(EPOCH_US + int(self._loop.time() * 1e6) + skew_us)
 
     async def _write_passing(self) -> None:
         """To a table that may be dropped meanwhile: whatever happens, it must end."""
         if not self._load.passing:
             return
-        schema = self._load.passing[self._chance.choice(sorted(self._load.passing))]
-        cell = ("", self._chance.randrange(0, PARTITIONS), 0)
-        item = item_of(schema, cell, Tried(self._draw_us(), deletes=False), KINDS_OF_DELETION)
+        schema = self._load.passing[self._rng.choice(sorted(self._load.passing))]
+        cell = ("", self._rng.randrange(0, PARTITIONS), 0)
+        item = item_of(schema, cell, AttemptedWrite(self._draw_us(), deletes=False), DELETION_KINDS)
         await self.call(ROUTE_WRITE, RouteWriteRequest((RoutedWrite(schema.id, (item,)),), Level.QUORUM))
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
     async def _read_rows(self, table: str) -> None:
-        schema, level = self._load.tables[table], self._chance.choice(LEVELS)
-        partitions = sorted({self._chance.randrange(0, PARTITIONS) for _ in range(self._chance.choice((1, 1, 1, 3)))})
-        cells = [(table, partition, self._chance.randrange(0, ROWS)) for partition in partitions]
+        schema, level = self._load.tables[table], self._rng.choice(LEVELS)
+        partitions = sorted({self._rng.randrange(0, PARTITIONS) for _ in range(self._rng.choice((1, 1, 1, 3)))})
+        cells = [(table, partition, self._rng.randrange(0, ROWS)) for partition in partitions]
         spans = tuple(sorted(row_span(schema, cell) for cell in cells))
-        await self._read(Wanted(table, level, spans, cells, len(cells)))
+        await self._read(RowQuery(table, level, spans, cells, len(cells)))
 
     async def _read_slice(self, table: str) -> None:
-        partition = self._chance.randrange(0, PARTITIONS)
+        partition = self._rng.randrange(0, PARTITIONS)
         cells = [(table, partition, row) for row in range(ROWS)]
-        rows_max, is_reversed = self._chance.randrange(1, 4), self._chance.random() < 0.3
-        level = self._chance.choice(LEVELS)
-        await self._read(Wanted(table, level, (partition_span(partition),), cells, rows_max, is_reversed))
+        rows_max, is_reversed = self._rng.randrange(1, 4), self._rng.random() < 0.3
+        level = self._rng.choice(LEVELS)
+        await self._read(RowQuery(table, level, (partition_span(partition),), cells, rows_max, is_reversed))
 
     async def scan(self, table: str, level: Level, rows_max: int) -> bool:
         """Whether it came to its end."""
         cells = [(table, partition, row) for partition in range(PARTITIONS) for row in range(ROWS)]
-        is_reversed = self._chance.random() < 0.2
-        return await self._read(Wanted(table, level, (ALL_KEYS,), cells, rows_max, is_reversed))
+        is_reversed = self._rng.random() < 0.2
+        return await self._read(RowQuery(table, level, (ALL_KEYS,), cells, rows_max, is_reversed))
 
-    async def _read(self, wanted: Wanted) -> bool:
+    async def _read(self, wanted: RowQuery) -> bool:
         """Page after page, each from another shard where one fails. The positions are all that is kept."""
         began, position, tries = self._loop.time(), b"", 0
         floors = self._ledger.floors(wanted.cells, wanted.level)
@@ -226,7 +226,7 @@ class RowsClient:
                 if tries >= PAGE_TRIES_MAX:
                     return False
                 self._move()
-                await asyncio.sleep(self._chance.random() * PAUSE_S)
+                await asyncio.sleep(self._rng.random() * PAUSE_S)
                 continue
             for key, _ in answer.items:
                 if last_key is not None and (key >= last_key if wanted.is_reversed else key <= last_key):
@@ -239,10 +239,12 @@ class RowsClient:
         else:
             self._load.found(f"INV-ROWS-9: {wanted} does not end")
         self._ledger.reads += 1
-        self._load.found(self._ledger.missed(floors, shown, Read(wanted.level, began, self._loop.time())))
+        self._load.found(
+            self._ledger.check_missing(floors, shown, ReadInterval(wanted.level, began, self._loop.time()))
+        )
         return True
 
-    async def _page(self, wanted: Wanted, position: bytes) -> tuple[RouteReadAnswer, dict[Cell, int]]:
+    async def _page(self, wanted: RowQuery, position: bytes) -> tuple[RouteReadAnswer, dict[Cell, int]]:
         """Checked against what was acknowledged before it was asked for."""
         floors, began = self._ledger.floors(wanted.cells, wanted.level), self._loop.time()
         request = RouteReadRequest(
@@ -263,5 +265,5 @@ class RowsClient:
                 self._load.found(f"INV-ROWS-7: {wanted.table} {key.hex()}: {error}")
         if len(answer.items) > wanted.rows_max:
             self._load.found(f"a page of {wanted} has {len(answer.items)} rows")
-        self._load.found(self._ledger.was_shown(floors, shown, Read(wanted.level, began, self._loop.time())))
+        self._load.found(self._ledger.check_shown(floors, shown, ReadInterval(wanted.level, began, self._loop.time())))
         return answer, shown

@@ -5,22 +5,22 @@ import struct
 
 from ebla.model.cql_types import parse_type
 from ebla.model.rows import Cell as StoredCell
-from ebla.model.rows import Deletion, Head, RangeDeletion, Row
+from ebla.model.rows import Deletion, PartitionHead, RangeDeletion, Row
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.token import token_of
-from ebla.sim.checkers.rows import Cell, Tried
-from ebla.storage.key_codec import (
-    after_prefix,
+from ebla.sim.checkers.rows import AttemptedWrite, Cell
+from ebla.storage.codec.key_codec import (
     decode_clustering,
     encode_clustering,
     head_key,
     partition_key_of,
     partition_prefix,
+    prefix_end,
     row_key,
     split_key,
 )
-from ebla.storage.live_rows import is_head
-from ebla.storage.row_codec import decode_row, encode_head, encode_row
+from ebla.storage.codec.live_rows import is_head
+from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row
 from ebla.wire.row_messages import Item, Span
 
 PARTITIONS = 14
@@ -31,7 +31,7 @@ COLUMNS = (
     Column("a", parse_type("bigint"), ColumnKind.REGULAR),
 )
 ALL_KEYS: Span = (b"", None)
-KINDS_OF_DELETION = 3
+DELETION_KINDS = 3
 
 
 def prefix_of(partition: int) -> bytes:
@@ -46,10 +46,10 @@ def row_span(schema: TableSchema, cell: Cell) -> Span:
 
 def partition_span(partition: int) -> Span:
     prefix = prefix_of(partition)
-    return prefix, after_prefix(prefix)
+    return prefix, prefix_end(prefix)
 
 
-def item_of(schema: TableSchema, cell: Cell, tried: Tried, kind: int) -> Item:
+def item_of(schema: TableSchema, cell: Cell, tried: AttemptedWrite, kind: int) -> Item:
     """A value, or a deletion of one of the kinds there are."""
     prefix, clustering = prefix_of(cell[1]), _clustering(schema, cell[2])
     column, layout = schema.column("a").number, schema.layouts[-1]
@@ -57,7 +57,7 @@ def item_of(schema: TableSchema, cell: Cell, tried: Tried, kind: int) -> Item:
     deletion = Deletion(tried.timestamp_us, at_s)
     if tried.deletes and kind == 0:
         slice_ = RangeDeletion(clustering, _clustering(schema, cell[2] + 1), deletion)
-        return head_key(prefix), encode_head(Head(None, (slice_,)), schema.version)
+        return head_key(prefix), encode_head(PartitionHead(None, (slice_,)), schema.version)
     if tried.deletes and kind == 1:
         return row_key(prefix, clustering), encode_row(Row(None, deletion), schema.version, layout)
     value = None if tried.deletes else struct.pack(">q", tried.timestamp_us)

@@ -8,24 +8,24 @@ from ebla.model.cql_types import parse_type
 from ebla.model.errors import AlreadyExists, EblaError, NotFound, Outcome
 from ebla.model.identity import Address, HostId
 from ebla.model.schema import Column, ColumnKind
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.checkers.schema import Alter, Create, Drop, SchemaRecord
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.schema import AlterTableCall, CreateTableCall, DropTableCall, SchemaRecord
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.calls import Caller, Target
+from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.schema_messages import (
-    AlterTableWish,
-    CreateKeyspaceWish,
-    CreateTableWish,
-    DropKeyspaceWish,
-    DropTableWish,
+    AlterTableRequest,
+    CreateKeyspaceRequest,
+    CreateTableRequest,
+    DropKeyspaceRequest,
+    DropTableRequest,
     SchemaAnswer,
+    SchemaChange,
     SchemaRequest,
-    SchemaWish,
 )
 from ebla.wire.verbs import SCHEMA
 
@@ -36,21 +36,23 @@ KEYSPACES = (
     Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True, initial_tablets=8),
     Keyspace("vn", Replication(Strategy.SIMPLE, (("", 2),)), on_tablets=False),
 )
-"""They stay. `PASSING` comes and goes, with its tables."""
-PASSING = Keyspace("passing", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)), on_tablets=True, initial_tablets=2)
+"""They stay. `TEMPORARY_KEYSPACE` comes and goes, with its tables."""
+TEMPORARY_KEYSPACE = Keyspace(
+    "passing", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)), on_tablets=True, initial_tablets=2
+)
 COLUMNS = (
     Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
     Column("v", parse_type("text"), ColumnKind.REGULAR),
 )
 
-Answered = Callable[[SchemaAnswer], None]
+OnSchemaAnswer = Callable[[SchemaAnswer], None]
 
 
 @dataclass(slots=True)
 class SchemaLoad:
     addresses: Mapping[str, Address]
     introduction: Introduction
-    begin: Callable[[], Answered]
+    begin: Callable[[], OnSchemaAnswer]
     """Called before each change; what it gives, with the answer."""
     record: SchemaRecord = field(default_factory=SchemaRecord)
     stopping: bool = False
@@ -59,14 +61,14 @@ class SchemaLoad:
 
 
 class SchemaClient:
-    def __init__(self, around: Surroundings, name: str, load: SchemaLoad) -> None:
-        self._chance = around.chance
+    def __init__(self, environment: Environment, name: str, load: SchemaLoad) -> None:
+        self._rng = environment.rng
         self._name = name
         self._load = load
         ours = load.introduction
-        introduction = Introduction(HostId(around.chance.uuid()), ours.cluster, ours.cluster_name, process=name)
-        self._context = PeersContext(around.transport, around.chance, introduction, WireLimits(), unreported)
-        self._caller: Caller | None = None
+        introduction = Introduction(HostId(environment.rng.uuid()), ours.cluster, ours.cluster_name, process=name)
+        self._context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), discard_event)
+        self._caller: RpcClientConnection | None = None
 
     async def run(self) -> None:
         while not self._load.stopping:
@@ -76,15 +78,15 @@ class SchemaClient:
             except EblaError:
                 self._leave()
             self._load.running -= 1
-            if self._chance.random() < 0.2:
+            if self._rng.random() < 0.2:
                 self._leave()
-            await asyncio.sleep(self._chance.random() * THINK_S)
+            await asyncio.sleep(self._rng.random() * THINK_S)
         await asyncio.Event().wait()
 
-    async def ask(self, wish: SchemaWish, deadline_ms: int = DEADLINE_MS) -> SchemaAnswer:
+    async def ask(self, wish: SchemaChange, deadline_ms: int = DEADLINE_MS) -> SchemaAnswer:
         if self._caller is None:
-            address = self._load.addresses[self._chance.choice(sorted(self._load.addresses))]
-            self._caller, _ = await connect(self._context, address, Target(Lane.CONTROL))
+            address = self._load.addresses[self._rng.choice(sorted(self._load.addresses))]
+            self._caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
         answered = self._load.begin()
         answer = await self._caller.call(SCHEMA, SchemaRequest(wish), deadline_ms)
         answered(answer)
@@ -97,22 +99,26 @@ class SchemaClient:
         self._caller = None
 
     async def _act(self) -> None:
-        keyspace, name = self._chance.choice(TABLES)
-        kind = self._chance.randrange(0, 100)
-        lenient = self._chance.random() < 0.3
+        keyspace, name = self._rng.choice(TABLES)
+        kind = self._rng.randrange(0, 100)
+        lenient = self._rng.random() < 0.3
         if kind < 40:
-            await self._note(Create(), CreateTableWish(keyspace, name, COLUMNS, if_not_exists=lenient))
+            await self._note(CreateTableCall(), CreateTableRequest(keyspace, name, COLUMNS, if_not_exists=lenient))
         elif kind < 65:
-            await self._note(Drop(), DropTableWish(keyspace, name, if_exists=lenient))
+            await self._note(DropTableCall(), DropTableRequest(keyspace, name, if_exists=lenient))
         elif kind < 85:
             self._load.columns += 1
             column = f"c{self._load.columns}"
             added = Column(column, parse_type("int"), ColumnKind.REGULAR)
-            await self._note(Alter(column), AlterTableWish(keyspace, name, added=(added,)))
+            await self._note(AlterTableCall(column), AlterTableRequest(keyspace, name, added=(added,)))
         else:
             await self._pass_by()
 
-    async def _note(self, call: Create | Alter | Drop, wish: CreateTableWish | AlterTableWish | DropTableWish) -> None:
+    async def _note(
+        self,
+        call: CreateTableCall | AlterTableCall | DropTableCall,
+        wish: CreateTableRequest | AlterTableRequest | DropTableRequest,
+    ) -> None:
         history = self._load.record.history
         number = history.invoke(self._name, call, f"{wish.keyspace}.{wish.name}")
         try:
@@ -125,20 +131,20 @@ class SchemaClient:
                 history.withdraw(number)
             raise
         result = str(answer.table) if answer.changed else None
-        if isinstance(call, Alter) and result is not None:
+        if isinstance(call, AlterTableCall) and result is not None:
             self._load.record.columns.setdefault(result, []).append(call.column)
         history.complete(number, result)
 
     async def _pass_by(self) -> None:
         """A keyspace with tables, dropped with them: no checker follows each of them, all look at what is left."""
-        kind = self._chance.randrange(0, 4)
+        kind = self._rng.randrange(0, 4)
         try:
             if kind == 0:
-                await self.ask(CreateKeyspaceWish(PASSING, if_not_exists=True))
+                await self.ask(CreateKeyspaceRequest(TEMPORARY_KEYSPACE, if_not_exists=True))
             elif kind < 3:
-                name = self._chance.choice(("a", "b", "c"))
-                await self.ask(CreateTableWish(PASSING.name, name, COLUMNS, if_not_exists=True))
+                name = self._rng.choice(("a", "b", "c"))
+                await self.ask(CreateTableRequest(TEMPORARY_KEYSPACE.name, name, COLUMNS, if_not_exists=True))
             else:
-                await self.ask(DropKeyspaceWish(PASSING.name, if_exists=True))
+                await self.ask(DropKeyspaceRequest(TEMPORARY_KEYSPACE.name, if_exists=True))
         except NotFound:
             pass

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from ebla.model.errors import EblaError, Refused
 from ebla.model.identity import Address, HostId, JobId, SessionId, TableId, TopologyVersion
-from ebla.ports.surroundings import Surroundings
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
 from ebla.sim.checkers.sessions import SessionsRecord
-from ebla.wire.calls import Target
+from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.report import unreported
 from ebla.wire.transfer_messages import (
     CloseSessionAnswer,
     CloseSessionRequest,
@@ -27,7 +27,7 @@ TRIES = 6
 WORK_S = 0.6
 SHORT_LIFE_MS, LONG_LIFE_MS = 3_000, 40_000
 
-Closed = Callable[[SessionId, CloseSessionAnswer], None]
+OnSessionClosed = Callable[[SessionId, CloseSessionAnswer], None]
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class SessionsLoad:
     table: TableId
     version: Callable[[], TopologyVersion]
     """Some version that is known by now."""
-    begin: Callable[[], Closed]
+    begin: Callable[[], OnSessionClosed]
     """Called before each close; what it gives, with the answer."""
     record: SessionsRecord = field(default_factory=SessionsRecord)
     stopping: bool = False
@@ -45,37 +45,37 @@ class SessionsLoad:
 
 
 class SessionsClient:
-    def __init__(self, around: Surroundings, name: str, load: SessionsLoad) -> None:
-        self._chance = around.chance
+    def __init__(self, environment: Environment, name: str, load: SessionsLoad) -> None:
+        self._rng = environment.rng
         self._load = load
         ours = load.introduction
-        introduction = Introduction(HostId(around.chance.uuid()), ours.cluster, ours.cluster_name, process=name)
-        self._context = PeersContext(around.transport, around.chance, introduction, WireLimits(), unreported)
+        introduction = Introduction(HostId(environment.rng.uuid()), ours.cluster, ours.cluster_name, process=name)
+        self._context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), discard_event)
 
     async def run(self) -> None:
         while not self._load.stopping:
             self._load.running += 1
             await self._job()
             self._load.running -= 1
-            await asyncio.sleep(self._chance.random() * WORK_S)
+            await asyncio.sleep(self._rng.random() * WORK_S)
         await asyncio.Event().wait()
 
     async def _job(self) -> None:
-        life_ms = self._chance.choice((SHORT_LIFE_MS, LONG_LIFE_MS))
-        session, job = SessionId(self._chance.uuid()), JobId(self._chance.uuid())
+        life_ms = self._rng.choice((SHORT_LIFE_MS, LONG_LIFE_MS))
+        session, job = SessionId(self._rng.uuid()), JobId(self._rng.uuid())
         asking = OpenSessionRequest(session, self._load.table, job, life_ms, self._load.version())
         async with asyncio.TaskGroup() as asked:
             # Not waited for by the owner: its answers come when they come, also after the session was closed.
-            for _ in range(self._chance.randrange(0, 3)):
+            for _ in range(self._rng.randrange(0, 3)):
                 asked.create_task(self._ask_late(asking))
             if not await self._open(asking):
                 return
-            await asyncio.sleep(self._chance.random() * WORK_S)
-            if self._chance.random() < 0.8 and await self._close(session):
+            await asyncio.sleep(self._rng.random() * WORK_S)
+            if self._rng.random() < 0.8 and await self._close(session):
                 await self._must_stay_closed(asking)
 
     async def _ask_late(self, asking: OpenSessionRequest) -> None:
-        await asyncio.sleep(self._chance.random() * WORK_S * 2)
+        await asyncio.sleep(self._rng.random() * WORK_S * 2)
         try:
             await self._ask_open(asking)
         except EblaError:
@@ -96,7 +96,7 @@ class SessionsClient:
     async def _close(self, session: SessionId) -> bool:
         for _ in range(TRIES):
             try:
-                caller, _ = await connect(self._context, self._node(), Target(Lane.CONTROL))
+                caller, _ = await connect(self._context, self._node(), ConnectionTarget(Lane.CONTROL))
             except EblaError:
                 continue
             closed = self._load.begin()
@@ -120,11 +120,11 @@ class SessionsClient:
             pass
 
     async def _ask_open(self, asking: OpenSessionRequest) -> OpenSessionAnswer:
-        caller, _ = await connect(self._context, self._node(), Target(Lane.CONTROL))
+        caller, _ = await connect(self._context, self._node(), ConnectionTarget(Lane.CONTROL))
         try:
             return await caller.call(OPEN_SESSION, asking, DEADLINE_MS)
         finally:
             caller.close("asked")
 
     def _node(self) -> Address:
-        return self._load.addresses[self._chance.choice(sorted(self._load.addresses))]
+        return self._load.addresses[self._rng.choice(sorted(self._load.addresses))]

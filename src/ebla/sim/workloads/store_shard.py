@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from ebla.journal.recovery import LogLimits
+from ebla.journal.recovery import JournalLimits
 from ebla.model.errors import DiskFull, EblaError, Outcome
 from ebla.model.rows import Cell as StoredCell
-from ebla.model.rows import Deletion, Head, RangeDeletion, Row
+from ebla.model.rows import Deletion, PartitionHead, RangeDeletion, Row
 from ebla.model.token import WHOLE_RING
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.checkers.store import Cell, Ledger, Seen, Tried
-from ebla.sim.workloads.small_fold import fold_in_memory
-from ebla.sim.workloads.store_rows import (
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.store import AttemptedStoreWrite, Cell, StoredVersion, StoreLedger
+from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.workloads.small_table import (
     CELLS,
     SMALL,
     TABLE,
@@ -25,18 +25,18 @@ from ebla.sim.workloads.store_rows import (
     small_table,
     value_of,
 )
+from ebla.storage.codec.row_codec import decode_head, decode_row, encode_head
 from ebla.storage.commit_log import CommitLogLimits
-from ebla.storage.fold_plan import FoldLimits
-from ebla.storage.layer import Item, build_layer
-from ebla.storage.manifest import Manifest, layer_folder
-from ebla.storage.memory import MemoryEngine, MemoryLimits
-from ebla.storage.merge import facts_of, merge_all
-from ebla.storage.row_codec import decode_head, decode_row, encode_head
+from ebla.storage.compaction.compaction_plan import CompactionLimits
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Item, build_layer
+from ebla.storage.layers.memory_engine import MemoryEngine, MemoryLimits
+from ebla.storage.manifest import ShardManifest, layer_folder
+from ebla.storage.merge.row_merge import facts_of, merge_all
 from ebla.storage.stack import OpenStack, Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import Store, StoreLimits
+from ebla.storage.store import ShardStore, StoreLimits
 from ebla.storage.store_recovery import open_store
-from ebla.storage.tombstone_gc import GcTerms
 
 FOLDER = "/data/shard-0"
 STAGING = "/data/staging"
@@ -51,8 +51,8 @@ SCHEMA = small_table(grace_s=GRACE_S)
 WRITERS = 3
 
 LIMITS = StoreLimits(
-    log=CommitLogLimits(log=LogLimits(segment_bytes=6000, batch_bytes_max=1 << 20), segments_max=4, retry_ms=100),
-    fold=FoldLimits(bases_max=2, live_bytes_max=4000),
+    log=CommitLogLimits(log=JournalLimits(segment_bytes=6000, batch_bytes_max=1 << 20), segments_max=4, retry_ms=100),
+    compact=CompactionLimits(bases_max=2, live_bytes_max=4000),
     layers_open_max=24,
     free_bytes_min=600,
     upkeep_ms=100,
@@ -60,38 +60,38 @@ LIMITS = StoreLimits(
 
 
 @dataclass(frozen=True, slots=True)
-class ShardLoad:
+class StoreShardLoad:
     """What outlives the process."""
 
-    ledger: Ledger
+    ledger: StoreLedger
     now_us: Callable[[], int]
     fail: Callable[[str], None]
 
 
-async def store_shard(around: Surroundings, load: ShardLoad) -> None:
+async def store_shard(environment: Environment, load: StoreShardLoad) -> None:
     """Runs until it is killed, or its disk fails."""
-    around.disk.remove_folder(STAGING)
-    around.disk.make_folder(STAGING)
-    engine = MemoryEngine(around.disk, MemoryLimits(unflushed_bytes_max=6000))
-    store = await open_store(around.disk, around.chance, FOLDER, engine, LIMITS)
+    environment.disk.remove_folder(STAGING)
+    environment.disk.make_folder(STAGING)
+    engine = MemoryEngine(environment.disk, MemoryLimits(unflushed_bytes_max=6000))
+    store = await open_store(environment.disk, environment.rng, FOLDER, engine, LIMITS)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(store.run())
-        shard = _Shard(around, load, store, engine)
+        shard = _Shard(environment, load, store, engine)
         await shard.begin()
         for _ in range(WRITERS):
             tasks.create_task(shard.keep_doing(shard.write, 0.02))
         tasks.create_task(shard.keep_doing(shard.look, 0.2))
         tasks.create_task(shard.keep_doing(shard.seal, 0.5))
-        tasks.create_task(shard.keep_doing(shard.fold, 0.3))
+        tasks.create_task(shard.keep_doing(shard.compact, 0.3))
         tasks.create_task(shard.keep_doing(shard.adopt, 2.5))
         tasks.create_task(shard.keep_doing(shard.copy, 1.0))
         tasks.create_task(shard.keep_doing(shard.leave_and_come_back, 8.0))
 
 
 class _Shard:
-    def __init__(self, around: Surroundings, load: ShardLoad, store: Store, engine: MemoryEngine) -> None:
-        self._around = around
-        self._chance = around.chance
+    def __init__(self, environment: Environment, load: StoreShardLoad, store: ShardStore, engine: MemoryEngine) -> None:
+        self._environment = environment
+        self._rng = environment.rng
         self._load = load
         self._ledger = load.ledger
         self._store = store
@@ -120,12 +120,12 @@ class _Shard:
     async def keep_doing(self, work: Callable[[Stack], Awaitable[None]], pause_s: float) -> None:
         """Refusals are part of life; failures of the device end the process, and its store says so itself."""
         while True:
-            await asyncio.sleep(pause_s * (0.2 + 2 * self._chance.random()))
+            await asyncio.sleep(pause_s * (0.2 + 2 * self._rng.random()))
             stacks = list(self._store.stacks.values())
             if not stacks:
                 continue
             try:
-                await work(self._chance.choice(stacks))
+                await work(self._rng.choice(stacks))
             except EblaError:
                 continue
 
@@ -143,18 +143,18 @@ class _Shard:
         await self._store.wait_durable(sequence)
         self._ledger.answered(cell, tried.timestamp_us)
 
-    def _tries(self, cell: Cell, tried: Tried, opened: OpenStack) -> None:
+    def _tries(self, cell: Cell, tried: AttemptedStoreWrite, opened: OpenStack) -> None:
         row, head = opened.get(key_of(*cell[1:])), opened.get(head_of(cell[1]))
-        self._found(self._ledger.tries(cell, tried, seen_of(cell, row, head), self.now_s))
+        self._found(self._ledger.tries(cell, tried, stored_version(cell, row, head), self.now_s))
 
-    def _draw(self, stack: Stack, late: float = 0.12) -> tuple[Cell, Item, Tried]:
+    def _draw(self, stack: Stack, late: float = 0.12) -> tuple[Cell, Item, AttemptedStoreWrite]:
         """Values, cells deleted, rows deleted, slices deleted; most of them of now, some of long ago."""
         mine = [one for one in range(PARTITIONS) if partition_token(one) in stack.entry.range]
-        cell = (stack.incarnation, self._chance.choice(mine), self._chance.randrange(0, ROWS))
-        lag_s = self._chance.randrange(0, LAG_S_MAX) if self._chance.random() < late else 0
-        at_us = self._ledger.unused_us(self._load.now_us() - lag_s * 1_000_000)
-        kind = self._chance.randrange(0, 7)
-        tried = Tried(at_us, kind < 3, self.now_s)
+        cell = (stack.incarnation, self._rng.choice(mine), self._rng.randrange(0, ROWS))
+        lag_s = self._rng.randrange(0, LAG_S_MAX) if self._rng.random() < late else 0
+        at_us = self._ledger.unique_us(self._load.now_us() - lag_s * 1_000_000)
+        kind = self._rng.randrange(0, 7)
+        tried = AttemptedStoreWrite(at_us, kind < 3, self.now_s)
         return cell, item_of(cell, tried, kind), tried
 
     async def look(self, stack: Stack) -> None:
@@ -164,7 +164,7 @@ class _Shard:
     async def _check(self, stack: Stack, *, durable: bool = False) -> None:
         opened = await self._store.open(stack)
         for cell in self._ledger.cells(stack.incarnation):
-            seen = seen_of(cell, opened.get(key_of(*cell[1:])), opened.get(head_of(cell[1])))
+            seen = stored_version(cell, opened.get(key_of(*cell[1:])), opened.get(head_of(cell[1])))
             self._found(self._ledger.check(cell, seen, self.now_s, durable=durable))
 
     def _found(self, problem: str | None) -> None:
@@ -176,36 +176,36 @@ class _Shard:
     async def seal(self, stack: Stack) -> None:
         await self._store.seal(stack)
 
-    async def fold(self, stack: Stack) -> None:
+    async def compact(self, stack: Stack) -> None:
         """In another process, so it takes its time."""
-        terms = GcTerms(self.now_s, replication_factor=3)
-        job = await self._store.begin_fold(stack, terms, whole=self._chance.random() < 0.7)
+        terms = GcContext(self.now_s, replication_factor=3)
+        job = await self._store.begin_compaction(stack, terms, whole=self._rng.random() < 0.7)
         if job is None:
             return
         try:
-            await asyncio.sleep(self._chance.random() * 0.5)
-            result = await fold_in_memory(self._engine, job)
-            await asyncio.sleep(self._chance.random() * 0.5)
-            await self._store.finish_fold(job, result)
+            await asyncio.sleep(self._rng.random() * 0.5)
+            result = await compact_in_memory(self._engine, job)
+            await asyncio.sleep(self._rng.random() * 0.5)
+            await self._store.finish_compaction(job, result)
         except EblaError:
-            await self._store.abandon_fold(job)
+            await self._store.abandon_compaction(job)
             raise
 
     async def adopt(self, stack: Stack) -> None:
         """A layer with old rows is staged, which takes a while, and becomes part of the stack."""
-        folder = f"{STAGING}/{self._chance.bytes(8).hex()}"
+        folder = f"{STAGING}/{self._rng.bytes(8).hex()}"
         await self._store.hold_gc(stack, folder)
         try:
             drawn = await self._stage(stack, folder)
-            await asyncio.sleep(self._chance.random() * 2)
+            await asyncio.sleep(self._rng.random() * 2)
             await self._take_over(stack, folder, drawn)
         finally:
             self._store.release_gc(stack, folder)
-            self._around.disk.remove_folder(folder)
+            self._environment.disk.remove_folder(folder)
 
-    async def _stage(self, stack: Stack, folder: str) -> list[tuple[Cell, Tried]]:
+    async def _stage(self, stack: Stack, folder: str) -> list[tuple[Cell, AttemptedStoreWrite]]:
         opened = await self._store.open(stack)
-        drawn: dict[bytes, tuple[Cell, Item, Tried]] = {}
+        drawn: dict[bytes, tuple[Cell, Item, AttemptedStoreWrite]] = {}
         for _ in range(3):
             cell, _, tried = self._draw(stack, late=1.0)
             tried.deletes = False
@@ -222,7 +222,7 @@ class _Shard:
             raise
         return staged
 
-    async def _take_over(self, stack: Stack, folder: str, staged: list[tuple[Cell, Tried]]) -> None:
+    async def _take_over(self, stack: Stack, folder: str, staged: list[tuple[Cell, AttemptedStoreWrite]]) -> None:
         try:
             await self._store.adopt_all(stack, [Adoption(folder, stack.entry.range, folder)])
         except EblaError as failure:
@@ -232,21 +232,21 @@ class _Shard:
         for cell, tried in staged:
             self._ledger.answered(cell, tried.timestamp_us)
 
-    def _withdraw(self, staged: list[tuple[Cell, Tried]]) -> None:
+    def _withdraw(self, staged: list[tuple[Cell, AttemptedStoreWrite]]) -> None:
         for cell, tried in staged:
             self._ledger.refused(cell, tried.timestamp_us)
 
     async def copy(self, stack: Stack) -> None:
         """A checkpoint has everything that was answered before it began."""
-        folder = f"{STAGING}/copy-{self._chance.bytes(8).hex()}"
+        folder = f"{STAGING}/copy-{self._rng.bytes(8).hex()}"
         newest = self._ledger.newest_answered_us()
         try:
             manifest = await self._store.checkpoint(stack, folder)
             await self._check_copy(folder, manifest, newest)
         finally:
-            self._around.disk.remove_folder(folder)
+            self._environment.disk.remove_folder(folder)
 
-    async def _check_copy(self, folder: str, manifest: Manifest, newest: dict[Cell, int]) -> None:
+    async def _check_copy(self, folder: str, manifest: ShardManifest, newest: dict[Cell, int]) -> None:
         entry = manifest.stacks[0]
         async with AsyncExitStack() as opened:
             layers = []
@@ -258,7 +258,7 @@ class _Shard:
             for cell in [one for one in newest if one[0] == entry.incarnation]:
                 found = [[layer.get(key) for layer in layers] for key in (key_of(*cell[1:]), head_of(cell[1]))]
                 row, head = (_merged([value for value in values if value is not None]) for values in found)
-                seen = seen_of(cell, row, head)
+                seen = stored_version(cell, row, head)
                 self._found(self._ledger.check_copy(cell, seen, newest[cell], self.now_s))
 
     async def leave_and_come_back(self, stack: Stack) -> None:
@@ -268,13 +268,13 @@ class _Shard:
         await self._create(stack.entry.range.end)
 
 
-def item_of(cell: Cell, tried: Tried, kind: int) -> Item:
+def item_of(cell: Cell, tried: AttemptedStoreWrite, kind: int) -> Item:
     _, partition, row = cell
     deletion = Deletion(tried.timestamp_us, tried.at_s)
     if kind == 0:
         end = clustering_of(row + 1)
         slice_ = RangeDeletion(clustering_of(row), end, deletion)
-        return head_of(partition), encode_head(Head(None, (slice_,)), SMALL.version)
+        return head_of(partition), encode_head(PartitionHead(None, (slice_,)), SMALL.version)
     if kind == 1:
         return key_of(partition, row), value_of(Row(None, deletion))
     value = None if tried.deletes else tried.timestamp_us.to_bytes(8)
@@ -282,17 +282,17 @@ def item_of(cell: Cell, tried: Tried, kind: int) -> Item:
     return key_of(partition, row), value_of(Row(None, None, {COLUMN: stored}))
 
 
-def seen_of(cell: Cell, row_value: bytes | None, head_value: bytes | None) -> Seen | None:
+def stored_version(cell: Cell, row_value: bytes | None, head_value: bytes | None) -> StoredVersion | None:
     """The newest thing said of the cell by its row or its partition's head."""
-    seen: list[Seen] = []
+    seen: list[StoredVersion] = []
     if head_value is not None:
         above = decode_head(head_value).deletion_of(clustering_of(cell[2]))
-        seen += [Seen(above.timestamp_us, deletes=True)] if above is not None else []
+        seen += [StoredVersion(above.timestamp_us, deletes=True)] if above is not None else []
     if row_value is not None:
         row = decode_row(row_value, SMALL.layouts)
-        seen += [Seen(row.deletion.timestamp_us, deletes=True)] if row.deletion is not None else []
+        seen += [StoredVersion(row.deletion.timestamp_us, deletes=True)] if row.deletion is not None else []
         stored = row.cells.get(COLUMN)
-        seen += [Seen(stored.timestamp_us, stored.value is None)] if stored is not None else []
+        seen += [StoredVersion(stored.timestamp_us, stored.value is None)] if stored is not None else []
     return max(seen, key=lambda one: one.timestamp_us, default=None)
 
 

@@ -8,31 +8,32 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from ebla.bulk.data_plane import OpenedSource
+from ebla.bulk.stream_service import SourceStream
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError, Outcome, Stale, Unavailable, Unreachable
 from ebla.model.identity import AttemptId, HostId, SessionId, TransferId
+from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableSchema
 from ebla.model.token import Token, TokenRange
-from ebla.model.transfers import ROWS_NAME, StagedFile, Target
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.chance import SimChance
-from ebla.sim.checkers.rows import Cell, Read, Tried
-from ebla.sim.flight_twin import FlightTwin, Stream, append, connect, finish_put, open_put
-from ebla.sim.table_calls_twin import Caller, CallSeat
-from ebla.sim.transfer_scans import Scanned, merged, read_rows
+from ebla.model.transfers import ROWS_NAME, StagedFile, TransferTarget
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.rows import AttemptedWrite, Cell, ReadInterval
+from ebla.sim.clusters.broker_nodes import BrokerCluster
+from ebla.sim.rng import SimRng
+from ebla.sim.transfers.broker_calls import BrokerHandle, SimBrokerClient
+from ebla.sim.transfers.checkpoint_scans import SimCheckpointScan, merge_replicas, read_rows
+from ebla.sim.transfers.flight import SimFlightServer, SimFlightStream, append, connect, finish_put, open_put
 from ebla.sim.workloads.rows_client import RowsLoad
-from ebla.sim.workloads.rows_driver import ON_TABLETS, ON_VNODES
-from ebla.sim.workloads.rows_table import KINDS_OF_DELETION, PARTITIONS, ROWS, cell_of, item_of
-from ebla.sim.workloads.table_jobs_node import TableJobsCluster
+from ebla.sim.workloads.rows_table import DELETION_KINDS, PARTITIONS, ROWS, cell_of, item_of
+from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
 from ebla.sim.world import Unit
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import Item
-from ebla.storage.live_rows import is_head
-from ebla.storage.merge import uncovered_items
-from ebla.storage.row_codec import decode_row
-from ebla.storage.row_file import encode_rows, rows_batch
-from ebla.wire.table_access import (
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.live_rows import is_head
+from ebla.storage.codec.row_codec import decode_row
+from ebla.storage.codec.row_file import encode_rows, rows_batch
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import without_deleted_rows
+from ebla.wire.table_calls import (
     ABORT_WRITE,
     COMMIT_WRITE,
     OPEN_READ,
@@ -42,11 +43,10 @@ from ebla.wire.table_access import (
     OpenReadRequest,
     OpenWriteRequest,
     ReadId,
-    ReadPiece,
-    ReadPlan,
+    ReadRange,
     StagedRun,
-    WritePlan,
-    WriteState,
+    StagingPlan,
+    TableReadPlan,
 )
 from ebla.wire.transfer_messages import FlightPut
 
@@ -62,7 +62,7 @@ BATCHES_MAX = 40
 
 
 @dataclass(slots=True)
-class Job:
+class SimWriteJob:
     """Something to write, of which several runs may be made."""
 
     name: str
@@ -80,67 +80,67 @@ class Job:
 
 
 @dataclass(slots=True)
-class JobsLoad:
+class WriteJobsLoad:
     """What the clients of jobs share, outside every life."""
 
     rows: RowsLoad
-    cluster: TableJobsCluster
-    jobs: list[Job] = field(default_factory=list)
+    cluster: BrokerCluster
+    jobs: list[SimWriteJob] = field(default_factory=list)
     drawn: int = 0
     reads: int = 0
     failed_reads: int = 0
-    acts: int = 0
+    is_active: int = 0
     running: set[tuple[str, int]] = field(default_factory=set)
     """What clients are at: the client, and the how-manieth act of all. A life that died leaves its acts behind, and the
     next one of that client forgets them."""
-    late: list[tuple[CommitWriteRequest, Job]] = field(default_factory=list)
+    late: list[tuple[CommitWriteRequest, SimWriteJob]] = field(default_factory=list)
     """Commits that were answered, or given up: asked again, they must do no harm."""
 
 
 @dataclass(slots=True)
-class Run:
+class WriteJobRun:
     """One run of a job."""
 
-    job: Job
+    job: SimWriteJob
     session: SessionId
-    plan: WritePlan
-    cells: dict[Cell, Tried]
+    plan: StagingPlan
+    cells: dict[Cell, AttemptedWrite]
     items: list[Item]
-    targets: list[Target] = field(default_factory=list)
+    targets: list[TransferTarget] = field(default_factory=list)
     runs: list[StagedRun] = field(default_factory=list)
     expected: dict[TransferId, list[Item]] = field(default_factory=dict)
 
 
-class TableJobsClient:
-    def __init__(self, around: Surroundings, load: JobsLoad, here: Unit) -> None:
-        self._around = around
-        self._chance = SimChance(f"table jobs {around.chance.uuid()}")
+class WriteJobsClient:
+    def __init__(self, environment: Environment, load: WriteJobsLoad, here: Unit) -> None:
+        self._environment = environment
+        self._rng = SimRng(f"table jobs {environment.rng.uuid()}")
         self._load = load
         self._cluster = load.cluster
         self._ledger = load.rows.ledger
         self._book = load.cluster.book
         self._here = here
-        self._caller = Caller(load.cluster.world, self._chance, here)
+        self._caller = SimBrokerClient(load.cluster.world, self._rng, here)
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
         while not self._load.rows.stopping:
-            self._load.acts += 1
-            act = (self._here.name, self._load.acts)
+            self._load.is_active += 1
+            act = (self._here.name, self._load.is_active)
             self._load.running.add(act)
             try:
                 await self._act()
             except EblaError as error:
-                self._cluster.world.tell("jobs", f"not now: {error}")
+                self._cluster.world.log("jobs", f"not now: {error}")
             finally:
                 self._load.running.discard(act)
-            await asyncio.sleep(self._chance.random() * THINK_S)
+            await asyncio.sleep(self._rng.random() * THINK_S)
         await asyncio.Event().wait()
 
     async def _act(self) -> None:
-        kind = self._chance.randrange(0, 100)
+        kind = self._rng.randrange(0, 100)
         if kind < 25:
-            await self.read(self._chance.choice((ON_TABLETS, ON_VNODES)), self._chance.choice(LEVELS))
+            await self.read(self._rng.choice((ON_TABLETS, ON_VNODES)), self._rng.choice(LEVELS))
         elif kind < 32 and self._load.late:
             await self._ask_late()
         else:
@@ -151,46 +151,48 @@ class TableJobsClient:
             finally:
                 job.under_way -= 1
 
-    def _seats(self) -> list[CallSeat]:
+    def _seats(self) -> list[BrokerHandle]:
         return list(self._cluster.calls.values())
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def _next_job(self) -> Job:
+    def _next_job(self) -> SimWriteJob:
         """One of those that are not over, also while another run of it is under way; or a new one."""
-        overtaking = self._chance.happens(0.08)
+        overtaking = self._rng.happens(0.08)
         jobs = [job for job in self._load.jobs if not job.is_over and (overtaking or not job.under_way)]
-        if jobs and (len(jobs) >= JOBS_OPEN_MAX or self._chance.happens(0.5)):
-            return self._chance.choice(jobs)
+        if jobs and (len(jobs) >= JOBS_OPEN_MAX or self._rng.happens(0.5)):
+            return self._rng.choice(jobs)
         self._load.drawn += 1
-        table, level = self._chance.choice((ON_TABLETS, ON_TABLETS, ON_VNODES)), self._chance.choice(LEVELS)
-        if self._chance.happens(0.25):
+        table, level = self._rng.choice((ON_TABLETS, ON_TABLETS, ON_VNODES)), self._rng.choice(LEVELS)
+        if self._rng.happens(0.25):
             name = f"stream-{table}"
             known = [job for job in self._load.jobs if job.name == name]
             if any(not job.is_over for job in known) or len(known) >= BATCHES_MAX:
-                return self._chance.choice(jobs) if jobs else self._made(Job(f"job-{self._load.drawn}", table, level))
-            return self._made(Job(name, table, level, len(known)))
-        return self._made(Job(f"job-{self._load.drawn}", table, level))
+                return (
+                    self._rng.choice(jobs) if jobs else self._made(SimWriteJob(f"job-{self._load.drawn}", table, level))
+                )
+            return self._made(SimWriteJob(name, table, level, len(known)))
+        return self._made(SimWriteJob(f"job-{self._load.drawn}", table, level))
 
-    def _made(self, job: Job) -> Job:
+    def _made(self, job: SimWriteJob) -> SimWriteJob:
         self._load.jobs.append(job)
         return job
 
-    async def _write(self, job: Job) -> None:
+    async def _write(self, job: SimWriteJob) -> None:
         schema = self._load.rows.tables[job.table]
-        session = SessionId(self._chance.uuid())
+        session = SessionId(self._rng.uuid())
         job.runs += 1
         self._book.begins(job.id, session)
         asked = OpenWriteRequest(session, schema.id, job.level, job.name, job.batch)
         plan = await self._somewhere(lambda seat: self._caller.call(seat, OPEN_WRITE, asked, OPEN_MS))
-        if plan.state is WriteState.DONE:
+        if plan.state is WriteJobState.DONE:
             job.is_over = True
             return
-        self._cluster.world.tell("jobs", f"{job.id} at {job.level.name} by {session}: {plan.timestamp_us}")
+        self._cluster.world.log("jobs", f"{job.id} at {job.level.name} by {session}: {plan.timestamp_us}")
         self._book.opened(job.id, session, plan.timestamp_us)
         run = self._drawn(job, session, plan)
         await self._stage(run)
-        kind = self._chance.randrange(0, 100)
+        kind = self._rng.randrange(0, 100)
         if kind < 10:
             request = AbortWriteRequest(session, asked.table, job.name)
             await self._somewhere(lambda seat: self._caller.call(seat, ABORT_WRITE, request, ABORT_MS))
@@ -200,29 +202,29 @@ class TableJobsClient:
         else:
             await self._commit(run)
 
-    async def _somewhere(self, ask: Callable[[CallSeat], Awaitable[A]]) -> A:
+    async def _somewhere(self, ask: Callable[[BrokerHandle], Awaitable[A]]) -> A:
         failure: EblaError = Unreachable("nobody was asked")
         for _ in range(TRIES_MAX):
             try:
-                return await ask(self._chance.choice(self._seats()))
+                return await ask(self._rng.choice(self._seats()))
             except EblaError as error:
                 failure = error
-            await asyncio.sleep(self._chance.random())
+            await asyncio.sleep(self._rng.random())
         raise failure
 
-    def _drawn(self, job: Job, session: SessionId, plan: WritePlan) -> Run:
+    def _drawn(self, job: SimWriteJob, session: SessionId, plan: StagingPlan) -> WriteJobRun:
         """What it writes differs from run to run: input need not be the same twice."""
         schema, cells = plan.schema, {}
-        for _ in range(self._chance.randrange(1, 40)):
-            cell = (job.table, self._chance.randrange(0, PARTITIONS), self._chance.randrange(0, ROWS))
-            cells[cell] = Tried(plan.timestamp_us, deletes=False)
+        for _ in range(self._rng.randrange(1, 40)):
+            cell = (job.table, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
+            cells[cell] = AttemptedWrite(plan.timestamp_us, deletes=False)
             self._ledger.tries(cell, cells[cell])
-        items = sorted(item_of(schema, cell, tried, KINDS_OF_DELETION) for cell, tried in cells.items())
-        return Run(job, session, plan, cells, items)
+        items = sorted(item_of(schema, cell, tried, DELETION_KINDS) for cell, tried in cells.items())
+        return WriteJobRun(job, session, plan, cells, items)
 
     # -- staging -----------------------------------------------------------------------------------------------------
 
-    async def _stage(self, run: Run) -> None:
+    async def _stage(self, run: WriteJobRun) -> None:
         """A place that cannot be brought all of it is left out."""
         async with asyncio.TaskGroup() as tasks:
             for number, target in enumerate(run.plan.targets):
@@ -238,30 +240,30 @@ class TableJobsClient:
             if has_rows and not any(run.plan.targets[number].transfer in run.expected for number in route.targets):
                 raise Unavailable("a task could bring its rows nowhere")
 
-    async def _try_stage(self, run: Run, target: Target, items: Sequence[Item]) -> None:
+    async def _try_stage(self, run: WriteJobRun, target: TransferTarget, items: Sequence[Item]) -> None:
         try:
             await self._stage_at(run, target, items)
         except (EblaError, OSError):
             return
         run.targets.append(target)
 
-    async def _stage_at(self, run: Run, target: Target, items: Sequence[Item]) -> None:
+    async def _stage_at(self, run: WriteJobRun, target: TransferTarget, items: Sequence[Item]) -> None:
         """In one run or several, in whatever way the tasks cut them; and sometimes an attempt that does not count."""
-        if self._chance.happens(0.2):
+        if self._rng.happens(0.2):
             await self._put(target, self._sample(items))
-        parts: list[list[Item]] = [[] for _ in range(self._chance.randrange(1, 4))]
+        parts: list[list[Item]] = [[] for _ in range(self._rng.randrange(1, 4))]
         for item in items:
-            self._chance.choice(parts).append(item)
+            self._rng.choice(parts).append(item)
         made = [await self._put(target, part) for part in parts if part]
         run.runs += made
         run.expected[target.transfer] = list(items)
 
     def _sample(self, items: Sequence[Item]) -> list[Item]:
-        return [item for item in items if self._chance.happens(0.5)] or list(items[:1])
+        return [item for item in items if self._rng.happens(0.5)] or list(items[:1])
 
-    async def _put(self, target: Target, items: Sequence[Item]) -> StagedRun:
-        attempt, record = AttemptId(self._chance.uuid()), encode_rows(rows_batch(items))
-        stream = connect(self._cluster.world, self._chance, self._here, self._cluster.seats[target.host])
+    async def _put(self, target: TransferTarget, items: Sequence[Item]) -> StagedRun:
+        attempt, record = AttemptId(self._rng.uuid()), encode_rows(rows_batch(items))
+        stream = connect(self._cluster.world, self._rng, self._here, self._cluster.seats[target.host])
         try:
             put = FlightPut(target.ticket, attempt, ROWS_NAME, 0)
             place = await stream.ask(partial(open_put, stream=stream, put=put))
@@ -276,7 +278,7 @@ class TableJobsClient:
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
-    async def _commit(self, run: Run) -> None:
+    async def _commit(self, run: WriteJobRun) -> None:
         tokens = [_token(item) for item in run.items]
         for _ in range(COMMITS_MAX):
             request = self._request(run)
@@ -284,18 +286,18 @@ class TableJobsClient:
                 self._cluster.ledger.sends_rows(transfer, items)
             self._load.late.append((request, run.job))
             try:
-                answer = await self._caller.call(self._chance.choice(self._seats()), COMMIT_WRITE, request, COMMIT_MS)
+                answer = await self._caller.call(self._rng.choice(self._seats()), COMMIT_WRITE, request, COMMIT_MS)
             except EblaError as error:
-                self._cluster.world.tell("jobs", f"{run.job.id} not committed: {error}")
+                self._cluster.world.log("jobs", f"{run.job.id} not committed: {error}")
                 if error.outcome is Outcome.NOT_APPLIED and not isinstance(error, Unreachable):
                     self._check_unseen(run, error)
                 if isinstance(error, Stale):
                     return  # this run is over
-                await asyncio.sleep(self._chance.random())
+                await asyncio.sleep(self._rng.random())
                 continue
             if not answer.lacking:
                 run.job.is_over = True
-                self._cluster.world.tell("jobs", f"{run.job.id} is done by {run.session}")
+                self._cluster.world.log("jobs", f"{run.job.id} is done by {run.session}")
                 if self._book.acknowledged(run.session, run.plan.schema.id, run.job.level, tokens):
                     for cell, tried in run.cells.items():
                         self._ledger.was_acknowledged(cell, tried, run.job.level)
@@ -304,12 +306,12 @@ class TableJobsClient:
                 self._book.lacking += 1
                 await self._bring(run, copy.target, copy.range)
 
-    def _check_unseen(self, run: Run, error: EblaError) -> None:
+    def _check_unseen(self, run: WriteJobRun, error: EblaError) -> None:
         """Who is told that no row is seen may tell others so."""
         if run.job.runs == 1 and any(tried.shown for tried in run.cells.values()):
             self._load.rows.found(f"INV-BULKW-1: rows of {run.job} are seen, and its commit was answered: {error}")
 
-    async def _bring(self, run: Run, target: Target, part: TokenRange) -> None:
+    async def _bring(self, run: WriteJobRun, target: TransferTarget, part: TokenRange) -> None:
         items = [item for item in run.items if _token(item) in part]
         if items:
             try:
@@ -320,7 +322,7 @@ class TableJobsClient:
         if target not in run.targets:
             run.targets.append(target)
 
-    def _request(self, run: Run) -> CommitWriteRequest:
+    def _request(self, run: WriteJobRun) -> CommitWriteRequest:
         job = run.job
         return CommitWriteRequest(
             run.session,
@@ -334,8 +336,8 @@ class TableJobsClient:
 
     async def _ask_late(self) -> None:
         """A driver that was frozen and does not know what has become of its job."""
-        request, _ = self._chance.choice(self._load.late)
-        await self._caller.call(self._chance.choice(self._seats()), COMMIT_WRITE, request, COMMIT_MS)
+        request, _ = self._rng.choice(self._load.late)
+        await self._caller.call(self._rng.choice(self._seats()), COMMIT_WRITE, request, COMMIT_MS)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ class TableJobsClient:
         schema = self._load.rows.tables[table]
         cells = [(table, partition, row) for partition in range(PARTITIONS) for row in range(ROWS)]
         floors = self._ledger.floors(cells, level)
-        request = OpenReadRequest(ReadId(self._chance.uuid()), schema.id, level)
+        request = OpenReadRequest(ReadId(self._rng.uuid()), schema.id, level)
         try:
             plan = await self._somewhere(lambda seat: self._caller.call(seat, OPEN_READ, request, READ_MS))
             shown: dict[Cell, int] = {}
@@ -354,13 +356,13 @@ class TableJobsClient:
             self._load.failed_reads += 1
             return False
         # Nothing is repaired by it: what it shows of a write that nobody acknowledged, a later one need not show.
-        read = Read(level, 0.0, self._loop.time())
-        self._load.rows.found(self._ledger.was_shown(floors, shown, read))
-        self._load.rows.found(self._ledger.missed(floors, shown, read))
+        read = ReadInterval(level, 0.0, self._loop.time())
+        self._load.rows.found(self._ledger.check_shown(floors, shown, read))
+        self._load.rows.found(self._ledger.check_missing(floors, shown, read))
         self._load.reads += 1
         return True
 
-    async def _piece(self, plan: ReadPlan, piece: ReadPiece, table: str) -> dict[Cell, int]:
+    async def _piece(self, plan: TableReadPlan, piece: ReadRange, table: str) -> dict[Cell, int]:
         replicas: list[list[Item]] = []
         for place in piece.sources:
             source = plan.sources[place]
@@ -370,11 +372,11 @@ class TableJobsClient:
                 continue
             if len(replicas) == piece.needed:
                 schema = self._cluster.schema(plan.schema.id)
-                return _visible(merged(replicas, schema), schema, table)
+                return _visible(merge_replicas(replicas, schema), schema, table)
         raise Unavailable("too few sources are left")
 
     async def _rows(self, host: HostId, ticket: bytes, part: TokenRange) -> list[Item]:
-        stream = connect(self._cluster.world, self._chance, self._here, self._cluster.seats[host])
+        stream = connect(self._cluster.world, self._rng, self._here, self._cluster.seats[host])
         try:
             source = await stream.ask(partial(_open_read, stream=stream, asked=(ticket, part)))
             return await stream.ask(partial(_scan, source=source, part=part))
@@ -384,7 +386,7 @@ class TableJobsClient:
 
 def _visible(items: Sequence[Item], schema: TableSchema, table: str) -> dict[Cell, int]:
     column, shown = schema.column("a").number, {}
-    for key, value in uncovered_items(items, schema):
+    for key, value in without_deleted_rows(items, schema):
         if is_head(value):
             continue
         cell = decode_row(value, schema.layouts).cells.get(column)
@@ -400,15 +402,15 @@ def _token(item: Item) -> Token:
 # ---- in the bulk process's life
 
 
-async def _open_read(door: FlightTwin, stream: Stream, asked: tuple[bytes, TokenRange]) -> OpenedSource:
-    source = await door.plane.open_read(*asked)
+async def _open_read(door: SimFlightServer, stream: SimFlightStream, asked: tuple[bytes, TokenRange]) -> SourceStream:
+    source = await door.stream_service.open_read(*asked)
     stream.sources.append(source)
     return source
 
 
-async def _scan(door: FlightTwin, source: OpenedSource, part: TokenRange) -> list[Item]:
+async def _scan(door: SimFlightServer, source: SourceStream, part: TokenRange) -> list[Item]:
     try:
-        await door.plane.admit_sending(source, 1)
-        return (await read_rows(Scanned(source, door.around.disk), part))[0]
+        await door.stream_service.admit_sending(source, 1)
+        return (await read_rows(SimCheckpointScan(source, door.environment.disk), part))[0]
     finally:
-        door.plane.close_source(source)
+        door.stream_service.close_source(source)

@@ -12,23 +12,23 @@ from ebla.model.errors import Corruption, EblaError, Refused, Stale
 from ebla.model.identity import AttemptId, JobId, Replica, SessionId, TopologyVersion, TransferId
 from ebla.model.schema import TableSchema
 from ebla.model.token import Token, TokenRange
-from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, Target
-from ebla.pipeline.doors import DoorPlaces, WireDoors
-from ebla.ports.surroundings import Surroundings
-from ebla.sim.chance import SimChance
-from ebla.sim.checkers.rows import Tried
+from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, TransferTarget
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.rows import AttemptedWrite
 from ebla.sim.clock import EPOCH_US
-from ebla.sim.flight_twin import append, connect, finish_put, open_put
+from ebla.sim.clusters.nodes import BULK_SOCKET, CONTROL_SOCKET, SHARD_PORT, WIRE, SimNode, socket_of
+from ebla.sim.clusters.transfer_nodes import VERBS_PORT, TransferCluster
+from ebla.sim.rng import SimRng
+from ebla.sim.transfers.flight import append, connect, finish_put, open_put
 from ebla.sim.workloads.rows_client import RowsLoad
-from ebla.sim.workloads.rows_driver import ON_TABLETS
-from ebla.sim.workloads.rows_node import BULK_SOCKET, CONTROL_SOCKET, SHARD_PORT, WIRE, RowsNode, socket_of
-from ebla.sim.workloads.rows_table import KINDS_OF_DELETION, PARTITIONS, ROWS, item_of
-from ebla.sim.workloads.transfers_node import VERBS_PORT, TransfersCluster
+from ebla.sim.workloads.rows_table import DELETION_KINDS, PARTITIONS, ROWS, item_of
+from ebla.sim.workloads.topology_driver import ON_TABLETS
 from ebla.sim.world import Unit
-from ebla.storage.key_codec import decode_token
-from ebla.storage.layer import Item
-from ebla.storage.merge import merge_streams
-from ebla.storage.row_file import encode_rows, rows_batch
+from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.row_file import encode_rows, rows_batch
+from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import merge_streams
+from ebla.transfers.cluster_client import ClusterAddresses, WireClusterClient
 from ebla.wire.peers import PeersContext
 from ebla.wire.transfer_messages import (
     AdoptRequest,
@@ -43,15 +43,15 @@ from ebla.wire.verbs import ADOPT, CLOSE_SESSION, OPEN_SESSION, OPEN_STAGING, SE
 CALL_MS, SEAL_MS, ADOPT_MS, CLOSE_MS = 2_500, 10_000, 4_000, 6_000
 LIFE_MS = 15_000
 THINK_S = 0.8
-AT_ONCE = 3
+WRITERS = 3
 RUNS_MAX = 4
-ROWS_OF_A_RECORD = 3
+ROWS_PER_RECORD = 3
 TRIES_MAX = 4
-AGAIN_S = 0.5
+RETRY_PAUSE_S = 0.5
 
 
 @dataclass(slots=True)
-class Written:
+class WriterStats:
     """What writers have seen, outside every life."""
 
     sealed: int = 0
@@ -75,7 +75,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StagedRowsRun:
     attempt: AttemptId
     items: tuple[Item, ...]
     records: tuple[bytes, ...]
@@ -90,11 +90,11 @@ class TransfersWriter:
     """One life, on the machine of a node."""
 
     def __init__(
-        self, around: Surroundings, load: RowsLoad, home: RowsNode, written: Written, here: Callable[[], Unit]
+        self, environment: Environment, load: RowsLoad, home: SimNode, written: WriterStats, here: Callable[[], Unit]
     ) -> None:
-        assert isinstance(load.cluster, TransfersCluster)
-        self._around = around
-        self._chance = SimChance(f"writer {around.chance.uuid()}")
+        assert isinstance(load.cluster, TransferCluster)
+        self._environment = environment
+        self._rng = SimRng(f"writer {environment.rng.uuid()}")
         self._load = load
         self._cluster = load.cluster
         self._home = home
@@ -107,15 +107,15 @@ class TransfersWriter:
         name = f"writer-{self._home.control.name}"
         introduction = self._cluster.introduction(self._home.host, name)
         report = self._cluster.report(name)
-        context = PeersContext(self._around.transport, self._around.chance, introduction, WIRE, report)
-        places = DoorPlaces(self._home.host, CONTROL_SOCKET, BULK_SOCKET, socket_of, VERBS_PORT, SHARD_PORT)
+        context = PeersContext(self._environment.transport, self._environment.rng, introduction, WIRE, report)
+        places = ClusterAddresses(self._home.host, CONTROL_SOCKET, BULK_SOCKET, socket_of, VERBS_PORT, SHARD_PORT)
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(AT_ONCE):
-                tasks.create_task(self._keep_writing(WireDoors(tasks, context, places)))
+            for _ in range(WRITERS):
+                tasks.create_task(self._keep_writing(WireClusterClient(tasks, context, places)))
 
-    async def _keep_writing(self, doors: WireDoors) -> None:
+    async def _keep_writing(self, doors: WireClusterClient) -> None:
         while True:
-            await asyncio.sleep(self._chance.random() * THINK_S)
+            await asyncio.sleep(self._rng.random() * THINK_S)
             if self._load.stopping or ON_TABLETS not in self._load.tables:
                 continue
             self._written.writing += 1
@@ -126,63 +126,67 @@ class TransfersWriter:
             finally:
                 self._written.writing -= 1
 
-    async def _write(self, doors: WireDoors) -> None:
+    async def _write(self, doors: WireClusterClient) -> None:
         snapshot = self._home.snapshot
         schema = self._load.tables[ON_TABLETS]
         tablets = None if snapshot is None else snapshot.tablets.get(schema.id)
         if snapshot is None or tablets is None:
             return
         doors.follow(snapshot)
-        number = self._chance.randrange(0, tablets.tablet_count)
+        number = self._rng.randrange(0, tablets.tablet_count)
         part = TokenRange(Token(tablets.after_token(number)), Token(tablets.last_token(number)))
         version = snapshot.version
-        session = SessionId(self._chance.uuid())
+        session = SessionId(self._rng.uuid())
         self._written.sessions[session] = None
-        asked = OpenSessionRequest(session, schema.id, JobId(self._chance.uuid()), LIFE_MS)
+        asked = OpenSessionRequest(session, schema.id, JobId(self._rng.uuid()), LIFE_MS)
         await doors.control(OPEN_SESSION, asked, CALL_MS)
         runs = self._runs(schema, part)
         for replica in tablets.all_replicas(number) if runs else ():
             opening = OpenStagingRequest(
-                session, TransferId(self._chance.uuid()), schema.id, replica.shard, part, version, StagingKind.ROWS
+                session, TransferId(self._rng.uuid()), schema.id, replica.shard, part, version, StagingKind.ROWS
             )
             try:
                 await self._bring(doors, replica, opening, runs)
             except (EblaError, OSError):
                 continue  # that one is left to repair
-        if self._chance.happens(0.7):
+        if self._rng.happens(0.7):
             answer = await doors.control(CLOSE_SESSION, CloseSessionRequest(session), CLOSE_MS)
             self._cluster.close_answered(session, answer.down)
 
-    def _runs(self, schema: TableSchema, part: TokenRange) -> list[Run]:
+    def _runs(self, schema: TableSchema, part: TokenRange) -> list[StagedRowsRun]:
         """Some keys in several of them, each with a time of its own."""
         found = []
-        for _ in range(self._chance.randrange(1, RUNS_MAX + 1)):
+        for _ in range(self._rng.randrange(1, RUNS_MAX + 1)):
             items: dict[bytes, Item] = {}
-            for _ in range(self._chance.randrange(1, 14)):
-                cell = (ON_TABLETS, self._chance.randrange(0, PARTITIONS), self._chance.randrange(0, ROWS))
-                tried = Tried(self._load.ledger.unused_us(EPOCH_US + int(self._loop.time() * 1e6)), deletes=False)
-                item = item_of(schema, cell, tried, KINDS_OF_DELETION)
+            for _ in range(self._rng.randrange(1, 14)):
+                cell = (ON_TABLETS, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
+                tried = AttemptedWrite(
+                    self._load.ledger.unique_us(EPOCH_US + int(self._loop.time() * 1e6)), deletes=False
+                )
+                item = item_of(schema, cell, tried, DELETION_KINDS)
                 if decode_token(item[0]) in part and item[0] not in items:
                     self._load.ledger.tries(cell, tried)
                     items[item[0]] = item
             if items:
-                found.append(_run(AttemptId(self._chance.uuid()), sorted(items.values())))
+                found.append(_run(AttemptId(self._rng.uuid()), sorted(items.values())))
         return found
 
-    def _anew(self, run: Run) -> Run:
+    def _anew(self, run: StagedRowsRun) -> StagedRowsRun:
         """The same rows, by another attempt."""
-        return replace(run, attempt=AttemptId(self._chance.uuid()))
+        return replace(run, attempt=AttemptId(self._rng.uuid()))
 
     # -- one replica -------------------------------------------------------------------------------------------------
 
-    async def _bring(self, doors: WireDoors, to: Replica, opening: OpenStagingRequest, runs: Sequence[Run]) -> None:
+    async def _bring(
+        self, doors: WireClusterClient, to: Replica, opening: OpenStagingRequest, runs: Sequence[StagedRowsRun]
+    ) -> None:
         target = (await doors.bulk(to.host, OPEN_STAGING, opening, CALL_MS)).target
         # Attempts are drawn for each place: what one of them does here says nothing of another.
         own = [self._anew(run) for run in runs]
-        broken = self._chance.choice(own) if self._chance.happens(0.25) else None
+        broken = self._rng.choice(own) if self._rng.happens(0.25) else None
         for run in own:
             await self._put(target, run, cut=run is broken)
-        if self._chance.happens(0.3):
+        if self._rng.happens(0.3):
             await self._put(target, self._anew(own[0]))  # speculated, and not named
         if broken is not None:
             await self._seal_broken(doors, target, own)
@@ -194,8 +198,8 @@ class TransfersWriter:
         await self._seal(doors, target, own)
         await self._adopt(doors, to, opening, target)
 
-    async def _put(self, target: Target, run: Run, *, cut: bool = False) -> None:
-        stream = connect(self._cluster.world, self._chance, self._here(), self._cluster.seats[target.host])
+    async def _put(self, target: TransferTarget, run: StagedRowsRun, *, cut: bool = False) -> None:
+        stream = connect(self._cluster.world, self._rng, self._here(), self._cluster.seats[target.host])
         try:
             put = FlightPut(target.ticket, run.attempt, ROWS_NAME, 0)
             place = await stream.ask(partial(open_put, stream=stream, put=put))
@@ -205,7 +209,9 @@ class TransfersWriter:
         finally:
             stream.closed = True
 
-    async def _seal_broken(self, doors: WireDoors, target: Target, runs: Sequence[Run]) -> None:
+    async def _seal_broken(
+        self, doors: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
+    ) -> None:
         """INV-XFER-2: with one that is not whole nothing is sealed."""
         try:
             await doors.bulk(target.host, SEAL, self._order(target, runs), SEAL_MS)
@@ -214,22 +220,24 @@ class TransfersWriter:
             return
         self._cluster.world.fail(f"INV-XFER-2: transfer {target.transfer} was sealed with a run that is not whole")
 
-    async def _seal(self, doors: WireDoors, target: Target, runs: Sequence[Run]) -> None:
-        orders = [self._order(target, runs) for _ in range(self._chance.choice((1, 1, 2)))]
+    async def _seal(self, doors: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]) -> None:
+        orders = [self._order(target, runs) for _ in range(self._rng.choice((1, 1, 2)))]
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(_told(doors, target, order)) for order in orders]
         if all(one.result() is not None for one in asked):
             await _sealed(doors, target, orders[0])
         self._written.sealed += 1
-        if self._chance.happens(0.3):
+        if self._rng.happens(0.3):
             await self._seal_other(doors, target, runs)
-        if self._chance.happens(0.3):
+        if self._rng.happens(0.3):
             await self._put_late(target, runs[0])
 
-    async def _seal_other(self, doors: WireDoors, target: Target, runs: Sequence[Run]) -> None:
+    async def _seal_other(
+        self, doors: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
+    ) -> None:
         """INV-XFER-2: from now on no other set counts."""
         other = self._anew(runs[0])
-        named = self._chance.choice(([*runs, other], [other, *runs[1:]], runs[:-1] or [other]))
+        named = self._rng.choice(([*runs, other], [other, *runs[1:]], runs[:-1] or [other]))
         try:
             await doors.bulk(target.host, SEAL, self._order(target, named), SEAL_MS)
         except Refused:
@@ -237,24 +245,26 @@ class TransfersWriter:
             return
         self._cluster.world.fail(f"INV-XFER-2: transfer {target.transfer} was sealed with one set, and then another")
 
-    async def _put_late(self, target: Target, run: Run) -> None:
+    async def _put_late(self, target: TransferTarget, run: StagedRowsRun) -> None:
         try:
             await self._put(target, run)
         except Refused:
             return
         self._cluster.world.fail(f"transfer {target.transfer} takes rows though it is sealed")
 
-    def _order(self, target: Target, runs: Sequence[Run]) -> SealRequest:
+    def _order(self, target: TransferTarget, runs: Sequence[StagedRowsRun]) -> SealRequest:
         named = list(runs)
-        self._chance.shuffle(named)
+        self._rng.shuffle(named)
         more = tuple((run.attempt, run.file) for run in named[1:])
         return SealRequest(target.session, target.transfer, named[0].attempt, (named[0].file,), (), more)
 
-    async def _adopt(self, doors: WireDoors, to: Replica, opening: OpenStagingRequest, target: Target) -> None:
+    async def _adopt(
+        self, doors: WireClusterClient, to: Replica, opening: OpenStagingRequest, target: TransferTarget
+    ) -> None:
         """By the version that is there; now and then by the one it began with, which may be fenced off by now."""
         for _ in range(TRIES_MAX):
             snapshot = self._home.snapshot
-            version = opening.version if snapshot is None or self._chance.happens(0.3) else snapshot.version
+            version = opening.version if snapshot is None or self._rng.happens(0.3) else snapshot.version
             request = AdoptRequest(
                 target.session, target.transfer, opening.table, target.range, TopologyVersion(0), version
             )
@@ -262,21 +272,21 @@ class TransfersWriter:
                 await doors.shard(to, ADOPT, request, ADOPT_MS)
             except Stale:
                 self._written.stale += 1
-                await asyncio.sleep(self._chance.random() * AGAIN_S)
+                await asyncio.sleep(self._rng.random() * RETRY_PAUSE_S)
             else:
                 self._written.adopted += 1
                 return
 
 
-def _run(attempt: AttemptId, items: Sequence[Item]) -> Run:
+def _run(attempt: AttemptId, items: Sequence[Item]) -> StagedRowsRun:
     records = [
-        encode_rows(rows_batch(items[start : start + ROWS_OF_A_RECORD]))
-        for start in range(0, len(items), ROWS_OF_A_RECORD)
+        encode_rows(rows_batch(items[start : start + ROWS_PER_RECORD]))
+        for start in range(0, len(items), ROWS_PER_RECORD)
     ]
-    return Run(attempt, tuple(items), tuple(records))
+    return StagedRowsRun(attempt, tuple(items), tuple(records))
 
 
-async def _told(doors: WireDoors, target: Target, order: SealRequest) -> EblaError | None:
+async def _told(doors: WireClusterClient, target: TransferTarget, order: SealRequest) -> EblaError | None:
     try:
         await doors.bulk(target.host, SEAL, order, SEAL_MS)
     except EblaError as error:
@@ -284,6 +294,6 @@ async def _told(doors: WireDoors, target: Target, order: SealRequest) -> EblaErr
     return None
 
 
-async def _sealed(doors: WireDoors, target: Target, order: SealRequest) -> None:
+async def _sealed(doors: WireClusterClient, target: TransferTarget, order: SealRequest) -> None:
     """Once more, where every answer was lost."""
     await doors.bulk(target.host, SEAL, order, SEAL_MS)

@@ -1,1 +1,0 @@
-"""Where tablets go: placement of new tables by capacity. Pure."""

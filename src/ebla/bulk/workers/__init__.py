@@ -1,0 +1,1 @@
+"""Worker processes of the bulk process: compactions, layer builds, scans."""

@@ -1,0 +1,1 @@
+"""Commands that start, stop and look at a cluster."""

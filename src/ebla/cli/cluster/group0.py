@@ -1,0 +1,464 @@
+"""`ebla group0 …`: look into the replicated store of the cluster, and change it with care."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ebla.cli.cluster.local_cluster import find_nodes
+from ebla.cli.cluster.node_calls import call_node, parse_contact
+from ebla.cli.error_reporting import reporting_outcomes
+from ebla.group0.commands import CommandAnswer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
+from ebla.group0.keys import prefix_of
+from ebla.group0.members import MemberRole
+from ebla.model.errors import InvalidRequest, Refused
+from ebla.model.identity import HostId
+from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
+from ebla.options import NodePorts
+from ebla.wire.group0_messages import (
+    ChangeMemberRequest,
+    ExecuteRequest,
+    FoundKeyValue,
+    Group0ReadAnswer,
+    Group0ReadRequest,
+    Group0Report,
+    LockRequest,
+    MembersRequest,
+    TransferLeadershipRequest,
+    WatchedChange,
+)
+from ebla.wire.group0_pages import ReadPager, WatchPager
+from ebla.wire.verbs import (
+    GROUP0_CHANGE_MEMBER,
+    GROUP0_EXECUTE,
+    GROUP0_LOCK,
+    GROUP0_MEMBERS,
+    GROUP0_READ,
+    GROUP0_TRANSFER,
+    GROUP0_WATCH,
+    A,
+    Q,
+    Verb,
+)
+
+HELP = """
+Group 0: the small replicated store in which the cluster agrees.
+
+  ebla group0 members                  who belongs to it, who leads
+  ebla group0 put user/colour blue     write a key (operators' keys begin with user/)
+  ebla group0 get user/colour          read it, linearizable
+  ebla group0 watch user/              follow its changes
+  ebla group0 txn change.json          several keys at once, under conditions
+  ebla group0 check-quorum             does a majority answer?
+
+An error says what became of the operation: not applied, or unknown. See docs/group0.md.
+"""
+
+app = typer.Typer(name="group0", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
+
+Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
+DATA_DEFAULT = Path("data")
+NodeName = Annotated[str | None, typer.Option("--node", metavar="NAME", help="Ask this node; the first that runs.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Timeout = Annotated[int, typer.Option("--timeout-ms", metavar="N", min=1, help="How long the answer may take.")]
+TIMEOUT_DEFAULT_MS = 5_000
+Force = Annotated[bool, typer.Option("--force", help="Also keys that the cluster itself owns. It may break.")]
+LockText = Annotated[str | None, typer.Option("--lock", metavar="HEX", help="Only while this lock is the newest.")]
+
+
+class KeyJson(msgspec.Struct, frozen=True):
+    """A key as programs get it. `text` where the bytes are text, else `hex`."""
+
+    key: str
+    index: int
+    text: str | None = None
+    hex: str | None = None
+
+
+@app.command()
+def get(
+    keys: Annotated[list[str], typer.Argument(help="Keys, or prefixes that end with a slash.")],
+    local: Annotated[bool, typer.Option("--local", help="What this node has, without asking a quorum.")] = False,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Read keys. Linearizable unless --local. The exit status is 1 where a key does not exist."""
+    exact = tuple(key for key in keys if not key.endswith("/"))
+    prefixes = tuple(key for key in keys if key.endswith("/"))
+    with reporting_outcomes(as_json=as_json, is_change=False):
+        answer = _read(data, node, Group0ReadRequest(exact, prefixes, quorum=not local), timeout_ms)
+        if as_json:
+            _print_json({"index": answer.revision.index, "found": [_shown(found) for found in answer.found]})
+        else:
+            for found in answer.found:
+                sys.stdout.write(f"{found.key} @{found.revision.index} {_text(found.value)}\n")
+        there = {found.key for found in answer.found}
+        missing = [key for key in exact if key not in there]
+        for key in missing:
+            sys.stderr.write(f"ebla: {key} does not exist\n")
+    raise typer.Exit(1 if missing else 0)
+
+
+@app.command()
+def put(
+    key: str,
+    value: str,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="Only if the key does not exist.")] = False,
+    if_index: Annotated[
+        int | None, typer.Option("--if-index", metavar="N", help="Only if its last change is this one.")
+    ] = None,
+    lock: LockText = None,
+    force: Force = False,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a key, durable on a majority when the command returns."""
+    with reporting_outcomes(as_json=as_json):
+        conditions = _conditions(data, node, key, if_missing=if_missing, if_index=if_index)
+        transaction = Transaction(conditions, (PutKey(key, value.encode()),), _lock_bytes(lock))
+        _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
+
+
+@app.command()
+def delete(
+    key: str,
+    lock: LockText = None,
+    force: Force = False,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove a key. One that does not exist stays so."""
+    with reporting_outcomes(as_json=as_json):
+        transaction = Transaction((), (DeleteKey(key),), _lock_bytes(lock))
+        _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
+
+
+class TxnCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+    missing: bool = False
+    index: int | None = None
+
+
+class TxnChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+    value: str | None = None
+    """None deletes the key."""
+
+
+class TxnFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """{"conditions": [{"key": "user/a", "missing": true}], "changes": [{"key": "user/a", "value": "1"}]}"""
+
+    changes: tuple[TxnChange, ...]
+    conditions: tuple[TxnCondition, ...] = ()
+    lock: str | None = None
+
+
+@app.command()
+def txn(
+    file: Annotated[Path, typer.Argument(help="JSON; - for standard input.")],
+    force: Force = False,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """All of a file's changes if every condition holds, else none.
+
+    {"conditions": [{"key": "user/a", "missing": true}, {"key": "user/b", "index": 7}],
+     "changes": [{"key": "user/a", "value": "1"}, {"key": "user/b", "value": null}]}
+    """
+    with reporting_outcomes(as_json=as_json):
+        raw = sys.stdin.buffer.read() if str(file) == "-" else _read_file(file)
+        try:
+            wanted = msgspec.json.decode(raw, type=TxnFile)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"{file} is no transaction: {error}", advice="see ebla group0 txn --help") from error
+        conditions: tuple[Condition, ...] = ()
+        for one in wanted.conditions:
+            conditions += _conditions(data, node, one.key, if_missing=one.missing, if_index=one.index)
+        changes: tuple[Change, ...] = tuple(
+            DeleteKey(one.key) if one.value is None else PutKey(one.key, one.value.encode()) for one in wanted.changes
+        )
+        transaction = Transaction(conditions, changes, _lock_bytes(wanted.lock))
+        _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
+
+
+@app.command()
+def watch(
+    prefix: Annotated[str, typer.Argument(help="Changes of keys that begin with this.")] = "",
+    after: Annotated[int | None, typer.Option("--after", metavar="N", help="Resume after this index.")] = None,
+    count: Annotated[int | None, typer.Option("--count", metavar="N", help="End after this many changes.")] = None,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Follow changes, in order, until Ctrl-C. Begins with what is there, unless resumed after an index."""
+    seen = 0
+    with reporting_outcomes(as_json=as_json, is_change=False):
+        history = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
+        pages = WatchPager(prefix, None if after is None else Revision(history, after))
+        try:
+            while count is None or seen < count:
+                answer = pages.take(_ask(data, node, GROUP0_WATCH, pages.request(5_000), 10_000))
+                changes = () if answer is None else answer.changes
+                for change in changes[: None if count is None else count - seen]:
+                    _print_change(change, reset=answer is not None and answer.reset, as_json=as_json)
+                    seen += 1
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+
+
+@app.command()
+def members(
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show who belongs to group 0, who votes, who leads, and how far behind the leader knows them to be."""
+    with reporting_outcomes(as_json=as_json, is_change=False):
+        report = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS)
+        if as_json:
+            _print_json(_members_shown(report))
+        else:
+            _print_members(report)
+
+
+@app.command()
+def add(
+    host: Annotated[UUID, typer.Argument(help="The new member's host id.")],
+    address: Annotated[str, typer.Argument(help="Where its control process listens.")],
+    lock: LockText = None,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Add a member as a learner. A node that is started joins by itself; this is for one that cannot ask."""
+    with reporting_outcomes(as_json=as_json):
+        place = parse_contact(address, NodePorts())
+        request = ChangeMemberRequest(HostId(host), MemberRole.LEARNER, place, _lock_bytes(lock))
+        _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
+
+
+@app.command()
+def remove(
+    host: Annotated[UUID, typer.Argument(help="The member's host id (see ebla group0 members).")],
+    lock: LockText = None,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove a member for good: this host id can never come back. The node notices and stops."""
+    with reporting_outcomes(as_json=as_json):
+        request = ChangeMemberRequest(HostId(host), MemberRole.REMOVED, None, _lock_bytes(lock))
+        _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
+
+
+@app.command("transfer-leader")
+def transfer_leader(
+    host: Annotated[UUID, typer.Argument(help="The voter that should lead.")],
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Hand the lead over to a voter; returns once it leads."""
+    with reporting_outcomes(as_json=as_json):
+        _ask(data, node, GROUP0_TRANSFER, TransferLeadershipRequest(HostId(host)), timeout_ms)
+        if as_json:
+            _print_json({"leader": str(host)})
+        else:
+            sys.stdout.write(f"{host} leads\n")
+
+
+@app.command()
+def lock(
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Acquire the lock, a fencing token: it revokes the one before, and holds until the next is acquired."""
+    with reporting_outcomes(as_json=as_json):
+        answer = _ask(data, node, GROUP0_LOCK, LockRequest(), timeout_ms)
+        if as_json:
+            _print_json({"lock": answer.lock.hex(), "index": answer.revision.index})
+        else:
+            sys.stdout.write(f"{answer.lock.hex()}\n")
+
+
+@app.command("check-quorum")
+def check_quorum(
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Ask whether a majority of the voters answers, as a linearizable read would. The exit status is 1 if not."""
+    with reporting_outcomes(as_json=as_json, is_change=False):
+        revision = _ask(data, node, GROUP0_READ, Group0ReadRequest(), timeout_ms).revision
+        if as_json:
+            _print_json({"quorum": True, "index": revision.index})
+        else:
+            sys.stdout.write(f"a majority answers, at index {revision.index}\n")
+
+
+# ---- asking
+
+
+def _ask(data: Path, node: str | None, verb: Verb[Q, A], request: Q, timeout_ms: int) -> A:
+    return call_node(find_nodes(data), node, verb, request, timeout_ms)
+
+
+def _read(data: Path, node: str | None, request: Group0ReadRequest, timeout_ms: int) -> Group0ReadAnswer:
+    """However much it is; the time is for each page."""
+    pages = ReadPager(request)
+    while (whole := pages.take(_ask(data, node, GROUP0_READ, pages.request(), timeout_ms))) is None:
+        pass
+    return whole
+
+
+def _execute(
+    data: Path, node: str | None, transaction: Transaction, timeout_ms: int, *, force: bool, as_json: bool
+) -> None:
+    for change in transaction.changes:
+        if not force and not change.key.startswith("user/"):
+            owner = prefix_of(change.key)
+            whose = f"belongs to: {owner.owner}" if owner is not None else "is of no known kind"
+            raise Refused(f"the key {change.key} {whose}", advice="use a key below user/, or --force if you are sure")
+    request = ExecuteRequest(transaction)
+    _tell_answer(_ask(data, node, GROUP0_EXECUTE, request, timeout_ms).answer, as_json=as_json)
+
+
+def _conditions(
+    data: Path, node: str | None, key: str, *, if_missing: bool, if_index: int | None
+) -> tuple[Condition, ...]:
+    if if_missing and if_index is not None:
+        raise InvalidRequest(f"{key} cannot be missing and have an index at once")
+    if if_missing:
+        return (KeyMissing(key),)
+    if if_index is None:
+        return ()
+    history = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
+    return (KeyUnchanged(key, Revision(history, if_index)),)
+
+
+def _lock_bytes(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no lock", advice="give it as `ebla group0 lock` prints it") from None
+
+
+def _read_file(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {file}: {error.strerror}") from error
+
+
+# ---- showing
+
+
+def _tell_answer(answer: CommandAnswer, *, as_json: bool) -> None:
+    applied = isinstance(answer, Done)
+    if as_json:
+        fields = msgspec.structs.asdict(answer)
+        outcome = "done" if applied else "unknown" if isinstance(answer, Forgotten) else "not_applied"
+        _print_json({"outcome": outcome, "answer": type(answer).__name__, **_plain(fields)})
+    elif isinstance(answer, Done):
+        sys.stdout.write(f"done at index {answer.revision.index}\n")
+    else:
+        sys.stderr.write(f"ebla: {_refusal(answer)}\n")
+    raise typer.Exit(0 if applied else 1)
+
+
+def _refusal(answer: ConditionFailed | LockRevoked | Rejected | Forgotten) -> str:
+    match answer:
+        case ConditionFailed(key=key, actual=None):
+            return f"not applied: {key} does not exist"
+        case ConditionFailed(key=key, actual=actual):
+            assert actual is not None
+            return f"not applied: {key} is at index {actual.index}"
+        case LockRevoked():
+            return "not applied: the lock was revoked by a later one"
+        case Rejected(reason=reason):
+            return f"not applied: {reason}"
+        case Forgotten(reason=reason):
+            return f"unknown whether it was applied: {reason}"
+
+
+def _shown(found: FoundKeyValue) -> KeyJson:
+    try:
+        return KeyJson(found.key, found.revision.index, text=found.value.decode())
+    except UnicodeDecodeError:
+        return KeyJson(found.key, found.revision.index, hex=found.value.hex())
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return f"0x{value.hex()}"
+
+
+def _print_change(change: WatchedChange, *, reset: bool, as_json: bool) -> None:
+    if as_json:
+        value = None if change.value is None else _text(change.value)
+        line = {"key": change.key, "index": change.index, "value": value, "reset": reset}
+        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    else:
+        what = "deleted" if change.value is None else _text(change.value)
+        sys.stdout.write(f"{change.key} @{change.index} {what}\n")
+    sys.stdout.flush()
+
+
+def _print_members(report: Group0Report) -> None:
+    table = Table(title=f"group 0, term {report.term}, index {report.applied} of {report.commit}", title_justify="left")
+    table.add_column("host", no_wrap=True, min_width=36)
+    for column in ("address", "role", "rack", "lag"):
+        table.add_column(column, overflow="fold")
+    for each in report.members:
+        member = each.member
+        role = f"{member.role}, leads" if member.host == report.leader else str(member.role)
+        lag = "" if each.lag is None else str(each.lag)
+        table.add_row(str(member.host), str(member.address), role, f"{member.datacenter}/{member.rack}", lag)
+    Console().print(table)
+
+
+def _members_shown(report: Group0Report) -> dict[str, Any]:
+    fields = {name: getattr(report, name) for name in report.__struct_fields__ if name != "members"}
+    shown = []
+    for each in report.members:
+        member = each.member
+        place = {"address": str(member.address), "datacenter": member.datacenter, "rack": member.rack}
+        shown.append({"host": member.host, "role": member.role, **place, "release": member.release, "lag": each.lag})
+    return {**fields, "members": shown}
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: _plain_value(value) for name, value in fields.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Revision):
+        return {"history": value.history, "index": value.index}
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")

@@ -1,0 +1,204 @@
+"""The nodes of a cluster on this machine: a folder with one folder per node, `node1`, `node2`, and so on.
+
+Each has its options file, written at the first start and kept afterwards for people to edit. The nodes are processes
+of their own that go on without whoever started them; a node's lock tells whether it runs.
+"""
+
+import ipaddress
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ebla import options
+from ebla.model.errors import InvalidRequest, Refused
+from ebla.options import NodeOptions
+from ebla.runtime import file_lock
+from ebla.runtime.bootstrap import create_cluster, join_from_folder
+from ebla.runtime.data_folder import DataFolder, FolderRefused, NodeIdentity
+from ebla.runtime.preflight import check_addresses, check_folder
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
+
+NODES_DEFAULT = 3
+NODES_MAX = 250
+SHARDS_DEFAULT = 2
+LOG_BYTES_MAX = 16 << 20
+LOG_TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    name: str
+    options_path: Path
+    options: NodeOptions
+
+    @property
+    def folder(self) -> DataFolder:
+        return DataFolder(self.options.folder)
+
+    def running_pid(self) -> int | None:
+        """The pid of its control process, None where none runs."""
+        held = file_lock.find_lock_holder(self.folder.control_lock)
+        return None if held is None else held.holder
+
+    def is_gone(self) -> bool:
+        """Neither control nor any of its children lives."""
+        return file_lock.find_held_lock(self.folder.run) is None
+
+
+@dataclass(frozen=True, slots=True)
+class NewClusterSpec:
+    """What a new cluster is to look like. An existing one keeps its own; `nodes` must then fit or be None."""
+
+    nodes: int | None
+    shards: int
+    base_address: str
+    cluster_name: str
+    overrides: Sequence[str] = ()
+
+
+def find_nodes(data: Path) -> list[LocalNode]:
+    """The nodes of a folder, in the order of their numbers; the folder of a single node counts as one."""
+    if (data / "options.toml").exists():
+        return [_load(data.name, data / "options.toml")]
+    if not data.is_dir():
+        return []
+    numbered = [(int(match[1]), path) for path in data.iterdir() if (match := re.fullmatch(r"node(\d+)", path.name))]
+    return [_load(path.name, path / "options.toml") for _, path in sorted(numbered) if (path / "options.toml").exists()]
+
+
+def find_or_create_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
+    nodes = find_nodes(data)
+    if not nodes:
+        return _make_nodes(data, shape)
+    if shape.nodes is not None and shape.nodes != len(nodes):
+        raise InvalidRequest(
+            f"{data} holds a cluster of {len(nodes)} nodes, and {shape.nodes} were asked for",
+            advice="leave out --nodes to start it as it is, or name another folder with --data",
+        )
+    return nodes
+
+
+def lock_data_folder(data: Path) -> file_lock.FileLock:
+    """To be held from the first check until all are up: two `ebla up` at once would give each node two identities,
+    and the one that finds the other's nodes in its way would take them down as a failed start of its own."""
+    try:
+        return file_lock.acquire_folder(data)
+    except file_lock.LockHeld:
+        raise Refused(
+            f"another `ebla up` is at work in {data}", advice="wait for it, then look with `ebla status`"
+        ) from None
+
+
+def check_nodes(nodes: Sequence[LocalNode]) -> None:
+    """Everything that can be seen to be wrong with any of them, before any is started."""
+    clusters: dict[str, LocalNode] = {}
+    for node in nodes:
+        identity = check_folder(node.options)
+        if identity is not None:
+            clusters.setdefault(str(identity.cluster), node)
+    if len(clusters) > 1:
+        (one, first), (other, second) = list(clusters.items())[:2]
+        raise FolderRefused(
+            f"{first.folder.path} belongs to cluster {one} and {second.folder.path} to cluster {other}",
+            advice="start each cluster from a folder of its own",
+        )
+    for node in nodes:
+        check_addresses(node.options)
+
+
+def assign_identities(nodes: Sequence[LocalNode]) -> list[NodeIdentity]:
+    """First starts. The first node founds the cluster, and its authority is handed to the others as files: the
+    operator who starts them owns every folder, so no token is needed."""
+    clock, rng = SystemClock(), SystemRng()
+    identities = [node.folder.read_identity() for node in nodes]
+    settled: list[NodeIdentity] = []
+    member = next((node for node, identity in zip(nodes, identities) if identity is not None), None)
+    for node, identity in zip(nodes, identities):
+        if identity is None and member is None:
+            identity = create_cluster(node.options, clock, rng)
+        elif identity is None and member is not None:
+            identity = join_from_folder(node.options, member.folder, clock, rng)
+        assert identity is not None
+        member = member or node
+        settled.append(identity)
+    return settled
+
+
+def start(node: LocalNode) -> subprocess.Popen[bytes]:
+    """A process of its own session: no terminal's Ctrl-C or hang-up reaches it."""
+    log = node.folder.log
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        log.rename(log.with_suffix(".log.1"))
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(  # noqa: S603  # the arguments are our own
+            [sys.executable, "-m", "ebla.node", "control", "--options", str(node.options_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def end(node: LocalNode, number: signal.Signals) -> None:
+    """Signals the control process of a node that runs; a node that is gone is left alone."""
+    pid = node.running_pid()
+    if pid is not None:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass  # gone in this very moment
+
+
+def log_tail(node: LocalNode) -> str:
+    """The end of a node's log, for an error that must explain itself."""
+    try:
+        lines = node.folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:])
+
+
+def _load(name: str, path: Path) -> LocalNode:
+    return LocalNode(name, path.resolve(), options.load(path))
+
+
+def _make_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
+    count = NODES_DEFAULT if shape.nodes is None else shape.nodes
+    if not 1 <= count <= NODES_MAX:
+        raise InvalidRequest(f"{count} nodes were asked for; allowed are 1 to {NODES_MAX}")
+    addresses = _addresses(shape.base_address, count)
+    if data.exists() and not data.is_dir():
+        raise FolderRefused(f"{data} is no folder", advice="name another with --data")
+    drafts = [(data / f"node{number}", address) for number, address in enumerate(addresses, start=1)]
+    for folder, _ in drafts:
+        if folder.exists() and any(folder.iterdir()):
+            raise FolderRefused(
+                f"{folder} is not empty and has no options.toml: it is not a node's folder",
+                advice="name another folder with --data",
+            )
+    for number, (folder, address) in enumerate(drafts, 1):
+        # Nodes of one machine fail together, but a cluster tried out here should be spread as a real one is.
+        draft = NodeOptions(".", address, shape.cluster_name, addresses, rack=f"rack{number}", shards=shape.shards)
+        chosen = options.with_overrides(draft, shape.overrides, f"options of {folder.name}")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / "options.toml").write_text(options.render(msgspec.structs.replace(chosen, data=".")), "utf-8")
+    return find_nodes(data)
+
+
+def _addresses(base: str, count: int) -> tuple[str, ...]:
+    try:
+        first = ipaddress.ip_address(base)
+        return tuple(str(first + number) for number in range(count))
+    except ValueError as error:
+        raise InvalidRequest(f"--base-address {base!r} is no IP address: {error}") from error

@@ -1,0 +1,149 @@
+"""Asks the nodes of this machine over their Unix sockets, and others over TLS with a node's own certificate."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
+from ebla.client.admin_client import AdminClient
+from ebla.client.cluster_view import ClusterView, NodeProbe, build_cluster_view
+from ebla.model.errors import EblaError, InvalidRequest, Unavailable
+from ebla.model.identity import Address
+from ebla.model.records.jobs import PIPELINE_KEY, PipelineState
+from ebla.model.stored_value import decode_stored
+from ebla.observe.event_reporter import discard_event
+from ebla.options import NodePorts
+from ebla.runtime.data_folder import NodeIdentity
+from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.system_rng import SystemRng
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.wire.frames import Introduction
+from ebla.wire.group0_messages import Group0ReadRequest
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext
+from ebla.wire.verbs import GROUP0_READ, A, Q, Verb
+
+CALL_TIMEOUT_MS = 2_000
+LIMITS = WireLimits(connect_ms=CALL_TIMEOUT_MS)
+
+
+async def probe_nodes(nodes: Sequence[LocalNode]) -> list[NodeProbe]:
+    """Every node is asked at once; one that does not answer costs the others nothing."""
+    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+        async with asyncio.TaskGroup() as tasks:
+            asking = [tasks.create_task(_ask_one(node, transport)) for node in nodes]
+    return [task.result() for task in asking]
+
+
+async def fetch_cluster_view(nodes: Sequence[LocalNode]) -> ClusterView:
+    """The cluster as its nodes see it, with what its pipeline last said."""
+    asked = await probe_nodes(nodes)
+    return build_cluster_view(asked, await _ask_pipeline(nodes))
+
+
+async def _ask_pipeline(nodes: Sequence[LocalNode]) -> PipelineState | None:
+    """As a node that runs knows it, without a quorum: it is told beside what each node sees."""
+    node = next((node for node in nodes if node.running_pid() is not None), None)
+    if node is None:
+        return None
+    try:
+        answer = await _ask_node(node, GROUP0_READ, Group0ReadRequest((PIPELINE_KEY,), quorum=False), CALL_TIMEOUT_MS)
+        return next((decode_stored(PipelineState, one.value).value for one in answer.found), None)
+    except EblaError:
+        return None
+
+
+async def request_stop(node: LocalNode, reason: str) -> None:
+    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+        admin = _admin(transport, _identity_of(node))
+        await admin.stop(Address(str(node.folder.control_socket)), reason)
+
+
+def call_node(nodes: Sequence[LocalNode], name: str | None, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+    """Asks the node of that name, or the first that runs, over its socket."""
+    chosen = next((node for node in nodes if (node.name == name if name else node.running_pid() is not None)), None)
+    if chosen is None:
+        what = f"there is no node {name!r} among" if name else "none runs of"
+        raise InvalidRequest(
+            f"{what} {', '.join(node.name for node in nodes) or 'no nodes'}", advice="see `ebla status`"
+        )
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_ask_node(chosen, verb, request, deadline_ms))
+
+
+async def _ask_node(node: LocalNode, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+        admin = _admin(transport, _identity_of(node), deadline_ms)
+        return await admin.ask(Address(str(node.folder.control_socket)), verb, request)
+
+
+async def probe_contact(contact: str, data: Path) -> NodeProbe:
+    """One node by its socket's path or its address; an address needs the certificate of a node of this machine."""
+    nodes = find_nodes(data)
+    member = next((node for node in nodes if node.folder.read_identity() is not None), None)
+    if member is None:
+        raise InvalidRequest(
+            f"{data} holds no node whose certificate could be shown to {contact}",
+            advice="name the folder of a node of that cluster with --data",
+        )
+    address = parse_contact(contact, member.options.ports)
+    tls = None if address.is_local_socket else NodeTls(TlsFolder(member.folder.tls))
+    async with TcpTransport(tls, TransportLimits(), discard_event) as transport:
+        answer = await _admin(transport, _identity_of(member)).status(address)
+    return NodeProbe(str(address), answer.address, answer.host, answer)
+
+
+def parse_contact(text: str, ports: NodePorts) -> Address:
+    """A path, or a host with or without a port."""
+    if text.startswith("/"):
+        return Address(text)
+    if not text.strip("[]: "):
+        raise InvalidRequest(f"--contact {text!r} names nobody", advice="as in 127.0.0.1, 127.0.0.1:7000, or a path")
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
+        return Address(text.strip("[]"), ports.control)
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise InvalidRequest(f"--contact {text!r} has no valid port", advice="as in 127.0.0.1:7000, or without a port")
+    return Address(host.strip("[]"), int(port))
+
+
+async def _ask_one(node: LocalNode, transport: TcpTransport) -> NodeProbe:
+    address = str(node.options.control_address)
+    try:
+        identity = node.folder.read_identity()
+        if identity is None:
+            return NodeProbe(node.name, address, trouble="never started")
+        pid = node.running_pid()
+        if pid is None:
+            return NodeProbe(node.name, address, identity.host, trouble=_why_stopped(node))
+    except EblaError as error:
+        return NodeProbe(node.name, address, trouble=str(error))
+    try:
+        answer = await _admin(transport, identity).status(Address(str(node.folder.control_socket)))
+    except EblaError:
+        return NodeProbe(node.name, address, identity.host, trouble=f"process {pid} does not answer")
+    return NodeProbe(node.name, address, identity.host, answer)
+
+
+def _why_stopped(node: LocalNode) -> str:
+    try:
+        return f"stopped: {node.folder.last_stop.read_text(encoding='utf-8').strip()}"
+    except FileNotFoundError:
+        return "not running"
+
+
+def admin_client(transport: TcpTransport, node: LocalNode, deadline_ms: int) -> AdminClient:
+    return _admin(transport, _identity_of(node), deadline_ms)
+
+
+def _identity_of(node: LocalNode) -> NodeIdentity:
+    identity = node.folder.read_identity()
+    if identity is None:
+        raise Unavailable(f"{node.name} was never started")
+    return identity
+
+
+def _admin(transport: TcpTransport, identity: NodeIdentity, deadline_ms: int = CALL_TIMEOUT_MS) -> AdminClient:
+    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "cli")
+    return AdminClient(PeersContext(transport, SystemRng(), introduction, LIMITS, discard_event), deadline_ms)

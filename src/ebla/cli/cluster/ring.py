@@ -1,0 +1,118 @@
+"""`ebla ring` and `ebla tablets`: who holds what."""
+
+from typing import Annotated
+
+import typer
+
+from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.output import print_json, print_table
+from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
+from ebla.cli.tables.table_access import with_table_client
+from ebla.client.table_client import TableClient
+from ebla.model.errors import InvalidRequest
+from ebla.topology.routing.replica_sets import ReplicaSets
+from ebla.topology.snapshot import Snapshot
+from ebla.topology.tablet_map import ReplicaSet
+
+TABLETS_SHOWN_MAX = 64
+
+
+def ring(
+    table: Annotated[
+        str | None, typer.Argument(metavar="[KEYSPACE.TABLE]", help="Show the ranges of this table.")
+    ] = None,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The nodes of the ring with what they hold; for a table, which token ranges are whose."""
+    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+        snapshot = with_table_client(data, node, _snapshot)
+        if table is None:
+            names, rows = _nodes(snapshot)
+        else:
+            names, rows = _ranges(snapshot, table)
+        _show(names, rows, as_json=as_json)
+
+
+def tablets(
+    table: TableArgument,
+    everything: Annotated[bool, typer.Option("--all", help=f"More than {TABLETS_SHOWN_MAX} too.")] = False,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The tablets of a table: their ranges, who has them, and which of them are on the move."""
+    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+        snapshot = with_table_client(data, node, _snapshot)
+        names, rows = ("tablet", "from", "to", "replicas", "stage"), _tablets(snapshot, table)
+        if as_json:
+            print_json([dict(zip(names, row)) for row in rows])
+            return
+        shown = rows if everything else rows[:TABLETS_SHOWN_MAX]
+        print_table(names, [[*place, " ".join(replicas), stage] for *place, replicas, stage in shown])
+        if len(shown) < len(rows):
+            typer.echo(f"{len(rows) - len(shown)} more; --all shows them")
+
+
+async def _snapshot(client: TableClient) -> Snapshot:
+    return client.snapshot
+
+
+Rows = list[list[object]]
+
+
+def _show(names: tuple[str, ...], rows: Rows, *, as_json: bool) -> None:
+    if as_json:
+        print_json([dict(zip(names, row)) for row in rows])
+    else:
+        print_table(names, rows)
+
+
+def _nodes(snapshot: Snapshot) -> tuple[tuple[str, ...], Rows]:
+    names = ("address", "host", "state", "datacenter", "rack", "shards", "tokens", "tablets", "release")
+    return names, [
+        [
+            one.address,
+            str(one.host),
+            str(one.state),
+            one.datacenter,
+            one.rack,
+            one.shard_count,
+            len(one.tokens),
+            sum(len(list(found.tablets_on(one.host))) for found in snapshot.tablets.values()),
+            one.release_version,
+        ]
+        for one in snapshot.members()
+    ]
+
+
+def _ranges(snapshot: Snapshot, table: str) -> tuple[tuple[str, ...], Rows]:
+    schema = table_schema(snapshot, table)
+    replicas = ReplicaSets(snapshot).of(schema.id)
+    rows: Rows = []
+    for one in snapshot.members():
+        for token_range in replicas.ranges_of(one.host):
+            rows.append([int(token_range.start), int(token_range.end), one.address, str(one.host)])
+    rows.sort(key=lambda row: (int(str(row[1])), str(row[2])))
+    return ("after", "up_to", "address", "host"), rows
+
+
+def _tablets(snapshot: Snapshot, table: str) -> list[tuple[int, int, int, list[str], str | None]]:
+    schema = table_schema(snapshot, table)
+    found = snapshot.tablets.get(schema.id)
+    if found is None:
+        raise InvalidRequest(f"{table} is on vnodes and has no tablets", advice=f"see `ebla ring {table}`")
+    rows = []
+    for number in range(found.tablet_count):
+        transition = found.transition(number)
+        stage = None
+        if transition is not None:
+            stage = f"{transition.stage} to {' '.join(_places(snapshot, transition.new_replicas))}"
+        places = _places(snapshot, found.replicas(number))
+        rows.append((number, int(found.after_token(number)), int(found.last_token(number)), places, stage))
+    return rows
+
+
+def _places(snapshot: Snapshot, replicas: ReplicaSet) -> list[str]:
+    return [f"{snapshot.node(replica.host).address}/{replica.shard}" for replica in replicas]

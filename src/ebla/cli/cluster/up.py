@@ -1,0 +1,215 @@
+"""`ebla up` and `ebla down`: the life of a cluster on this machine."""
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from ebla.cli.cluster.local_cluster import LocalNode, end, log_tail, start
+from ebla.cli.cluster.node_calls import fetch_cluster_view, request_stop
+from ebla.cli.cluster.status_table import as_lines, as_table, view_fingerprint
+from ebla.client.cluster_view import ClusterView
+from ebla.model.errors import EblaError, Unavailable
+from ebla.runtime import file_lock
+from ebla.runtime.event_loop import new_event_loop
+
+START_S = 60.0
+POLL_S = 0.1
+CONNECT_S = 1.0
+FOLLOW_S = 1.0
+ASK_S = 1.0
+"""A node that is alive takes note at once; one that hangs is asked by signal then."""
+STOP_SLACK_S = 1.5
+QUIET_S = 2.0
+"""A stop that takes longer says what it waits for."""
+KILL_S = 3.0
+
+PrintLine = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class StartedCluster:
+    """The nodes and, for those that this process started, their processes."""
+
+    nodes: Sequence[LocalNode]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def reap(self) -> None:
+        """A child that ended is a zombie until somebody asks for its status."""
+        for process in self.processes.values():
+            process.poll()
+
+
+def bring_up(nodes: Sequence[LocalNode], say: PrintLine) -> StartedCluster:
+    """Starts all and returns once each runs, sees the others and has its children; else ends all of them again."""
+    started = StartedCluster(nodes)
+    # By default they would end this process and leave the nodes; and what a script starts beside itself ignores SIGINT.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        for node in nodes:
+            started.processes[node.name] = start(node)
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_wait_all_up(started))
+    except BaseException:
+        take_down(started, "the start failed", say)
+        raise
+    return started
+
+
+def follow(started: StartedCluster, console: Console) -> None:
+    """Shows the cluster until Ctrl-C (or SIGTERM, or the terminal's end)."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_follow(started, console))
+
+
+def take_down(started: StartedCluster, reason: str, say: PrintLine) -> list[LocalNode]:
+    """Ends all nodes that run and waits until their locks are free. Returns those that ran. None takes longer than
+    its `stop_ms` and the seconds above together; what is waited for is said."""
+    running = [node for node in started.nodes if not node.is_gone() or _unfinished(started, node)]
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_stop_all(running, started, reason, say))
+    return running
+
+
+def _unfinished(started: StartedCluster, node: LocalNode) -> bool:
+    """Started and not yet at its lock."""
+    process = started.processes.get(node.name)
+    return process is not None and process.poll() is None
+
+
+# ---- up
+
+
+async def _wait_all_up(started: StartedCluster) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        for node in started.nodes:
+            status = started.processes[node.name].poll()
+            if status is not None:
+                raise Unavailable(f"{node.name} ended with status {status} while starting; its log ends with\n"
+                                  f"{log_tail(node)}")  # fmt: skip
+        view = await fetch_cluster_view(started.nodes)
+        if view.all_up and all([await _takes_clients(node) for node in started.nodes]):
+            return
+        if time.monotonic() >= deadline:
+            lines = "\n".join(f"    {line}" for line in as_lines(view))
+            raise Unavailable(f"not all nodes were up within {START_S:.0f} s:\n{lines}")
+        await asyncio.sleep(POLL_S)
+
+
+async def _takes_clients(node: LocalNode) -> bool:
+    """Shards listen for clients a moment after they serve: who is told that the cluster is up connects at once."""
+    everyone, _ = node.options.cql_addresses
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(everyone.host, everyone.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+async def _follow(started: StartedCluster, console: Console) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if not console.is_terminal:
+        await _follow_lines(started, console, stop)
+        return
+    view = await fetch_cluster_view(started.nodes)
+    with Live(as_table(view), console=console, auto_refresh=False) as live:
+        while not await _is_set_within(stop, FOLLOW_S):
+            started.reap()
+            seen = await _unless_set(stop, fetch_cluster_view(started.nodes))
+            if seen is not None:
+                live.update(as_table(seen), refresh=True)
+
+
+async def _follow_lines(started: StartedCluster, console: Console, stop: asyncio.Event) -> None:
+    """Only what is new, so that a log of it stays readable."""
+    shown: tuple[object, ...] = ()
+    while True:
+        started.reap()
+        view = await _unless_set(stop, fetch_cluster_view(started.nodes))
+        if view is not None and view_fingerprint(view) != shown:
+            shown = view_fingerprint(view)
+            for line in as_lines(view):
+                console.print(line, soft_wrap=True, highlight=False)
+        if await _is_set_within(stop, FOLLOW_S):
+            return
+
+
+async def _unless_set(stop: asyncio.Event, asking: Coroutine[Any, Any, ClusterView]) -> ClusterView | None:
+    """None where the stop comes first: nodes that do not answer hold up the view for seconds, and nobody wants it."""
+    async with asyncio.TaskGroup() as tasks:
+        asked, stopped = tasks.create_task(asking), tasks.create_task(stop.wait())
+        await asyncio.wait([asked, stopped], return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        stopped.cancel()
+    return None if asked.cancelled() else asked.result()
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+# ---- down
+
+
+async def _stop_all(nodes: Sequence[LocalNode], started: StartedCluster, reason: str, say: PrintLine) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for node in nodes:
+            tasks.create_task(_stop_one(node, started, reason, say))
+
+
+async def _stop_one(node: LocalNode, started: StartedCluster, reason: str, say: PrintLine) -> None:
+    """Asked by its socket, else by signal; killed where it does not go in time."""
+    bound_s = node.options.limits.stop_ms / 1000 + STOP_SLACK_S
+    try:
+        async with asyncio.timeout(ASK_S):
+            await request_stop(node, reason)
+    except (EblaError, TimeoutError):
+        end(node, signal.SIGTERM)
+        if (process := started.processes.get(node.name)) is not None:
+            process.terminate()
+    quiet_s = min(QUIET_S, bound_s / 2)
+    if await _gone_within(node, started, quiet_s):
+        return
+    say(f"waiting for {node.name}: {_who_is_left(node)}; it is killed in {bound_s - quiet_s:.1f} s")
+    if await _gone_within(node, started, bound_s - quiet_s):
+        return
+    say(f"{node.name} did not stop within {bound_s:.1f} s: killed")
+    end(node, signal.SIGKILL)
+    if not await _gone_within(node, started, KILL_S):
+        raise Unavailable(
+            f"{node.name} is still there after it was killed: {_who_is_left(node)}",
+            advice="look at the process with ps; it may hang in the kernel",
+        )
+
+
+def _who_is_left(node: LocalNode) -> str:
+    if (pid := node.running_pid()) is not None:
+        return f"process {pid} has not ended"
+    held = file_lock.find_held_lock(node.folder.run)
+    return "its process has not ended" if held is None else held.message
+
+
+async def _gone_within(node: LocalNode, started: StartedCluster, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not node.is_gone() or _unfinished(started, node):
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True

@@ -1,0 +1,1 @@
+"""Commands that run jobs on the pipeline."""

@@ -1,0 +1,99 @@
+"""`ebla compare`: whether the replicas of a table hold the same, and making it so."""
+
+from typing import Annotated
+
+import typer
+
+from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.jobs.copy_tablet import Detach, print_job_result
+from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
+from ebla.cli.jobs.job_following import JobFlags, submit_and_follow
+from ebla.cli.jobs.job_output import count_of
+from ebla.cli.output import print_table
+from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
+from ebla.client.job_client import has_failed
+from ebla.model.errors import InvalidRequest
+from ebla.model.records.jobs import CompareReplicas, JobRecord, JobSpec
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
+from ebla.pipeline.job_plans import plan_job
+from ebla.topology.routing.replica_sets import ReplicaSets
+
+HASH_LETTERS = 8
+
+
+app = typer.Typer()
+"""Without a name: its command stands among those of whoever takes it in."""
+
+
+@app.command()
+def compare(
+    table: TableArgument,
+    heal: Annotated[bool, typer.Option("--heal", help="Bring to each replica what it lacks of the others.")] = False,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            "--range",
+            metavar="AFTER:UPTO",
+            help="Tokens above AFTER, up to UPTO: --range=-100:200. Round the ring if UPTO is no greater.",
+        ),
+    ] = None,
+    detach: Detach = False,
+    data: Data = DATA_DEFAULT,
+    node: NodeName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare all replicas of a table by hashes of its ranges, and tell which differ.
+
+    Writes may go on meanwhile: what differs is looked at again before it is called different.
+    The exit status is 1 if replicas differ (with --heal: still differ), or if the job failed.
+    """
+
+    def plan(access: JobCommandContext) -> tuple[JobSpec, str]:
+        schema = table_schema(access.snapshot, table)
+        spec = CompareReplicas(schema.id, None if within is None else parse_range(within), heal)
+        plan_job(ReplicaSets(access.snapshot), spec, access.down)
+        where = "" if within is None else f" in {within}"
+        return spec, f"compare{' and heal' if heal else ''} {table}{where}"
+
+    with reporting_errors(), reporting_outcomes(as_json=as_json):
+        asked = JobFlags(data, node, as_json, detach)
+        job = submit_and_follow(asked, plan)
+        if not detach:
+            print_job_result(job, as_json=as_json)
+            if not as_json:
+                _print_differences(asked, job)
+    differs = job.result is not None and job.result.differences_total > 0
+    raise typer.Exit(1 if has_failed(job) or differs else 0)
+
+
+def parse_range(text: str) -> TokenRange:
+    after, colon, upto = text.partition(":")
+    try:
+        tokens = Token(int(after)), Token(int(upto))
+    except ValueError:
+        colon = ""
+    if not colon:
+        raise InvalidRequest(f"{text!r} is no range of tokens", advice="write it as AFTER:UPTO, as in --range=-100:200")
+    if any(not TOKEN_MIN <= token <= TOKEN_MAX for token in tokens):
+        raise InvalidRequest(f"{text!r} has a token that is none", advice=f"they are {TOKEN_MIN} to {TOKEN_MAX}")
+    return TokenRange(*tokens)
+
+
+def _print_differences(asked: JobFlags, job: JobRecord) -> None:
+    if job.result is None or not job.result.differences:
+        return
+
+    async def look(access: JobCommandContext) -> JobCommandContext:
+        return access
+
+    access = with_job_context(asked.data, asked.node, look)
+    rows = []
+    for one in job.result.differences:
+        replicas = " ".join(
+            f"{access.address(host)}:{digest[:HASH_LETTERS]}({rows_there})" for host, digest, rows_there in one.replicas
+        )
+        rows.append((int(one.range.start), int(one.range.end), replicas))
+    print_table(("after", "up_to", "replicas: address:hash(rows)"), rows)
+    more = job.result.differences_total - len(rows)
+    if more:
+        typer.echo(f"and {count_of(more, 'more range')}")

@@ -1,0 +1,107 @@
+"""Jobs for a command: the first node that runs answers, over its socket; what it needs to know of the cluster is read
+along."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
+from ebla.cli.cluster.node_calls import admin_client
+from ebla.cli.tables.table_access import choose_node
+from ebla.client.cluster_view import PipelineView, pipeline_view
+from ebla.client.job_client import JobClient
+from ebla.client.topology_reader import read_topology
+from ebla.model.errors import EblaError, InvalidRequest
+from ebla.model.identity import Address, HostId
+from ebla.model.records.jobs import PipelineState
+from ebla.observe.event_reporter import discard_event
+from ebla.runtime.event_loop import new_event_loop
+from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.topology.snapshot import Snapshot
+from ebla.wire.verbs import STATUS, A, Q, StatusAnswer, StatusRequest, Verb
+
+T = TypeVar("T")
+TIMEOUT_MS = 10_000
+PREFIX_LETTERS_MIN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommandContext:
+    jobs: JobClient
+    snapshot: Snapshot
+    status: StatusAnswer
+    """Of the node that is asked."""
+    leader_status: StatusAnswer | None = None
+    """None where the leader is on another machine, or does not answer."""
+    names: tuple[tuple[str, HostId], ...] = ()
+    """What the nodes of this machine are called."""
+
+    @property
+    def down(self) -> tuple[HostId, ...]:
+        return tuple(peer.host for peer in self.status.peers if peer.host is not None and not peer.up)
+
+    @property
+    def leader(self) -> HostId | None:
+        return None if self.status.group0 is None else self.status.group0.leader
+
+    async def pipeline(self) -> tuple[PipelineState | None, PipelineView]:
+        """What it said last, and what there is to say of it now."""
+        state = await self.jobs.pipeline()
+        return state, pipeline_view(state, self.leader, self.leader_status)
+
+    def host(self, text: str) -> HostId:
+        """A node by its address, its host id or the first letters of it, or its name on this machine."""
+        named = [host for name, host in self.names if name == text]
+        members = list(self.snapshot.members())
+        found = named or [node.host for node in members if text == node.address]
+        if not found and len(text) >= PREFIX_LETTERS_MIN:
+            found = [node.host for node in members if str(node.host).startswith(text.lower())]
+        if not found:
+            raise InvalidRequest(
+                f"{text!r} is no node", advice="name it by its address or host id, or as node1; see `ebla ring`"
+            )
+        if len(found) > 1:
+            raise InvalidRequest(f"{len(found)} nodes begin with {text!r}", advice="name more of the host id")
+        return found[0]
+
+    def address(self, host: HostId) -> str:
+        node = self.snapshot.nodes.get(host)
+        return str(host) if node is None else node.address
+
+
+def with_job_context(data: Path, name: str | None, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
+    node = choose_node(data, name)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_run(node, _by_host(data), work))
+
+
+def _by_host(data: Path) -> dict[HostId, LocalNode]:
+    known = [(node.folder.read_identity(), node) for node in find_nodes(data)]
+    return {identity.host: node for identity, node in known if identity is not None}
+
+
+async def _run(node: LocalNode, here: dict[HostId, LocalNode], work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
+    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+
+        async def ask(verb: Verb[Q, A], request: Q, deadline_ms: int, of: LocalNode = node) -> A:
+            admin = admin_client(transport, of, deadline_ms)
+            return await admin.ask(Address(str(of.folder.control_socket)), verb, request)
+
+        async def ask_leader(host: HostId | None) -> StatusAnswer | None:
+            if host is None or host not in here:
+                return None
+            try:
+                return await ask(STATUS, StatusRequest(), TIMEOUT_MS, here[host])
+            except EblaError:
+                return None
+
+        snapshot, _ = await read_topology(ask, TIMEOUT_MS)
+        status = await ask(STATUS, StatusRequest(), TIMEOUT_MS)
+        jobs = JobClient(ask, (SystemClock(), SystemRng()), TIMEOUT_MS)
+        told = await ask_leader(None if status.group0 is None else status.group0.leader)
+        names = tuple((each.name, host) for host, each in here.items())
+        return await work(JobCommandContext(jobs, snapshot, status, told, names))

@@ -1,0 +1,78 @@
+"""Jobs as a terminal and as JSON show them."""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from ebla.cli.cluster.status_table import duration
+from ebla.model.records.jobs import ENDED_STATES, CompareReplicas, JobProgress, JobRecord, JobState
+
+UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def as_json(value: Any) -> Any:
+    """Structs by the names of their fields; what kind of wish it is by `kind`."""
+    match value:
+        case msgspec.Struct():
+            fields = {name: as_json(getattr(value, name)) for name in value.__struct_fields__}
+            tag = value.__struct_config__.tag
+            return fields if tag is None else {"kind": tag, **fields}
+        case UUID():
+            return str(value)
+        case tuple() | list():
+            return [as_json(each) for each in value]
+        case _:
+            return value
+
+
+def format_bytes(size_bytes: int) -> str:
+    for unit, name in UNITS:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes} B"
+
+
+def count_of(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def progress_summary(progress: JobProgress) -> str:
+    parts = [progress.step] if progress.step else []
+    if progress.bytes_total:
+        parts.append(f"{format_bytes(progress.bytes_done)} of {format_bytes(progress.bytes_total)}")
+    elif progress.tasks_total:
+        parts.append(f"task {progress.tasks_done} of {progress.tasks_total}")
+    return ", ".join(parts)
+
+
+def job_summary(job: JobRecord) -> str:
+    """How it stands, in one line."""
+    asked = ", asked to cancel" if job.cancel_requested and job.state not in ENDED_STATES else ""
+    match job.state:
+        case JobState.RUNNING:
+            told = progress_summary(job.progress)
+            return f"running{asked}: {told}" if told else f"running{asked}"
+        case JobState.DONE:
+            return f"done: {result_summary(job)}"
+        case _:
+            return f"{job.state}{asked}: {job.cause}" if job.cause else f"{job.state}{asked}"
+
+
+def result_summary(job: JobRecord) -> str:
+    result = job.result
+    if result is None:
+        return "nothing to tell"
+    took = duration(job.ended_ms - job.started_ms)
+    if isinstance(job.spec, CompareReplicas):
+        found = count_of(result.differences_total, "difference") if result.differences_total else "no difference"
+        healed = f", {count_of(result.healed_rows, 'row')} brought to where they were missing" * bool(
+            result.healed_rows
+        )
+        where = f"{count_of(result.ranges_compared, 'range')}, {count_of(result.rows, 'row')}"
+        return f"{found} in {where}{healed}, {took}"
+    parts = [format_bytes(result.bytes_moved)]
+    parts += [count_of(result.layers, "layer")] if result.layers else []
+    parts += [count_of(result.rows, "row")] if result.rows else []
+    parts += ["by links on this machine"] if result.short_cut else []
+    return f"{', '.join(parts)}, {took}"

@@ -1,0 +1,74 @@
+"""Rows and values as a terminal and as JSON show them."""
+
+import json
+import sys
+import uuid
+from collections.abc import Sequence
+from decimal import Decimal
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ebla.model.cql_types import CqlType, MapType
+from ebla.model.values import Duration, decode
+from ebla.wire.cql.messages import Rows
+
+
+def decode_rows(found: Rows) -> list[list[Any]]:
+    kinds = [column.type for column in found.columns]
+    return [[None if data is None else plain(kind, data) for kind, data in zip(kinds, row)] for row in found.rows]
+
+
+def plain(kind: CqlType, data: bytes) -> Any:
+    """What JSON can hold and people can read."""
+    value = decode(kind, data)
+    return _plain(dict(value) if isinstance(kind, MapType) else value)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bytes():
+            return f"0x{value.hex()}"
+        case uuid.UUID() | Decimal() | IPv4Address() | IPv6Address():
+            return str(value)
+        case Duration():
+            return f"{value.months}mo{value.days}d{value.nanoseconds}ns"
+        case dict():
+            return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case _:
+            return value
+
+
+def print_json(value: object) -> None:
+    sys.stdout.write(f"{json.dumps(value, ensure_ascii=False)}\n")
+
+
+def print_rows(found: Rows, *, as_json: bool) -> None:
+    """One JSON object a line, or a table."""
+    names = [column.name for column in found.columns]
+    rows = decode_rows(found)
+    if as_json:
+        for row in rows:
+            print_json(dict(zip(names, row)))
+    elif rows:
+        print_table(names, rows, "null")
+
+
+def print_table(names: Sequence[str], rows: Sequence[Sequence[object]], missing: str = "") -> None:
+    """Nothing is cut: on a terminal long values go on in the next line, elsewhere lines are as long as they are."""
+    shown = [[missing if value is None else str(value).replace("\n", "\\n") for value in row] for row in rows]
+    console = Console()
+    if console.is_terminal:
+        table = Table(*(Column(name, overflow="fold") for name in names))
+        for row in shown:
+            table.add_row(*(Text(value) for value in row))
+        console.print(table)
+        return
+    widths = [max(len(row[place]) for row in [names, *shown]) for place in range(len(names))]
+    for row in [list(names), *shown]:
+        sys.stdout.write("  ".join(value.ljust(width) for value, width in zip(row, widths)).rstrip() + "\n")

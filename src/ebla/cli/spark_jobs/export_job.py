@@ -1,0 +1,168 @@
+"""The Spark jobs of `ebla export`, in a process of their own: one for each piece of the ring.
+
+A piece is written to a hidden folder, its files are moved into place, and then it is noted in the manifest. Whoever is
+killed in between leaves files that the manifest does not name, and the next run removes them.
+"""
+
+import shutil
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import typer
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as fn
+
+from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.jobs.job_output import count_of
+from ebla.cli.output import print_json
+from ebla.cli.spark_jobs.csv_text import WRITING, as_texts
+from ebla.cli.spark_jobs.export_plan import (
+    MANIFEST,
+    ExportChunk,
+    ExportManifest,
+    FileKind,
+    check_same,
+    chunk_count,
+    condition,
+    cut,
+    file_prefix,
+    missing,
+)
+from ebla.cli.spark_jobs.job_spec import INTERRUPTED, ExportSpec, take_job_spec
+from ebla.cli.spark_jobs.source_options import describe, table_access_options
+from ebla.cli.spark_jobs.spark_session import PieceProgress, run_spark_piece, session
+from ebla.cli.spark_jobs.state_file import replace_file
+from ebla.cli.spark_jobs.state_format import decode_state_record, encode_state_record
+from ebla.model.errors import InvalidRequest
+from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
+from ebla.source.contact_points import CqlClient
+from ebla.wire.table_calls import CLOSE_READ, OPEN_READ, CloseReadRequest, OpenReadRequest, ReadId
+
+STAGING = ".ebla-piece"
+ROWS = "rows"
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main() -> None:
+    with reporting_errors():
+        spec = take_job_spec(ExportSpec)
+        with reporting_outcomes(as_json=spec.as_json, is_change=False):
+            try:
+                _tell(spec, _export(spec))
+            except KeyboardInterrupt:
+                sys.stderr.write("\ninterrupted; the same command goes on where it was\n")
+                raise typer.Exit(INTERRUPTED) from None
+
+
+def _export(spec: ExportSpec) -> ExportManifest:
+    folder = Path(spec.folder)
+    schema = describe(spec.options, spec.table).schema
+    manifest = begun(folder, ExportManifest(ExportManifest.FORMAT, spec.table, str(schema.id), spec.kind))
+    left = missing(chunk.range for chunk in manifest.chunks)
+    if not left:
+        return manifest
+    pieces = cut(left, spec.pieces or chunk_count(_size_bytes(spec.options, spec.table)))
+    total = len(manifest.chunks) + len(pieces)
+    done = len(manifest.chunks)
+    if done:
+        sys.stderr.write(f"goes on: {count_of(done, 'piece')} of {total} are there\n")
+    with (
+        session(spec.settings) as spark,
+        PieceProgress(f"export {spec.table}", total, done, quiet=spec.as_json) as shown,
+    ):
+        for within in pieces:
+            chunk = run_spark_piece(spark, f"export {spec.table}", _Piece(spark, spec, schema, within).write, shown)
+            manifest = manifest.with_chunk(chunk)
+            replace_file(folder / MANIFEST, encode_state_record(manifest))
+            shown.piece_done(count_of(chunk.rows, "row"))
+    return manifest
+
+
+def begun(folder: Path, wanted: ExportManifest) -> ExportManifest:
+    """The manifest to go on with. A folder with other things in it is nobody's to write to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / MANIFEST
+    if not path.exists():
+        if any(folder.iterdir()):
+            raise InvalidRequest(f"{folder} is not empty, and has no export in it", advice="name another folder")
+        replace_file(path, encode_state_record(wanted))
+        return wanted
+    found = decode_state_record(ExportManifest, path.read_bytes(), str(path))
+    check_same(found, wanted)
+    _remove_unnamed(folder, found)
+    return found
+
+
+def _remove_unnamed(folder: Path, manifest: ExportManifest) -> None:
+    named = {MANIFEST, *manifest.files}
+    for path in folder.iterdir():
+        if path.is_dir() and path.name == STAGING:
+            shutil.rmtree(path)
+        elif path.is_file() and path.name not in named and path.suffix[1:] in list(FileKind):
+            path.unlink()
+
+
+class _Piece:
+    def __init__(self, spark: SparkSession, spec: ExportSpec, schema: TableSchema, within: TokenRange) -> None:
+        self._spark = spark
+        self._wish = spec
+        self._schema = schema
+        self._within = within
+
+    def write(self) -> ExportChunk:
+        folder = Path(self._wish.folder)
+        staging = folder / STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        seen = Observation(ROWS)
+        frame = self._rows().observe(seen, fn.count(fn.lit(1)).alias(ROWS))
+        if self._wish.kind is FileKind.CSV:
+            as_texts(frame).write.options(**WRITING).csv(str(staging))
+        else:
+            frame.write.parquet(str(staging))
+        names = self._move(staging, folder)
+        shutil.rmtree(staging)
+        return ExportChunk(self._within, names, int(seen.get[ROWS]))
+
+    def _rows(self) -> DataFrame:
+        reader = self._spark.read.format("ebla").options(**self._wish.options)
+        keys = [column.name for column in self._schema.partition_key]
+        return reader.option("where", condition(self._within, keys)).load(self._wish.table)
+
+    def _move(self, staging: Path, folder: Path) -> tuple[str, ...]:
+        parts = sorted(path for path in staging.iterdir() if path.name.startswith("part-"))
+        names = [f"{file_prefix(self._within)}-{number:05}.{self._wish.kind}" for number in range(len(parts))]
+        for path, name in zip(parts, names):
+            path.replace(folder / name)
+        return tuple(names)
+
+
+def _size_bytes(options: Mapping[str, str], table: str) -> int:
+    """About, as the nodes know it."""
+    access = table_access_options(options, table)
+    schema = describe(options, table).schema
+    read = ReadId(uuid.uuid4())
+    with CqlClient(access.contact) as contact:
+        plan = contact.call(OPEN_READ, OpenReadRequest(read, schema.id, access.level), access.timeout_s)
+        contact.call(CLOSE_READ, CloseReadRequest(read, schema.id), access.timeout_s)
+    return sum(piece.size_bytes for piece in plan.pieces)
+
+
+def _tell(spec: ExportSpec, manifest: ExportManifest) -> None:
+    size = sum((Path(spec.folder) / name).stat().st_size for name in manifest.files)
+    if spec.as_json:
+        print_json({"table": spec.table, "rows": manifest.rows, "files": len(manifest.files), "bytes": size})
+    else:
+        typer.echo(
+            f"{count_of(manifest.rows, 'row')} of {spec.table} "
+            f"in {count_of(len(manifest.files), 'file')}, {size:,} bytes"
+        )
+
+
+if __name__ == "__main__":
+    app()

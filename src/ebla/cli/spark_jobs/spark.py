@@ -1,0 +1,114 @@
+"""`ebla spark`: a PySpark shell in which the tables of a cluster are at hand."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from ebla.cli.error_reporting import reporting_errors
+from ebla.cli.output import print_json
+from ebla.cli.spark_jobs.source_options import AuthorityFlag, ClusterFlags, ContactFlag, UserFlag, source_options
+from ebla.cli.spark_jobs.user_spark import (
+    MASTER_DEFAULT,
+    ConfFlag,
+    MasterFlag,
+    UserSpark,
+    spark_process_environment,
+    user_spark,
+)
+from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag
+from ebla.pipeline.class_archive import default_archive_folder
+
+OPTIONS_VARIABLE = "EBLA_SPARK_OPTIONS"
+STARTUP = f"""\
+# Made by `ebla spark`; PySpark's shell runs it.
+import json, os
+
+cluster = json.loads(os.environ["{OPTIONS_VARIABLE}"])
+
+
+def table(name, **options):
+    '''A table of the cluster, as in table("shop.orders").'''
+    return spark.read.format("ebla").options(**{{**cluster, **options}}).load(name)
+
+
+print('table("keyspace.name") is a DataFrame; .options(**cluster) is for readers and writers of format("ebla")')
+"""
+SECRET = ("password",)
+
+app = typer.Typer()
+"""Without a name: its command stands among those of whoever takes it in."""
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def spark(
+    context: typer.Context,
+    master: MasterFlag = MASTER_DEFAULT,
+    conf: ConfFlag = None,
+    print_conf: Annotated[
+        bool, typer.Option("--print-conf", help="Print what it is told, for a notebook or spark-defaults.conf.")
+    ] = False,
+    data: Data = DATA_DEFAULT,
+    contact: ContactFlag = None,
+    username: UserFlag = None,
+    tls_authority: AuthorityFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Open a PySpark shell with the tables of a cluster at hand.
+
+    In it, table("shop.orders") is a DataFrame, and cluster has the options for readers and writers:
+    df.write.format("ebla").options(**cluster).mode("append").save("shop.orders")
+
+    Whatever else is given goes to pyspark: ebla spark -- --packages …
+    """
+    with reporting_errors():
+        options = source_options(ClusterFlags(data, contact, username, tls_authority))
+        found = user_spark(master, conf or (), os.environ, sys.executable)
+        if print_conf:
+            print_settings(found, options, as_json=as_json)
+            return
+        become(found, options, context.args)
+
+
+def print_settings(found: UserSpark, options: Mapping[str, str], *, as_json: bool) -> None:
+    shown = {name: value for name, value in options.items() if name not in SECRET}
+    if as_json:
+        print_json({"settings": dict(found.settings), "environment": dict(found.environment), "options": shown})
+        return
+    for name, value in found.environment.items():
+        typer.echo(f"export {name}={value}")
+    for name, value in found.settings.items():
+        typer.echo(f"{name} {value}")
+    for name, value in shown.items():
+        typer.echo(f"# .option({json.dumps(name)}, {json.dumps(value)})")
+
+
+def shell_command(found: UserSpark, given: Sequence[str]) -> list[str]:
+    """What is given wins: Spark takes the last of two."""
+    settings = [flag for name, value in found.settings.items() for flag in ("--conf", f"{name}={value}")]
+    return [str(found.home / "bin" / "pyspark"), *settings, *given]
+
+
+def become(found: UserSpark, options: Mapping[str, str], given: Sequence[str]) -> NoReturn:
+    """This process goes on as the shell, which then has the terminal and its signals to itself."""
+    startup = _startup_file()
+    around = {
+        **spark_process_environment(found),
+        OPTIONS_VARIABLE: json.dumps(dict(options)),
+        "PYTHONSTARTUP": str(startup),
+    }
+    command = shell_command(found, given)
+    os.execve(command[0], command, around)  # noqa: S606  # the arguments are our own and the user's
+
+
+def _startup_file() -> Path:
+    """Run by the shell once it has its session."""
+    folder = default_archive_folder(os.environ)
+    assert folder is not None
+    path = folder.parent / "spark-shell.py"
+    path.write_text(STARTUP)
+    return path

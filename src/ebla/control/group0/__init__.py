@@ -1,0 +1,1 @@
+"""Group 0 on one node: formation, calls, the operator's verbs."""

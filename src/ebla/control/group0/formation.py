@@ -1,0 +1,185 @@
+"""How a node comes into group 0: finds the others, creates the group or is taken in, and is told when it is out.
+
+Who creates is decided in `group0/discovery.py`. Here are the questions and the durable steps between them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.control.group0.join_state import JoinStage, JoinState, JoinStateFile
+from ebla.group0 import discovery
+from ebla.group0.discovery import Discovery, DiscoveryReply, FoundCluster, JoinCluster, WaitForNodes
+from ebla.group0.members import Member
+from ebla.model.errors import Corruption, EblaError, InvalidRequest, Refused
+from ebla.model.identity import Address, ClusterId, HistoryId
+from ebla.wire.client_connection import ConnectionTarget
+from ebla.wire.frames import Lane
+from ebla.wire.group0_messages import DiscoverRequest, JoinAnswer, JoinRequest
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.verbs import GROUP0_DISCOVER, GROUP0_JOIN
+
+
+@dataclass(frozen=True, slots=True)
+class FormationLimits:
+    ask_again_ms: int = 500
+    ask_deadline_ms: int = 1_000
+    join_deadline_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class FormationConfig:
+    member: Member
+    """Ourselves, as a learner."""
+    cluster: ClusterId
+    cluster_name: str
+    contacts: tuple[Address, ...]
+    limits: FormationLimits = FormationLimits()
+
+
+CreateFirstState = Callable[[HistoryId], Awaitable[int]]
+"""Makes the first state of a new group durable, and gives the id of its log. Begun again, it changes nothing."""
+
+
+class Formation:
+    def __init__(self, context: PeersContext, marks: JoinStateFile, setup: FormationConfig) -> None:
+        self._context = context
+        self._marks = marks
+        self._setup = setup
+        self._state: Discovery | None = None
+        self._saving = asyncio.Lock()
+        self.waits_for = ""
+        """For people: what the node waits for while it is in no cluster."""
+
+    async def settle(self, begin: CreateFirstState) -> tuple[Member, ...]:
+        """Returns once this node belongs to group 0, or is a learner that waits for its first state. Gives the members
+        that are known from joining; none where the node's own log will tell."""
+        mark = self._marks.mark
+        match mark.stage:
+            case JoinStage.REMOVED:
+                raise removed_error(self._setup.member)
+            case JoinStage.MEMBER:
+                return ()
+            case JoinStage.FOUNDING:
+                return await self._found(begin)
+            case JoinStage.JOINING:
+                return (await self._join_any()).members
+            case JoinStage.FRESH:
+                return await self._discover(begin)
+
+    async def answer(self, request: DiscoverRequest) -> DiscoveryReply:
+        """What a node that is in no cluster answers. Whom it now knows of is durable first (INV-FORM-1)."""
+        if self._state is None:
+            raise Refused("this node has not begun to look for others yet")
+        self._state = discovery.record_request(self._state, request.address, request.known)
+        await self._save_known()
+        return discovery.reply_of(self._state)
+
+    async def _discover(self, begin: CreateFirstState) -> tuple[Member, ...]:
+        setup, mark = self._setup, self._marks.mark
+        contacts = (*setup.contacts, *mark.known)
+        self._state = discovery.start_discovery(setup.member.host, setup.member.address, setup.cluster_name, contacts)
+        while True:
+            match discovery.decide(self._state):
+                case FoundCluster():
+                    # The choice is durable before its effect: whoever died in between founds the same group again,
+                    # and never joins another one beside it.
+                    await self._mark(JoinStage.FOUNDING, history=HistoryId(self._context.rng.uuid()))
+                    return await self._found(begin)
+                case JoinCluster():
+                    await self._mark(JoinStage.JOINING, join_id=self._context.rng.uuid())
+                    return (await self._join_any()).members
+                case WaitForNodes(ask=ask, reason=reason):
+                    await self._wait(ask, reason)
+
+    async def _found(self, begin: CreateFirstState) -> tuple[Member, ...]:
+        history = self._marks.mark.history
+        self.waits_for = ""
+        log_id = await begin(history)
+        await self._mark(JoinStage.MEMBER, log_id=log_id)
+        return ()
+
+    async def _wait(self, ask: tuple[Address, ...], reason: str) -> None:
+        if reason != self.waits_for:
+            self.waits_for = reason
+            self._context.report("group0.waits", {"reason": reason})
+        assert self._state is not None
+        before = self._state
+        async with asyncio.TaskGroup() as tasks:
+            for address in ask:
+                tasks.create_task(self._ask(address))
+        if isinstance(discovery.decide(self._state), WaitForNodes) and self._state == before:
+            await asyncio.sleep(self._setup.limits.ask_again_ms / 1000)
+
+    async def _ask(self, address: Address) -> None:
+        assert self._state is not None
+        request = DiscoverRequest(self._setup.member.address, self._state.known)
+        try:
+            caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
+            try:
+                answer = await caller.call(GROUP0_DISCOVER, request, self._setup.limits.ask_deadline_ms)
+            finally:
+                caller.close("asked")
+        except EblaError:
+            self._state = discovery.forget_reply(self._state, address)
+            return
+        self._state = discovery.record_reply(self._state, address, answer.reply)
+        await self._save_known()
+
+    async def _join_any(self) -> JoinAnswer:
+        """Asks one after another whoever is known, until a member takes us in. Repeating it is safe."""
+        while True:
+            for address in self._candidates():
+                try:
+                    caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
+                    try:
+                        request = JoinRequest(self._as_newcomer())
+                        answer = await caller.call(GROUP0_JOIN, request, self._setup.limits.join_deadline_ms)
+                    finally:
+                        caller.close("asked")
+                except InvalidRequest:
+                    raise  # no other member, and no later time, will answer differently
+                except EblaError as error:
+                    self.waits_for = f"{address}: {error.message}"
+                    continue
+                await self._mark(JoinStage.JOINING, history=answer.history)
+                self.waits_for = ""
+                return answer
+            await asyncio.sleep(self._setup.limits.ask_again_ms / 1000)
+
+    def _as_newcomer(self) -> Member:
+        return msgspec.structs.replace(self._setup.member, join_id=self._marks.mark.join_id)
+
+    def _candidates(self) -> tuple[Address, ...]:
+        known = dict.fromkeys((*self._setup.contacts, *self._marks.mark.known))
+        return tuple(address for address in known if address != self._setup.member.address)
+
+    async def _save_known(self) -> None:
+        """One at a time: two questions may come at once, and the later save must hold what both taught."""
+        async with self._saving:
+            assert self._state is not None
+            if self._marks.mark.stage is JoinStage.FRESH:
+                await self._marks.save(msgspec.structs.replace(self._marks.mark, known=self._state.known))
+
+    async def _mark(self, stage: JoinStage, **fields: object) -> None:
+        async with self._saving:
+            await self._marks.save(msgspec.structs.replace(self._marks.mark, stage=stage, **fields))
+
+
+def removed_error(member: Member) -> Refused:
+    return Refused(
+        f"host {member.host} was removed from the cluster and can never come back",
+        advice="to use this machine again, start a node with a new, empty folder",
+    )
+
+
+def lost_folder_error(folder: str, mark: JoinState) -> Corruption:
+    return Corruption(
+        f"this node is a member of group 0 (start {mark.incarnation}), but its log in {folder} is gone or another",
+        advice=(
+            "it must not come back with an empty log under its old id: remove the host from another node "
+            "(ebla group0 remove), then start it with a new, empty folder"
+        ),
+    )

@@ -1,0 +1,71 @@
+"""What a node must remember of group 0 outside its log: how far it got in joining, and how often it started.
+
+It stands beside the group 0 folder, not in it. A member whose folder is gone must not come back with an empty log
+under its old id: it may have voted and acknowledged, and would take that back.
+"""
+
+import enum
+import uuid
+
+import msgspec
+
+from ebla.journal.checked_file import read_checked_file, replace_file
+from ebla.model.errors import Corruption
+from ebla.model.identity import Address, HistoryId
+from ebla.ports.disk import Disk
+
+NO_HISTORY = HistoryId(uuid.UUID(int=0))
+
+
+class JoinStage(enum.StrEnum):
+    FRESH = "fresh"
+    """Looking for others. May create or join."""
+    FOUNDING = "founding"
+    """Decided to create the group, under the history of the mark; its first state may or may not be durable yet."""
+    JOINING = "joining"
+    """Taken in as a learner, or about to be; holds no state yet."""
+    MEMBER = "member"
+    """Holds state. What it said to others counts."""
+    REMOVED = "removed"
+
+
+class JoinState(msgspec.Struct, frozen=True, array_like=True):
+    stage: JoinStage = JoinStage.FRESH
+    incarnation: int = 0
+    known: tuple[Address, ...] = ()
+    """Every address heard of while fresh (INV-FORM-1 needs it to survive a restart)."""
+    history: HistoryId = NO_HISTORY
+    join_id: uuid.UUID | None = None
+    log_id: int = 0
+    """Of the log in which a member's state is kept. Another one there, or none, means that the log was lost."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(JoinState)
+
+
+class JoinStateFile:
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self.mark = JoinState()
+
+    async def load(self) -> JoinState:
+        try:
+            data = await read_checked_file(self._disk, self._path)
+        except FileNotFoundError:
+            return self.mark
+        try:
+            self.mark = _decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise Corruption(
+                f"{self._path} does not decode ({error})",
+                advice="remove the node from the cluster and start it with a new, empty folder",
+            ) from error
+        return self.mark
+
+    async def save(self, mark: JoinState) -> None:
+        """Durable on return."""
+        if mark != self.mark:
+            await replace_file(self._disk, self._path, _encoder.encode(mark))
+            self.mark = mark

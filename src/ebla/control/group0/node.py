@@ -1,0 +1,239 @@
+"""Group 0 on one node: gets the node in, runs its Raft peer, follows its members, and notices when it is out.
+
+The parts: `formation.py` finds or founds the group, `raft_server.py` keeps the log, `group0_machine.py` holds the
+store, `group0_calls.py` asks on behalf of this node, `voter_choice.py` acts for the leader, `group0_doors.py` answers.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ebla.control.group0.client import ClientIncarnation, Group0Client
+from ebla.control.group0.formation import Formation, FormationConfig, FormationLimits, lost_folder_error, removed_error
+from ebla.control.group0.join_state import JoinStage, JoinStateFile
+from ebla.control.group0.state_machine import Group0StateMachine
+from ebla.control.group0.transport import Group0Transport
+from ebla.control.group0.voter_assignment import Alive, VoterAssigner
+from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftConfig, RaftDriver
+from ebla.group0 import snapshot
+from ebla.group0.change_feed import ChangeSet
+from ebla.group0.history import HistoryStart
+from ebla.group0.members import Member, MemberRole, peer_number
+from ebla.group0.membership import MEMBERS_PREFIX, member_key
+from ebla.group0.store import Group0Store, KeyEntry
+from ebla.model.errors import EblaError, Unavailable
+from ebla.model.identity import Address, ClusterId, HistoryId, HostId
+from ebla.ports.environment import Environment
+from ebla.raft.effects import LogWrite
+from ebla.raft.events import PeerReachable
+from ebla.raft.messages import NO_PEER, HardState, Membership, PeerId, SnapshotMeta
+from ebla.raft.options import RaftOptions as RaftOptions
+from ebla.wire.frames import Lane
+from ebla.wire.group0_messages import MembershipRequest
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.verbs import GROUP0_MEMBERSHIP
+
+CLUSTER_KEY = "cluster/identity"
+
+
+class ClusterIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """Stored under `cluster/identity` when the group is created."""
+
+    cluster: ClusterId
+    name: str
+    created_by: HostId
+
+
+@dataclass(frozen=True, slots=True)
+class Group0Config:
+    member: Member
+    """Ourselves, in the role of a newcomer."""
+    cluster: ClusterId
+    cluster_name: str
+    contacts: tuple[Address, ...]
+    folder: str
+    """Of this group alone; the mark stands beside it."""
+    tick_ms: int = 100
+    election_ticks: int = 10
+    snapshot_entries_max: int = 10_000
+    snapshot_bytes_max: int = 64 * 1024 * 1024
+    kept_entries: int = 1_000
+    lost_leader_ms: int = 10_000
+    """Without a leader for this long, ask whether we are still a member."""
+    formation: FormationLimits = field(default_factory=FormationLimits)
+
+
+class Group0Node:
+    """`run` until cancelled; it ends by itself, with an error that says why, only where this node must stop."""
+
+    def __init__(self, environment: Environment, setup: Group0Config, context: PeersContext, peers: Peers) -> None:
+        self._environment = environment
+        self.setup = setup
+        self._context = context
+        self._peers = peers
+        self.marks = JoinStateFile(environment.disk, f"{setup.folder}-mark")
+        self.formation = Formation(
+            context,
+            self.marks,
+            FormationConfig(setup.member, setup.cluster, setup.cluster_name, setup.contacts, setup.formation),
+        )
+        self._running: RunningGroup0 | None = None
+        self.started = asyncio.Event()
+        """Set once this node's Raft peer runs. It may still wait for its first state."""
+        self.removed = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    @property
+    def running(self) -> "RunningGroup0":
+        if self._running is None:
+            raise Unavailable(f"this node is in no cluster yet: {self.formation.waits_for or 'it just started'}")
+        return self._running
+
+    def peers(self) -> tuple[Address, ...]:
+        """Where the other nodes listen, sorted: the members, and whom the options name and who has not left."""
+        members = () if self._running is None else tuple(self._running.store.members.values())
+        present = {member.address for member in members if member.present}
+        left = {member.address for member in members} - present
+        return tuple(sorted((present | set(self.setup.contacts)) - left - {self.setup.member.address}))
+
+    async def run(self, alive: Alive) -> None:
+        setup = self.setup
+        self._environment.disk.make_folder(setup.folder)
+        mark = await self.marks.load()
+        await self.marks.save(msgspec.structs.replace(mark, incarnation=mark.incarnation + 1))
+        taken_in_by = await self.formation.settle(self._begin)
+        running = await self._open(taken_in_by)
+        ticket = running.machine.watch(self._follow, MEMBERS_PREFIX)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(running.raft.run())
+                tasks.create_task(running.calls.run())
+                tasks.create_task(running.voters.run(alive))
+                tasks.create_task(self._ask_whether_removed(running))
+                self._running = running
+                self.started.set()
+                await self.removed.wait()
+                await self.marks.save(msgspec.structs.replace(self.marks.mark, stage=JoinStage.REMOVED))
+                raise removed_error(setup.member)
+        finally:
+            running.machine.unwatch(ticket)
+            self._running = None
+
+    # ---- opening
+
+    async def _begin(self, history: HistoryId) -> int:
+        """The first state of a new group: ourselves as its only voter, and the cluster's name."""
+        setup = self.setup
+        store = Group0Store((HistoryStart(history, 0),))
+        store.index = 1
+        founder = msgspec.structs.replace(setup.member, role=MemberRole.VOTER)
+        identity = ClusterIdentity(setup.cluster, setup.cluster_name, founder.host)
+        first = ((member_key(founder.host), founder), (CLUSTER_KEY, identity))
+        store.entries = {key: KeyEntry(msgspec.msgpack.encode(value), store.revision) for key, value in first}
+        peer = PeerId(peer_number(founder.host))
+        meta = SnapshotMeta(1, 1, Membership(voters=(peer,)))
+        write = LogWrite(HardState(1, NO_PEER, 1), (), meta, must_sync=True, answers=())
+        raft, _, _ = self._assemble(history)
+        log_id = await raft.begin(meta, snapshot.encode(store), write)
+        self._context.report("group0.created", {"history": str(history), "cluster": setup.cluster_name})
+        return log_id
+
+    async def _open(self, taken_in_by: tuple[Member, ...]) -> "RunningGroup0":
+        mark = self.marks.mark
+        raft, machine, wire = self._assemble(mark.history)
+        await raft.open()
+        if mark.stage is JoinStage.MEMBER and raft.log_id != mark.log_id:
+            raise lost_folder_error(self.setup.folder, mark)
+        wire.learn((*taken_in_by, *machine.store.members.values()))
+        caller = ClientIncarnation(self.setup.member.host, mark.incarnation)
+        calls = Group0Client(caller, machine, raft, (self._peers, wire))
+        voters = VoterAssigner(calls, raft.core, lambda: machine.store.members)
+        return RunningGroup0(raft, machine, wire, calls, voters)
+
+    def _assemble(self, history: HistoryId) -> tuple[RaftDriver[Group0Store], Group0StateMachine, Group0Transport]:
+        setup = self.setup
+        machine = Group0StateMachine(Group0Store((HistoryStart(history, 0),)))
+        wire = Group0Transport(setup.member, self._peers, machine)
+        options = RaftOptions(
+            peer=PeerId(peer_number(setup.member.host)),
+            tick_ms=setup.tick_ms,
+            election_ticks=setup.election_ticks,
+            forward_proposals=False,
+            campaign_early_when_ahead=True,
+            apply_bytes_max=APPLY_BYTES_MAX,
+        )
+        raft_setup = RaftConfig(
+            setup.folder,
+            options,
+            self._context.report,
+            snapshot_entries_max=setup.snapshot_entries_max,
+            snapshot_bytes_max=setup.snapshot_bytes_max,
+            kept_entries=setup.kept_entries,
+            before_first_snapshot=self._becomes_member,
+        )
+        return RaftDriver(self._environment, raft_setup, machine, wire), machine, wire
+
+    async def _becomes_member(self, log_id: int) -> None:
+        await self.marks.save(msgspec.structs.replace(self.marks.mark, stage=JoinStage.MEMBER, log_id=log_id))
+
+    # ---- following the members
+
+    def _follow(self, step: ChangeSet) -> None:
+        for change in step.changes:
+            if change.key.startswith(MEMBERS_PREFIX):
+                member = self.running.machine.store.members[change.key]
+                self.running.wire.learn((member,))
+                if member.host == self.setup.member.host and not member.present:
+                    self.removed.set()
+
+    def peer_connected(self, host: HostId, lane: Lane) -> None:
+        """A peer that greets on Raft's own lane has its log open and waits for what we have."""
+        if lane is Lane.RAFT and self._running is not None:
+            self._running.raft.post(PeerReachable(PeerId(peer_number(host))))
+
+    async def _ask_whether_removed(self, running: "RunningGroup0") -> None:
+        """A removed node is sent nothing any more, so it may never see the entry that removed it."""
+        silent_ms = 0
+        pause_ms = self.setup.lost_leader_ms // 10
+        while True:
+            await asyncio.sleep(pause_ms / 1000)
+            silent_ms = silent_ms + pause_ms if running.raft.core.leader == NO_PEER else 0
+            if silent_ms >= self.setup.lost_leader_ms:
+                silent_ms = 0
+                await self._ask_members(running)
+
+    async def _ask_members(self, running: "RunningGroup0") -> None:
+        own = self.setup.member.host
+        for member in list(running.machine.store.members.values()):
+            if member.host == own or not member.present:
+                continue
+            try:
+                answer = await self._peers.call(member.host, GROUP0_MEMBERSHIP, MembershipRequest(own), 1_000)
+            except EblaError:
+                continue
+            same_history = answer.revision.history == running.machine.store.revision.history
+            if same_history and answer.role is MemberRole.REMOVED:
+                self.removed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGroup0:
+    """The parts of a node that is in group 0."""
+
+    raft: RaftDriver[Group0Store]
+    machine: Group0StateMachine
+    wire: Group0Transport
+    calls: Group0Client
+    voters: VoterAssigner
+
+    @property
+    def store(self) -> Group0Store:
+        return self.machine.store
+
+    def leader_host(self) -> HostId | None:
+        leader = self.raft.core.leader
+        return None if leader == NO_PEER else self.wire.host_of(leader)

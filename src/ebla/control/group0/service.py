@@ -1,0 +1,300 @@
+"""The verbs of group 0, for other nodes and for the operator of this one. Each asks a part and answers."""
+
+import asyncio
+
+import msgspec
+
+from ebla.aio.eager_future import EagerFuture
+from ebla.control.group0.client import revision_of
+from ebla.control.group0.node import Group0Node, RunningGroup0
+from ebla.control.group0.pages import KeySelection, PagedReads, PageLimits, change_sets_of_a_page
+from ebla.group0.change_feed import ChangeSet, changes_under
+from ebla.group0.commands import CommandAnswer
+from ebla.group0.discovery import ClusterMember
+from ebla.group0.members import Member, MemberRole, peer_number
+from ebla.group0.membership import member_key
+from ebla.model.errors import DeadlineExceeded, InvalidRequest, Refused, Unavailable
+from ebla.model.identity import Address, HostId
+from ebla.model.transaction import Revision
+from ebla.ports.rng import Rng
+from ebla.raft.events import TransferLeadership
+from ebla.raft.messages import PeerId
+from ebla.raft.roles import Leader
+from ebla.wire.group0_messages import (
+    ChangeMemberRequest,
+    DiscoverAnswer,
+    DiscoverRequest,
+    ExecuteAnswer,
+    ExecuteRequest,
+    FoundKeyValue,
+    Group0ReadAnswer,
+    Group0ReadRequest,
+    Group0Report,
+    JoinAnswer,
+    JoinRequest,
+    LockAnswer,
+    LockRequest,
+    MemberReport,
+    MembershipAnswer,
+    MembershipRequest,
+    MembersRequest,
+    ProposeRequest,
+    RaftMessages,
+    SnapshotChunk,
+    SnapshotChunkAnswer,
+    TransferLeadershipRequest,
+    WatchAnswer,
+    WatchedChange,
+    WatchRequest,
+)
+from ebla.wire.peers import Peers
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import (
+    GROUP0_CHANGE_MEMBER,
+    GROUP0_DISCOVER,
+    GROUP0_EXECUTE,
+    GROUP0_JOIN,
+    GROUP0_LOCK,
+    GROUP0_MEMBERS,
+    GROUP0_MEMBERSHIP,
+    GROUP0_PROPOSE,
+    GROUP0_READ,
+    GROUP0_TRANSFER,
+    GROUP0_WATCH,
+    RAFT,
+    SNAPSHOT_CHUNK,
+    EmptyAnswer,
+)
+
+DEFAULT_PAGE_LIMITS = PageLimits()
+SMALL_READ_KEYS_MAX = 8
+"""That fit one whatever their values are."""
+
+
+class Group0Service:
+    def __init__(
+        self, group0: Group0Node, peers: Peers, rng: Rng, page_limits: PageLimits = DEFAULT_PAGE_LIMITS
+    ) -> None:
+        self._group0 = group0
+        self._peers = peers
+        self._rng = rng
+        self._page_limits = page_limits
+        self._states = PagedReads(page_limits)
+
+    def serve_peers(self, server: Server) -> None:
+        server.serve_notice(RAFT, self._raft)
+        server.serve(SNAPSHOT_CHUNK, self._chunk)
+        server.on_introduced = self._group0.peer_connected
+        server.serve(GROUP0_PROPOSE, self._propose)
+        server.serve(GROUP0_DISCOVER, self._discover)
+        server.serve(GROUP0_JOIN, self._join)
+        server.serve(GROUP0_MEMBERSHIP, self._membership)
+        server.serve(GROUP0_TRANSFER, self._transfer)
+
+    def serve_operator(self, server: Server, *, shared: bool = False) -> None:
+        """`shared`: the server serves the peers too, whose verbs are there already."""
+        server.serve(GROUP0_READ, self._read)
+        server.serve_future(GROUP0_EXECUTE, self._execute, ExecuteAnswer)
+        server.serve(GROUP0_WATCH, self._watch)
+        server.serve(GROUP0_LOCK, self._lock)
+        server.serve(GROUP0_MEMBERS, self._members)
+        server.serve(GROUP0_CHANGE_MEMBER, self._change_member)
+        if not shared:
+            server.serve(GROUP0_TRANSFER, self._transfer)
+
+    # ---- between peers
+
+    def _raft(self, notice: RaftMessages, _call: IncomingCall) -> None:
+        """Messages of another history, or before there is a peer to hear them, are as good as lost."""
+        try:
+            running = self._group0.running
+        except Unavailable:
+            return
+        # As numbers: to compare two of them as they are runs Python code, for every message.
+        if notice.history.int != running.machine.store.chain[-1].history.int:
+            return
+        running.wire.learn_sender(notice.host, notice.address)
+        running.raft.post_all(notice.messages)
+
+    async def _chunk(self, chunk: SnapshotChunk, _call: IncomingCall) -> SnapshotChunkAnswer:
+        return await self._of_history(chunk.history).raft.receive_chunk(chunk)
+
+    def _propose(self, request: ProposeRequest, call: IncomingCall) -> EmptyAnswer:
+        self._group0.running.calls.accept_proposal(request, call.peer.host)
+        return EmptyAnswer()
+
+    async def _discover(self, request: DiscoverRequest, _call: IncomingCall) -> DiscoverAnswer:
+        setup = self._group0.setup
+        if self._is_member():
+            return DiscoverAnswer(ClusterMember(setup.member.host, setup.cluster, setup.cluster_name))
+        return DiscoverAnswer(await self._group0.formation.answer(request))
+
+    async def _join(self, request: JoinRequest, call: IncomingCall) -> JoinAnswer:
+        """Takes a newcomer in as a learner. Asked again by one that waits for its first state, it is done already. The
+        same host under another join id has lost what it held: it may have voted, and what the leader knows of its log
+        is no longer true, so it must not start over."""
+        running, member = self._group0.running, request.member
+        await running.calls.read_barrier(call.work_ms())
+        known = running.store.members.get(member_key(member.host))
+        if known is not None and known.join_id != member.join_id:
+            raise InvalidRequest(
+                f"host {member.host} is a {known.role} of this cluster, so it must not start over with an empty log",
+                advice=f"remove it (ebla group0 remove {member.host}) and start the node with a new, empty folder",
+            )
+        if known is None:
+            newcomer = msgspec.structs.replace(member, role=MemberRole.LEARNER)
+            revision_of(await running.calls.change_members((newcomer,), None, call.work_ms()))
+        return JoinAnswer(running.store.revision.history, tuple(running.store.members.values()))
+
+    def _membership(self, request: MembershipRequest, _call: IncomingCall) -> MembershipAnswer:
+        store = self._group0.running.store
+        known = store.members.get(member_key(request.host))
+        return MembershipAnswer(None if known is None else known.role, store.revision)
+
+    async def _transfer(self, request: TransferLeadershipRequest, call: IncomingCall) -> EmptyAnswer:
+        running = self._group0.running
+        member = self._known_member(running, request.host)
+        if member.role is not MemberRole.VOTER:
+            raise InvalidRequest(f"host {request.host} is a {member.role}, and only a voter can lead")
+        leader = running.leader_host()
+        if leader is None:
+            raise Unavailable("no leader of group 0 is known")
+        if leader == request.host:
+            return EmptyAnswer()
+        if not running.raft.is_leader:
+            return await self._peers.call(leader, GROUP0_TRANSFER, request, call.remaining_ms())
+        running.raft.post(TransferLeadership(PeerId(peer_number(request.host))))
+        try:
+            async with asyncio.timeout(call.work_ms() / 1000):
+                while running.leader_host() != request.host:
+                    await running.raft.wait_status_changed()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"host {request.host} did not take over the lead in time", advice="see ebla group0 members"
+            ) from None
+        return EmptyAnswer()
+
+    # ---- for the operator
+
+    async def _read(self, request: Group0ReadRequest, call: IncomingCall) -> Group0ReadAnswer:
+        running = self._group0.running
+        # Pages of a state that was read after a barrier need none of their own.
+        if request.quorum and not (request.start and self._states.holds(_wanted(request), request.at)):
+            await running.calls.read_barrier(call.work_ms())
+        store = running.store
+        if not request.prefixes and len(request.keys) <= SMALL_READ_KEYS_MAX:
+            entries = [(key, store.get(key)) for key in dict.fromkeys(request.keys)]
+            found = tuple(
+                FoundKeyValue(key, entry.value, entry.revision) for key, entry in entries if entry is not None
+            )
+            return Group0ReadAnswer(store.revision, found)
+        page = self._states.page(store, _wanted(request), request.at, request.start)
+        rows = tuple(FoundKeyValue(key, entry.value, entry.revision) for key, entry in page.rows)
+        return Group0ReadAnswer(page.revision, rows, page.more)
+
+    def _execute(self, request: ExecuteRequest, call: IncomingCall) -> EagerFuture[CommandAnswer]:
+        return self._group0.running.calls.transact(request.transaction, call.work_ms())
+
+    async def _watch(self, request: WatchRequest, call: IncomingCall) -> WatchAnswer:
+        running = self._group0.running
+        store = running.store
+        after = request.after
+        if after is None or after.history != store.revision.history or request.start:
+            return self._reset(running, request)
+        woken = asyncio.Event()
+
+        def look(step: ChangeSet) -> None:
+            if changes_under(step.changes, request.prefix):
+                woken.set()
+
+        ticket = running.machine.watch(look, request.prefix)
+        try:
+            steps = store.recent.after(after.index, request.prefix)
+            if steps == ():
+                wait_ms = min(request.wait_ms, call.remaining_ms() - 200)
+                try:
+                    async with asyncio.timeout(max(wait_ms, 0) / 1000):
+                        await woken.wait()
+                except TimeoutError:
+                    pass
+                steps = running.store.recent.after(after.index, request.prefix)
+        finally:
+            running.machine.unwatch(ticket)
+        page = None if steps is None else change_sets_of_a_page(steps, self._page_limits)
+        if page is None:
+            return self._reset(running, request)
+        taken, all_taken = page
+        changes = tuple(
+            WatchedChange(change.key, change.value, step.index) for step in taken for change in step.changes
+        )
+        if not all_taken:
+            return WatchAnswer(Revision(after.history, taken[-1].index), False, changes)
+        # A node that lags behind where the caller has come from elsewhere must not send it back, or it would be told
+        # the same changes twice.
+        return WatchAnswer(max(after, running.store.revision), False, changes)
+
+    async def _lock(self, _request: LockRequest, call: IncomingCall) -> LockAnswer:
+        lock, revision = await self._group0.running.calls.acquire_lock(self._rng, call.work_ms())
+        return LockAnswer(lock, revision)
+
+    def _members(self, _request: MembersRequest, _call: IncomingCall) -> Group0Report:
+        return report_of(self._group0.running)
+
+    async def _change_member(self, request: ChangeMemberRequest, call: IncomingCall) -> ExecuteAnswer:
+        running = self._group0.running
+        await running.calls.read_barrier(call.work_ms())
+        known = running.store.members.get(member_key(request.host))
+        if known is None and request.address is None:
+            raise InvalidRequest(f"host {request.host} is not a member; to add it, name its address")
+        member = known or Member(request.host, request.role, request.address or Address(""))
+        wanted = msgspec.structs.replace(member, role=request.role, address=request.address or member.address)
+        answer = await running.calls.change_members((wanted,), request.lock, call.work_ms())
+        return ExecuteAnswer(answer)
+
+    # ---- parts of the above
+
+    def _is_member(self) -> bool:
+        return self._group0.is_running and self._group0.running.store.index > 0
+
+    def _of_history(self, history: object) -> RunningGroup0:
+        running = self._group0.running
+        if history != running.store.revision.history:
+            raise Refused(f"this node follows history {running.store.revision.history}, not {history}")
+        return running
+
+    def _known_member(self, running: RunningGroup0, host: HostId) -> Member:
+        member = running.store.members.get(member_key(host))
+        if member is None or not member.present:
+            raise InvalidRequest(f"host {host} is not a member of group 0")
+        return member
+
+    def _reset(self, running: RunningGroup0, request: WatchRequest) -> WatchAnswer:
+        at = request.after if request.start else None
+        page = self._states.page(running.store, KeySelection((), (request.prefix,)), at, request.start)
+        changes = tuple(WatchedChange(key, entry.value, entry.revision.index) for key, entry in page.rows)
+        return WatchAnswer(page.revision, True, changes, page.more)
+
+
+def _wanted(request: Group0ReadRequest) -> KeySelection:
+    return KeySelection(request.keys, request.prefixes)
+
+
+def report_of(running: RunningGroup0) -> Group0Report:
+    core, store = running.raft.core, running.store
+    progress = core.role.progress if isinstance(core.role, Leader) else {}
+
+    def lag_of(member: Member) -> int | None:
+        known = progress.get(PeerId(peer_number(member.host)))
+        return None if known is None else core.last_index - known.match
+
+    return Group0Report(
+        store.revision.history,
+        type(core.role).__name__.lower(),
+        core.term,
+        running.leader_host(),
+        core.commit_index,
+        store.index,
+        core.first_index,
+        core.last_index,
+        tuple(MemberReport(member, lag_of(member)) for _, member in sorted(store.members.items())),
+    )

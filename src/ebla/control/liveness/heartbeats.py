@@ -1,0 +1,156 @@
+"""Heartbeats to every other member and the opinion that follows from their answers.
+
+What an answer or its absence means is decided in `failure_detector.py`. Beats overlap: the next one does not wait for
+the answer to the last, so that neither one lost frame nor a long round trip is mistaken for silence.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ebla.control.liveness.failure_detector import FailureDetector, PeerLiveness, PeerState, RoundTrip
+from ebla.control.liveness.members import PeerAddresses
+from ebla.model.errors import EblaError
+from ebla.model.identity import Address, HostId
+from ebla.ports.clock import Clock
+from ebla.wire.client_connection import ConnectionTarget
+from ebla.wire.frames import Lane
+from ebla.wire.peers import Peers, PeersContext, RouteState, connect
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import HEARTBEAT, HeartbeatAnswer, HeartbeatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessLimits:
+    heartbeat_ms: int = 500
+    silence_ms: int = 3_000
+    in_flight_max: int = 16
+    """Beats to one peer that are under way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatConfig:
+    clock: Clock
+    members: PeerAddresses
+    limits: LivenessLimits
+    incarnation: int
+    """Another number with each start of this process, so that a restart shows even between two beats."""
+
+
+class HeartbeatMonitor:
+    def __init__(self, peers: Peers, context: PeersContext, setup: HeartbeatConfig) -> None:
+        self._peers = peers
+        self._context = context
+        self._clock = setup.clock
+        self._members = setup.members
+        self._limits = setup.limits
+        self._incarnation = setup.incarnation
+        self._detector = FailureDetector(setup.limits.silence_ms)
+        self._loop = asyncio.get_running_loop()
+        self._hosts: dict[Address, HostId] = {}
+        self._in_flight: dict[Address, int] = {}
+        self._serial = 0
+        self.on_change: Callable[[], None] = _nothing
+        """Called when an opinion has changed from up to down or back."""
+
+    def opinions(self) -> tuple[PeerLiveness, ...]:
+        """What this node holds of each peer now: a reader never sees an `up` that has run out."""
+        self._look()
+        return self._detector.opinions()
+
+    def serve_on(self, server: Server) -> None:
+        server.serve(HEARTBEAT, self._answer)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        watchers: dict[Address, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                members = self._members.peers()
+                self._detector.watch(members, self._clock.boot_ms())
+                for peer in [peer for peer in watchers if peer not in members]:
+                    watchers.pop(peer).cancel("no longer a member")
+                    self._forget(peer)
+                for peer in members:
+                    if peer not in watchers:
+                        watchers[peer] = tasks.create_task(self._watch(peer, tasks))
+                self._look()
+                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+
+    def _answer(self, request: HeartbeatRequest, _call: IncomingCall) -> HeartbeatAnswer:
+        return HeartbeatAnswer(request.serial, self._incarnation)
+
+    def _look(self) -> None:
+        for opinion in self._detector.look(self._clock.boot_ms()):
+            self._tell(opinion)
+
+    async def _watch(self, peer: Address, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            host = await self._meet(peer)
+            started_ms = self._clock.boot_ms()
+            while not self._given_up(peer, started_ms):
+                if self._in_flight.get(peer, 0) < self._limits.in_flight_max:
+                    tasks.create_task(self._beat(peer, host))
+                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+
+    async def _meet(self, peer: Address) -> HostId:
+        """Asks who is there, until somebody answers. Also before each return of a peer that was down: another host
+        may have taken its address, and beats to the old one would be refused there for ever.
+
+        Connections from before are dropped. One whose end the peer has forgotten (it lost power, or closed while the
+        path was cut) swallows every beat without a word, and the peer would be held to be down for ever.
+        """
+        while True:
+            try:
+                caller, welcome = await connect(self._context, peer, ConnectionTarget(Lane.CONTROL))
+            except EblaError:
+                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+                continue
+            caller.close("introduced")
+            self._forget(peer)
+            host = self._hosts[peer] = welcome.introduction.host
+            self._peers.set_address(host, peer)
+            return host
+
+    async def _beat(self, peer: Address, host: HostId) -> None:
+        self._serial += 1
+        self._in_flight[peer] = self._in_flight.get(peer, 0) + 1
+        connected = self._connected(host)
+        asked_ms, began = self._clock.boot_ms(), self._loop.time()
+        try:
+            request = HeartbeatRequest(self._serial, self._incarnation)
+            answer = await self._peers.call(host, HEARTBEAT, request, self._limits.silence_ms)
+        except EblaError:
+            return  # an error is silence, and how long that lasts is all that counts
+        finally:
+            self._in_flight[peer] -= 1
+        round_trip_us = int((self._loop.time() - began) * 1_000_000) if connected else None
+        answered = RoundTrip(peer, host, answer.incarnation, asked_ms, round_trip_us)
+        changed = self._detector.answered(answered, self._clock.boot_ms())
+        if changed is not None:
+            self._tell(changed)
+
+    def _given_up(self, peer: Address, started_ms: int) -> bool:
+        now_ms = self._clock.boot_ms()
+        state = {opinion.peer: opinion.state for opinion in self._detector.opinions()}
+        return state.get(peer) is not PeerState.UP and now_ms - started_ms >= self._limits.silence_ms
+
+    def _connected(self, host: HostId) -> bool:
+        return any(
+            route.host == host and route.lane is Lane.CONTROL and route.state is RouteState.READY
+            for route in self._peers.routes()
+        )
+
+    def _forget(self, peer: Address) -> None:
+        host = self._hosts.pop(peer, None)
+        if host is not None and host not in self._hosts.values():
+            self._peers.forget(host)
+
+    def _tell(self, opinion: PeerLiveness) -> None:
+        details = {"peer": str(opinion.peer), "host": str(opinion.host), "round_trip_us": opinion.round_trip_us}
+        self._context.report(f"liveness.peer_{opinion.state.value}", details)
+        self.on_change()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,1 @@
+"""The shell around the Raft core: driver, log, snapshots."""

@@ -1,0 +1,92 @@
+"""Sending a snapshot to a peer: read ahead, several chunks under way, for as long as the peer's disk makes progress."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from ebla.model.error_groups import leaf_errors
+from ebla.model.errors import Unavailable
+from ebla.model.identity import HistoryId
+from ebla.raft.messages import InstallSnapshot
+from ebla.wire.group0_messages import SnapshotChunk, SnapshotChunkAnswer
+
+CHUNK_BYTES = 1024 * 1024
+"""As large as the pieces of the file that is read, which then need not be cut."""
+CHUNKS_UNDER_WAY_MAX = 8
+"""8 MiB with those. Fewer, and the two sides wait for each other in turn; more, and what is under way may reach the
+peer's loop in one turn and hold it up."""
+CHUNK_DEADLINE_MS = 10_000
+"""For one answer. The peer gives one soon, also where its disk is slow."""
+STALL_MS_MAX = 60_000
+"""A peer whose disk takes nothing for so long is given up."""
+
+Send = Callable[[SnapshotChunk], Awaitable[SnapshotChunkAnswer]]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTransfer:
+    """Which snapshot, to whom, and the how-manieth try of this life it is."""
+
+    history: HistoryId
+    message: InstallSnapshot
+    number: int
+
+
+class SnapshotSender:
+    """`run` returns once the peer has all of it, durable; raises `EblaError` otherwise."""
+
+    def __init__(self, sending: SnapshotTransfer, send: Send) -> None:
+        self._sending = sending
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._progress = 0
+        self._progress_at = self._loop.time()
+        self._is_stored = False
+
+    async def run(self, content: AsyncIterator[bytes]) -> None:
+        ahead: asyncio.Queue[SnapshotChunk] = asyncio.Queue(CHUNKS_UNDER_WAY_MAX)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._read(content, ahead))
+                await self._send_all(ahead, tasks)
+                reading.cancel()
+        except BaseExceptionGroup as group:
+            raise next(leaf_errors(group)) from None  # one is enough to know that it was not delivered
+
+    async def _read(self, content: AsyncIterator[bytes], ahead: "asyncio.Queue[SnapshotChunk]") -> None:
+        number, waiting = 0, b""
+        async for piece in content:
+            for start in range(0, len(piece), CHUNK_BYTES):
+                if waiting:
+                    await ahead.put(self._chunk(number, waiting, last=False))
+                    number += 1
+                waiting = piece[start : start + CHUNK_BYTES]
+        await ahead.put(self._chunk(number, waiting, last=True))
+
+    def _chunk(self, number: int, data: bytes, *, last: bool) -> SnapshotChunk:
+        sending = self._sending
+        return SnapshotChunk(sending.history, sending.message, number, data, last, sending.number)
+
+    async def _send_all(self, ahead: "asyncio.Queue[SnapshotChunk]", tasks: asyncio.TaskGroup) -> None:
+        under_way: deque[asyncio.Task[None]] = deque()
+        while not self._is_stored:
+            chunk = await ahead.get()
+            under_way.append(tasks.create_task(self._deliver(chunk)))
+            # The first goes alone, for it begins the snapshot there.
+            while under_way and (chunk.number == 0 or chunk.last or len(under_way) >= CHUNKS_UNDER_WAY_MAX):
+                await under_way.popleft()
+
+    async def _deliver(self, chunk: SnapshotChunk) -> None:
+        while not self._is_stored:
+            answer = await self._send(chunk)
+            self._is_stored |= answer.stored
+            if answer.progress > self._progress:
+                self._progress, self._progress_at = answer.progress, self._loop.time()
+            if answer.taken and not chunk.last:
+                return
+            if not answer.stored and self._loop.time() - self._progress_at >= STALL_MS_MAX / 1000:
+                raise Unavailable(
+                    f"the peer's disk has taken nothing of a snapshot for {STALL_MS_MAX} ms",
+                    advice="look at its disk",
+                )

@@ -1,0 +1,1 @@
+"""The topology feed to the node's processes, barriers, schema changes, sessions."""

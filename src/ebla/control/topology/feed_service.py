@@ -1,0 +1,220 @@
+"""Control's side of the feed: tells the node's other processes the topology, hears how far they are, and answers other
+nodes whether a barrier holds here.
+
+Nothing is fed before this control process has done one read barrier. After a restart its store is what its disk knew
+to be committed, which may be older than a version whose barrier it acknowledged before: a process fed with that would
+route by it, and find the replica on its own node just as outdated and willing, fence and all. A node that starts
+without a quorum of group 0 therefore serves no rows; one that loses the quorum while it runs goes on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ebla.aio.wakeup import Wakeup
+from ebla.control.topology.committed_topology import CommittedTopology
+from ebla.control.topology.feed_pages import FeedSnapshot, changes_after, take_feed_snapshot
+from ebla.control.topology.node_barrier import barrier_waits_for, not_installed
+from ebla.feed.shared_barrier import SharedReadBarrier
+from ebla.group0.store import Group0Store
+from ebla.model.errors import DeadlineExceeded, Unavailable
+from ebla.model.identity import HostId, TopologyVersion
+from ebla.model.transaction import Revision
+from ebla.wire.feed_messages import (
+    ChildReport,
+    FeedAnswer,
+    FeedChange,
+    FeedRequest,
+    NodeBarrierAnswer,
+    NodeBarrierRequest,
+    ReadBarrierAnswer,
+    ReadBarrierRequest,
+)
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import CHILD_REPORT, FEED, NODE_BARRIER, READ_BARRIER, EmptyAnswer
+
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+CATCH_UP_MS = 5_000
+CATCH_UP_AGAIN_MS = 100
+CHILDREN_MAX = 1024
+FEED_SNAPSHOTS_MAX = 16
+"""Whole states on their way to children in several pages. One more, and the oldest begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedConfig:
+    read_barrier: Callable[[int], Awaitable[Revision]]
+    """Of group 0, within so many milliseconds."""
+    down: Callable[[], tuple[HostId, ...]]
+    """Nodes that this one holds to be down, sorted."""
+    expected: Callable[[], tuple[str, ...]]
+    """The children that a barrier waits for."""
+    serving: Callable[[], bool]
+    """False: the node is stopping."""
+    page_bytes_max: int = PAGE_BYTES_MAX
+
+
+class TopologyFeedService:
+    def __init__(self, state: CommittedTopology, setup: FeedConfig) -> None:
+        self._state = state
+        self._setup = setup
+        self._reports: dict[str, ChildReport] = {}
+        self._reported = Wakeup()
+        self._whole_states: dict[str, FeedSnapshot] = {}
+        self._read_barriers = SharedReadBarrier(self._one_read_barrier)
+        self._caught_up = False
+        self._loop = asyncio.get_running_loop()
+
+    def serve_children(self, server: Server) -> None:
+        server.serve(FEED, self._feed)
+        server.serve(CHILD_REPORT, self._child_report)
+        server.serve(READ_BARRIER, self._read_barrier)
+
+    def serve_peers(self, server: Server) -> None:
+        server.serve(NODE_BARRIER, self._node_barrier)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_barriers.run())
+            tasks.create_task(self._catch_up())
+
+    def down_hosts_changed(self) -> None:
+        """Who is down may have changed."""
+        self._state.changed.wake()
+
+    async def read_barrier(self, deadline_ms: int) -> Revision:
+        """No key of the topology whose change was answered before this call changed after what this returns. Raises
+        `Unavailable` without a quorum."""
+        return await self._read_barriers.wait(deadline_ms)
+
+    async def node_barrier(self, version: TopologyVersion, deadline_ms: int, *, drain: bool = True) -> TopologyVersion:
+        """Returns what every process of the node has, at least `version`, once the barrier holds here; with `drain`
+        off, once they have it installed. Raises `Unavailable` without a quorum, `DeadlineExceeded` with what it waits
+        for."""
+        expires_at = self._loop.time() + deadline_ms / 1000
+        # A node that lags must not speak for a version it has not seen.
+        await self.read_barrier(deadline_ms)
+        if not await self._state.wait_version(version, expires_at - self._loop.time()):
+            trouble = f": {self._state.trouble}" if self._state.trouble else ""
+            raise DeadlineExceeded(
+                f"this node knows version {self._state.snapshot.version} of the topology, not {version}{trouble}"
+            )
+        while waits := self.waits_for(version, drain=drain):
+            if not await self._reported.wait(expires_at - self._loop.time()):
+                raise DeadlineExceeded(f"version {version} of the topology: {'; '.join(waits)}")
+        reports = self.reports()
+        versions = [reports[name].version for name in self._setup.expected()]
+        return min(versions, default=self._state.snapshot.version)
+
+    def waits_for(self, version: TopologyVersion, *, drain: bool = True) -> tuple[str, ...]:
+        """What the barrier of this version waits for on this node, in words."""
+        decide = barrier_waits_for if drain else not_installed
+        return decide(version, self._setup.expected(), self.reports())
+
+    # ---- the feed
+
+    async def _feed(self, request: FeedRequest, call: IncomingCall) -> FeedAnswer:
+        expires_at = self._loop.time() + min(request.wait_ms, call.work_ms()) / 1000
+        while (answer := self._news_for(request)) is None:
+            if not await self._state.changed.wait(expires_at - self._loop.time()):
+                return self._news_for(request) or self._no_news_for(request)
+        return answer
+
+    def _news_for(self, request: FeedRequest) -> FeedAnswer | None:
+        """None: nothing that the child does not know."""
+        store, revision, after = self._state.store, self._state.revision, request.after
+        if store is None or revision is None or not self._caught_up:
+            return None
+        if after is None or request.after_key or after.history != revision.history:
+            return self._page_for(request, store)
+        if after.index < revision.index:
+            found = changes_after(store, after, self._setup.page_bytes_max)
+            if found is None:
+                return self._page_for(request, store)
+            return self._answer(request, found.revision, found.changes)
+        if self._setup.down() != request.down_seen or self._lacks_report(request):
+            return self._no_news_for(request)
+        return None
+
+    def _no_news_for(self, request: FeedRequest) -> FeedAnswer:
+        """The revision moves on with the store, so that a child stays within what the store still knows of changes. A
+        store that is behind the child (control has just started) does not take it back."""
+        store, after = self._state.store, request.after
+        if store is None or after is None or not self._caught_up:
+            raise Unavailable("this node has not caught up with group 0 since it started", advice="ask again")
+        here = store.revision
+        return self._answer(request, here if here.index > after.index else after)
+
+    def _page_for(self, request: FeedRequest, store: Group0Store) -> FeedAnswer:
+        held, after_key = self._whole_states.pop(request.name, None), request.after_key
+        if held is None or not after_key or held.revision != request.after:
+            held, after_key = take_feed_snapshot(store), ""
+        changes, more = held.page(after_key, self._setup.page_bytes_max)
+        if more:
+            self._whole_states[request.name] = held
+            if len(self._whole_states) > FEED_SNAPSHOTS_MAX:
+                del self._whole_states[next(iter(self._whole_states))]
+        return self._answer(request, held.revision, changes, more=more, reset=True)
+
+    def _answer(
+        self,
+        request: FeedRequest,
+        revision: Revision,
+        changes: tuple[FeedChange, ...] = (),
+        *,
+        more: bool = False,
+        reset: bool = False,
+    ) -> FeedAnswer:
+        return FeedAnswer(
+            revision, reset, changes, more, self._setup.down(), self._setup.serving(), self._lacks_report(request)
+        )
+
+    # ---- reports
+
+    def _child_report(self, report: ChildReport, _call: IncomingCall) -> EmptyAnswer:
+        last = self._reports.get(report.name)
+        if last is None or report.serial > last.serial:
+            self._reports[report.name] = report
+            if len(self._reports) > CHILDREN_MAX:
+                del self._reports[next(iter(self._reports))]
+            self._reported.wake()
+        return EmptyAnswer()
+
+    def _lacks_report(self, request: FeedRequest) -> bool:
+        last = self._reports.get(request.name)
+        return request.reported > (0 if last is None else last.serial)
+
+    def reports(self) -> dict[str, ChildReport]:
+        """The latest of each child. One that has not come over to the present history yet has not reported."""
+        revision = self._state.revision
+        if revision is None:
+            return {}
+        return {name: report for name, report in self._reports.items() if report.history == revision.history}
+
+    # ---- barriers
+
+    async def _read_barrier(self, _request: ReadBarrierRequest, call: IncomingCall) -> ReadBarrierAnswer:
+        return ReadBarrierAnswer(await self.read_barrier(call.work_ms()))
+
+    async def _node_barrier(self, request: NodeBarrierRequest, call: IncomingCall) -> NodeBarrierAnswer:
+        return NodeBarrierAnswer(await self.node_barrier(request.version, call.work_ms(), drain=request.drain))
+
+    async def _one_read_barrier(self, deadline_ms: int) -> Revision:
+        """The revision of the topology, not that of the store, which may be ahead by what is none of the children's
+        business: they would wait for the feed to get there, and it has nothing to tell them."""
+        await self._setup.read_barrier(deadline_ms)
+        revision = self._state.revision
+        if revision is None:
+            raise Unavailable("this node waits for its first state of group 0")
+        if not self._caught_up:
+            self._caught_up = True
+            self._state.changed.wake()
+        return revision
+
+    async def _catch_up(self) -> None:
+        while not self._caught_up:
+            try:
+                await self.read_barrier(CATCH_UP_MS)
+            except Unavailable:
+                await asyncio.sleep(CATCH_UP_AGAIN_MS / 1000)

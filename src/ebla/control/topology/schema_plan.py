@@ -1,0 +1,323 @@
+"""From what a client wishes of the schema to the commands that bring it about, or the words for why not. Pure."""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import assert_never
+
+import msgspec
+
+from ebla.control.topology.join_steps import why_no_table_yet
+from ebla.model.errors import AlreadyExists, EblaError, InvalidRequest, NotFound, Refused, Unavailable
+from ebla.model.identity import HostId, TableId
+from ebla.model.schema import (
+    TableSchema,
+    decode_schema,
+    encode_schema,
+    new_schema,
+    with_column,
+    with_options,
+    with_renamed_column,
+    without_column,
+)
+from ebla.topology.commands import (
+    AlterKeyspace,
+    AlterTable,
+    Command,
+    CreateKeyspace,
+    CreateTable,
+    DropKeyspace,
+    DropTable,
+)
+from ebla.topology.placement import Capacities, PlacementRules, place_new_table, placeable_nodes
+from ebla.topology.snapshot import Keyspace, Replication, Snapshot, Table
+from ebla.topology.states import NodeState, Strategy, UpgradeState
+from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, ReplicaSet
+from ebla.wire.schema_messages import (
+    AlterKeyspaceRequest,
+    AlterTableRequest,
+    CreateKeyspaceRequest,
+    CreateTableRequest,
+    DropKeyspaceRequest,
+    DropTableRequest,
+    SchemaChange,
+    TruncateTableRequest,
+)
+
+NAME = re.compile(r"\w{1,48}", re.ASCII)
+RESERVED = "system"
+KEYS_PER_COMMIT_MAX = 4_096
+"""Keys that one commit deletes. A keyspace with more of them goes in several."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChangePlan:
+    """To be committed at once. No command: what was wished for is so already."""
+
+    commands: tuple[Command, ...] = ()
+    table: TableId | None = None
+    more: bool = False
+    """This is a part of it; the rest is planned on what this leaves."""
+
+
+class NotYetPossible(Exception):
+    """It cannot be done now and soon may be. `error` is for a caller who does not wait, or has waited too long."""
+
+    def __init__(self, error: EblaError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningState:
+    snapshot: Snapshot
+    down: Collection[HostId] = ()
+
+
+def plan_schema_change(request: SchemaChange, planning: PlanningState, new_id: TableId) -> SchemaChangePlan:
+    """`new_id`: the id of a table to be created, another one with each attempt. Raises the error that fits, or
+    `NotYetPossible`."""
+    snapshot = planning.snapshot
+    if snapshot.state.upgrade is not UpgradeState.DONE:
+        raise NotYetPossible(Unavailable("the cluster has no node in its ring yet", advice="try again in a moment"))
+    match request:
+        case CreateKeyspaceRequest():
+            return _create_keyspace(request, snapshot)
+        case AlterKeyspaceRequest():
+            return _alter_keyspace(request, snapshot)
+        case DropKeyspaceRequest():
+            return _drop_keyspace(request, snapshot)
+        case CreateTableRequest():
+            return _create_table(request, planning, new_id)
+        case AlterTableRequest():
+            return _alter_table(request, snapshot)
+        case DropTableRequest():
+            return _drop_table(request, snapshot)
+        case TruncateTableRequest():
+            return _truncate_table(request, snapshot, new_id)
+        case _:
+            assert_never(request)
+
+
+# ---- keyspaces
+
+
+def _create_keyspace(request: CreateKeyspaceRequest, snapshot: Snapshot) -> SchemaChangePlan:
+    keyspace = _in_order(request.keyspace)
+    _check_name(keyspace.name, "keyspace")
+    _check_not_reserved(keyspace.name)
+    if keyspace.name in snapshot.keyspaces:
+        if request.if_not_exists:
+            return SchemaChangePlan()
+        raise AlreadyExists(f"keyspace {keyspace.name} exists already", keyspace=keyspace.name)
+    _check_keyspace(snapshot, keyspace)
+    return SchemaChangePlan((CreateKeyspace(keyspace),))
+
+
+def _alter_keyspace(request: AlterKeyspaceRequest, snapshot: Snapshot) -> SchemaChangePlan:
+    keyspace = _in_order(request.keyspace)
+    _check_not_reserved(keyspace.name)
+    known = _keyspace(snapshot, keyspace.name)
+    if known == keyspace:
+        return SchemaChangePlan()
+    if known.on_tablets != keyspace.on_tablets:
+        raise InvalidRequest(f"keyspace {keyspace.name} stays on {'tablets' if known.on_tablets else 'vnodes'}")
+    if known.on_tablets and known.replication != keyspace.replication:
+        raise Refused(
+            f"replicas of keyspace {keyspace.name}, which is on tablets, would have to move, and this release has no "
+            "topology coordinator to move them",
+            advice="create a keyspace with the other replication",
+        )
+    _check_keyspace(snapshot, keyspace)
+    return SchemaChangePlan((AlterKeyspace(keyspace),))
+
+
+def _drop_keyspace(request: DropKeyspaceRequest, snapshot: Snapshot) -> SchemaChangePlan:
+    """Its tables first: a table without its keyspace is nothing."""
+    _check_not_reserved(request.name)
+    if request.name not in snapshot.keyspaces:
+        if request.if_exists:
+            return SchemaChangePlan()
+        raise NotFound(f"there is no keyspace {request.name}")
+    drops: list[Command] = []
+    keys = 0
+    for table in _tables_of(snapshot, request.name):
+        tablets = snapshot.tablets.get(table)
+        keys += 2 if tablets is None else 2 + len(tablets.chunks)
+        if drops and keys > KEYS_PER_COMMIT_MAX:
+            return SchemaChangePlan(tuple(drops), more=True)
+        drops.append(DropTable(table))
+    return SchemaChangePlan((*drops, DropKeyspace(request.name)))
+
+
+def _tables_of(snapshot: Snapshot, keyspace: str) -> list[TableId]:
+    return sorted(table.id for table in snapshot.tables.values() if table.keyspace == keyspace)
+
+
+def _in_order(keyspace: Keyspace) -> Keyspace:
+    replication = keyspace.replication
+    factors = tuple(sorted(replication.factors))
+    return msgspec.structs.replace(keyspace, replication=msgspec.structs.replace(replication, factors=factors))
+
+
+def _check_keyspace(snapshot: Snapshot, keyspace: Keyspace) -> None:
+    replication = keyspace.replication
+    names = [name for name, _ in replication.factors]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidRequest(f"datacenter {twice} has two replication factors")
+    if any(factor < 0 for _, factor in replication.factors):
+        raise InvalidRequest("a replication factor must not be negative")
+    if not 0 <= keyspace.initial_tablets <= TABLETS_PER_COMMIT_MAX:
+        raise InvalidRequest(f"a table begins with at most {TABLETS_PER_COMMIT_MAX} tablets")
+    if replication.strategy is Strategy.SIMPLE:
+        if keyspace.on_tablets:
+            raise InvalidRequest("tablets need NetworkTopologyStrategy", advice="or put the keyspace on vnodes")
+        if names != [""]:
+            raise InvalidRequest("SimpleStrategy has one replication factor and names no datacenter")
+    else:
+        _check_datacenters(snapshot, names)
+    if replication.total == 0:
+        raise InvalidRequest("a keyspace needs a replica somewhere: all its replication factors are 0")
+    if keyspace.on_tablets:
+        _check_room(snapshot, replication)
+
+
+def _check_datacenters(snapshot: Snapshot, names: list[str]) -> None:
+    known = sorted({node.datacenter for node in snapshot.members()})
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise InvalidRequest(f"there is no node in datacenter {unknown!r}; datacenters are: {', '.join(known)}")
+
+
+def _check_room(snapshot: Snapshot, replication: Replication) -> None:
+    """Replicas of a tablet are on distinct nodes. Nodes that are about to be in are worth waiting for."""
+    nodes = list(placeable_nodes(snapshot))
+    for name, factor in replication.factors:
+        count = sum(node.datacenter == name for node in nodes)
+        if factor <= count:
+            continue
+        error = InvalidRequest(
+            f"replication factor {factor} needs as many nodes in datacenter {name}, which has {count}",
+            advice="add nodes, lower the factor, or put the keyspace on vnodes",
+        )
+        joining = sum(node.datacenter == name for node in snapshot.nodes_in(NodeState.NONE, NodeState.BOOTSTRAPPING))
+        if factor <= count + joining and not snapshot.tables:
+            raise NotYetPossible(error)
+        raise error
+
+
+# ---- tables
+
+
+def _create_table(request: CreateTableRequest, planning: PlanningState, new_id: TableId) -> SchemaChangePlan:
+    snapshot = planning.snapshot
+    _check_name(request.name, "table")
+    _check_not_reserved(request.keyspace)
+    keyspace = _keyspace(snapshot, request.keyspace)
+    known = snapshot.table_named(request.keyspace, request.name)
+    if known is not None:
+        if request.if_not_exists:
+            return SchemaChangePlan(table=known.id)
+        raise AlreadyExists(f"table {known.full_name} exists already", keyspace=request.keyspace, table=request.name)
+    if not 0 <= request.min_tablet_count <= TABLETS_PER_COMMIT_MAX:
+        raise InvalidRequest(f"a table has at most {TABLETS_PER_COMMIT_MAX} tablets at first")
+    schema = new_schema((new_id, request.keyspace, request.name), request.columns, request.options)
+    if why := why_no_table_yet(snapshot, planning.down):
+        raise NotYetPossible(Refused(f"no table can be created now: {why}", advice="try again when it is in the ring"))
+    table = Table(new_id, request.keyspace, request.name, False, request.min_tablet_count, encode_schema(schema))
+    if not keyspace.on_tablets:
+        return SchemaChangePlan((CreateTable(table),), new_id)
+    _check_room(snapshot, keyspace.replication)
+    replica_sets = place_new_table(snapshot, table, Capacities(), PlacementRules())
+    return SchemaChangePlan((CreateTable(table, replica_sets),), new_id)
+
+
+def _alter_table(request: AlterTableRequest, snapshot: Snapshot) -> SchemaChangePlan:
+    table = _table(snapshot, request.keyspace, request.name)
+    before = decode_schema(table.definition)
+    after = _altered(request, before)
+    if after is before:
+        raise InvalidRequest(f"nothing of table {table.full_name} is to be altered")
+    return SchemaChangePlan((AlterTable(msgspec.structs.replace(table, definition=encode_schema(after))),), table.id)
+
+
+def _altered(request: AlterTableRequest, schema: TableSchema) -> TableSchema:
+    for name in request.dropped:
+        schema = without_column(schema, name)
+    for column in request.added:
+        schema = with_column(schema, column)
+    for old, new in request.renamed:
+        schema = with_renamed_column(schema, old, new)
+    return schema if request.options is None else with_options(schema, request.options)
+
+
+def _drop_table(request: DropTableRequest, snapshot: Snapshot) -> SchemaChangePlan:
+    if request.if_exists and snapshot.table_named(request.keyspace, request.name) is None:
+        _check_not_reserved(request.keyspace)
+        return SchemaChangePlan()
+    table = _table(snapshot, request.keyspace, request.name)
+    return SchemaChangePlan((DropTable(table.id),), table.id)
+
+
+def _truncate_table(request: TruncateTableRequest, snapshot: Snapshot, new_id: TableId) -> SchemaChangePlan:
+    """The same table under a new id, in one commit: a late write to the old one finds no table to bring back. Its
+    tablets are placed anew, as no byte has to follow them."""
+    table = _table(snapshot, request.keyspace, request.name)
+    schema = msgspec.structs.replace(decode_schema(table.definition), id=new_id)
+    fresh = msgspec.structs.replace(table, id=new_id, definition=encode_schema(schema))
+    replica_sets: tuple[ReplicaSet, ...] = ()
+    if snapshot.on_tablets(table.id):
+        replica_sets = place_new_table(snapshot, fresh, Capacities(), PlacementRules())
+    return SchemaChangePlan((DropTable(table.id), CreateTable(fresh, replica_sets)), new_id)
+
+
+# ---- after a commit whose answer did not come
+
+
+def is_applied(commands: tuple[Command, ...], snapshot: Snapshot) -> bool:
+    """Whether the schema is as these commands leave it. For a table that was to be created the id says that it was
+    this very commit; for all else somebody may have done the same at the same time, which comes to the same."""
+    return all(_is_there(command, snapshot) for command in commands)
+
+
+def _is_there(command: Command, snapshot: Snapshot) -> bool:
+    match command:
+        case CreateKeyspace(keyspace=keyspace) | AlterKeyspace(keyspace=keyspace):
+            return snapshot.keyspaces.get(keyspace.name) == keyspace
+        case DropKeyspace(name=name):
+            return name not in snapshot.keyspaces
+        case CreateTable(table=table) | AlterTable(table=table):
+            return snapshot.tables.get(table.id) == table
+        case DropTable(table=dropped):
+            return dropped not in snapshot.tables
+        case _:
+            raise AssertionError(f"{type(command).__name__} does not come from a wish")
+
+
+# ---- what all of them look at
+
+
+def _keyspace(snapshot: Snapshot, name: str) -> Keyspace:
+    known = snapshot.keyspaces.get(name)
+    if known is None:
+        raise NotFound(f"there is no keyspace {name}")
+    return known
+
+
+def _table(snapshot: Snapshot, keyspace: str, name: str) -> Table:
+    _check_not_reserved(keyspace)
+    _keyspace(snapshot, keyspace)
+    known = snapshot.table_named(keyspace, name)
+    if known is None:
+        raise NotFound(f"there is no table {keyspace}.{name}")
+    return known
+
+
+def _check_name(name: str, what: str) -> None:
+    if NAME.fullmatch(name) is None:
+        raise InvalidRequest(f"{name!r} is no name for a {what}: 1 to 48 letters, digits and underscores")
+
+
+def _check_not_reserved(keyspace: str) -> None:
+    if keyspace.lower().startswith(RESERVED):
+        raise InvalidRequest(f"keyspace {keyspace} belongs to the system: names that begin so are reserved")

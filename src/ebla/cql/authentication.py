@@ -1,0 +1,141 @@
+"""Who may connect: everyone, or who knows a name's password.
+
+Passwords are kept as scrypt hashes, which are slow on purpose: one is worked out in a thread, few at a time. Drivers
+open many connections with the same password, so that a proof that held once is remembered, by a hash under a key that
+this process alone has and forgets.
+"""
+
+import asyncio
+import binascii
+import hashlib
+import hmac
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ebla.model.errors import BadCredentials, BadProtocol, InvalidRequest, Overloaded
+from ebla.ports.rng import Rng
+
+PASSWORD_AUTHENTICATOR = "org.apache.cassandra.auth.PasswordAuthenticator"  # noqa: S105  # a name drivers look for
+ANONYMOUS = "anonymous"
+SALT_BYTES = 16
+COST, BLOCK, PARALLEL = 1 << 14, 8, 1
+_SCHEME = "scrypt"
+_MEMORY_BYTES_MAX = 64 << 20
+_CHECKS_AT_ONCE_MAX = 2
+_CHECKS_WAITING_MAX = 1_024
+_KNOWN_MAX = 1_024
+
+
+class ClientAuthentication(Protocol):
+    @property
+    def authenticator(self) -> str | None:
+        """What AUTHENTICATE names; None: nobody is asked who they are."""
+        ...
+
+    async def authenticate(self, token: bytes) -> str:
+        """Raises `BadCredentials`, and `Overloaded` where too many ask at once."""
+        ...
+
+
+class AllowAllAuthentication:
+    authenticator: str | None = None
+
+    async def authenticate(self, _token: bytes) -> str:
+        return ANONYMOUS
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordHash:
+    """Written as `scrypt$cost$block$parallel$salt$digest`, the last two in base 64."""
+
+    cost: int
+    block: int
+    parallel: int
+    salt: bytes
+    digest: bytes
+
+    def __str__(self) -> str:
+        salt, digest = (b64encode(part).decode("ascii") for part in (self.salt, self.digest))
+        return f"{_SCHEME}${self.cost}${self.block}${self.parallel}${salt}${digest}"
+
+    def is_of(self, password: str) -> bool:
+        return hmac.compare_digest(self.digest, _digest(password, self.salt, (self.cost, self.block, self.parallel)))
+
+
+def hash_password(password: str, rng: Rng) -> PasswordHash:
+    """Takes tens of milliseconds."""
+    salt = rng.bytes(SALT_BYTES)
+    return PasswordHash(COST, BLOCK, PARALLEL, salt, _digest(password, salt, (COST, BLOCK, PARALLEL)))
+
+
+def parse_password_hash(text: str) -> PasswordHash:
+    try:
+        scheme, cost, block, parallel, salt, digest = text.split("$")
+        found = PasswordHash(int(cost), int(block), int(parallel), b64decode(salt), b64decode(digest))
+        if scheme != _SCHEME or not found.digest:
+            raise ValueError(scheme)
+        found.is_of("")  # costs that scrypt does not take are found here, not at the first login
+    except (ValueError, MemoryError, binascii.Error):
+        raise InvalidRequest(
+            "this is no password hash", advice="it begins with scrypt$ and is made by `ebla hash-password`"
+        ) from None
+    return found
+
+
+def _digest(password: str, salt: bytes, costs: tuple[int, int, int]) -> bytes:
+    cost, block, parallel = costs
+    return hashlib.scrypt(password.encode(), salt=salt, n=cost, r=block, p=parallel, maxmem=_MEMORY_BYTES_MAX)
+
+
+class PasswordAuthentication:
+    authenticator: str | None = PASSWORD_AUTHENTICATOR
+
+    def __init__(self, users: Mapping[str, PasswordHash], rng: Rng) -> None:
+        self._users = dict(users)
+        self._key = rng.bytes(32)
+        # A name that nobody has takes as long to refuse as one that is known.
+        self._nobody = PasswordHash(COST, BLOCK, PARALLEL, rng.bytes(SALT_BYTES), b"\0")
+        self._known: dict[bytes, None] = {}
+        self._turns = asyncio.Semaphore(_CHECKS_AT_ONCE_MAX)
+        self._waiting = 0
+
+    async def authenticate(self, token: bytes) -> str:
+        name, password = read_sasl_plain(token)
+        proof = hmac.digest(self._key, token, "sha256")
+        if proof in self._known:
+            return name
+        if self._waiting >= _CHECKS_WAITING_MAX:
+            raise Overloaded(f"{self._waiting} clients already wait for their passwords to be looked at")
+        self._waiting += 1
+        try:
+            async with self._turns:
+                holds = proof in self._known or await self._holds(name, password)
+        finally:
+            self._waiting -= 1
+        if not holds:
+            raise BadCredentials(f"Provided username {name} and/or password are incorrect")
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        self._known[proof] = None
+        return name
+
+    async def _holds(self, name: str, password: str) -> bool:
+        known = self._users.get(name, self._nobody)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, known.is_of, password) and name in self._users
+
+
+def read_sasl_plain(token: bytes) -> tuple[str, str]:
+    """SASL PLAIN: who to act as (left empty), name and password, apart by zero bytes."""
+    parts = token.split(b"\0")
+    if len(parts) != 3:
+        raise BadProtocol("the credentials are not of the form that SASL PLAIN has: an empty part, a name, a password")
+    try:
+        name, password = parts[1].decode(), parts[2].decode()
+    except UnicodeDecodeError:
+        raise BadProtocol("name and password must be UTF-8") from None
+    if not name:
+        raise BadCredentials("Provided username is empty")
+    return name, password

@@ -1,0 +1,126 @@
+"""Text to tokens, by one regular expression: it runs once for every statement that is not prepared."""
+
+import enum
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.model.errors import BadSyntax
+
+
+class TokenKind(enum.IntEnum):
+    NAME = 1
+    """An identifier or keyword, as written."""
+    QUOTED_NAME = 2
+    STRING = 3
+    INTEGER = 4
+    DECIMAL = 5
+    DURATION = 6
+    UUID = 7
+    BLOB = 8
+    MARKER = 9
+    """`?`; a named one is a colon and a name, which only the parser can tell from the colon of a map."""
+    SIGN = 10
+    """Punctuation and operators."""
+    END = 11
+
+
+class LexToken(msgspec.Struct, frozen=True, gc=False):
+    """A struct because a statement has dozens."""
+
+    kind: TokenKind
+    text: str
+    """Quotes removed, doubled ones made single."""
+    start: int
+    upper: str
+    """A name in upper case, for keywords; empty for a quoted one, which is never a keyword."""
+
+
+_HEX = "[0-9a-fA-F]"
+_UNIT = "(?:[yY]|[mM][oO]|[wW]|[dD]|[hH]|[mM][sS]|[mM]|[sS]|[uU][sS]|µ[sS]|[nN][sS])"
+_SPACE = r"(?:\s++|--[^\n]*+|//[^\n]*+|/\*.*?\*/)*+"  # possessive: what is no token behind much space fails at once
+_PATTERN = re.compile(
+    rf"""
+    {_SPACE}(?:
+      (?P<uuid>{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}(?!\w))
+    | (?P<blob>0[xX]{_HEX}*(?!\w))
+    | (?P<duration>(?:\d+{_UNIT})+(?!\w)
+        | P(?=[\dT])(?:\d+W|(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)(?!\w)
+        | P\d{{4}}-\d{{2}}-\d{{2}}T\d{{2}}:\d{{2}}:\d{{2}}(?!\w))
+    | (?P<decimal>\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
+    | (?P<integer>\d+(?!\w))
+    | (?P<name>[A-Za-z]\w*)
+    | "(?P<quoted>(?:[^"]|"")*)"
+    | '(?P<string>(?:[^']|'')*)'
+    | \$\$(?P<dollar>.*?)\$\$
+    | (?P<marker>\?)
+    | (?P<sign><=|>=|!=|[-+*/%=<>(){{}}\[\],.;:])
+    )
+    """,
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+_SPACES = re.compile(_SPACE, re.DOTALL | re.ASCII)
+
+_KINDS = {
+    "uuid": TokenKind.UUID,
+    "blob": TokenKind.BLOB,
+    "duration": TokenKind.DURATION,
+    "decimal": TokenKind.DECIMAL,
+    "integer": TokenKind.INTEGER,
+    "marker": TokenKind.MARKER,
+    "sign": TokenKind.SIGN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextPosition:
+    """As people count: lines from 1, columns from 0."""
+
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"line {self.line}:{self.column}"
+
+
+def text_position(text: str, start: int) -> TextPosition:
+    before = text[:start]
+    return TextPosition(before.count("\n") + 1, start - (before.rfind("\n") + 1))
+
+
+def tokenize(text: str) -> list[LexToken]:
+    """All tokens, the last one being the end. Raises `BadSyntax` at the first character that begins none."""
+    found: list[LexToken] = []
+    position = 0
+    match_at = _PATTERN.match
+    while (match := match_at(text, position)) is not None:
+        group = match.lastgroup
+        assert group is not None
+        if group == "name":
+            name = match[group]
+            found.append(LexToken(TokenKind.NAME, name, match.start(group), name.upper()))
+        else:
+            found.append(_token(group, match[group], match.start(group)))
+        position = match.end()
+    rest = _SPACES.match(text, position)
+    assert rest is not None
+    if rest.end() != len(text):
+        position = rest.end()
+        raise BadSyntax(f"{text_position(text, position)} no viable alternative at character '{text[position]}'")
+    found.append(LexToken(TokenKind.END, "<EOF>", len(text), ""))
+    return found
+
+
+def _token(group: str, text: str, start: int) -> LexToken:
+    match group:
+        case "quoted":
+            return LexToken(TokenKind.QUOTED_NAME, text.replace('""', '"'), start - 1, "")
+        case "string":
+            return LexToken(TokenKind.STRING, text.replace("''", "'"), start - 1, "")
+        case "dollar":
+            return LexToken(TokenKind.STRING, text, start - 2, "")
+        case "blob":
+            return LexToken(TokenKind.BLOB, text[2:], start, "")
+        case _:
+            return LexToken(_KINDS[group], text, start, "")

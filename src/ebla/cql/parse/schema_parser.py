@@ -1,0 +1,351 @@
+"""CREATE, ALTER and DROP of keyspaces and tables; DESCRIBE."""
+
+from ebla.cql.parse.lexer import TokenKind
+from ebla.cql.parse.select_parser import ordering
+from ebla.cql.parse.statements import (
+    AlterKeyspaceStatement,
+    AlterTableStatement,
+    ColumnDefinition,
+    CreateKeyspaceStatement,
+    CreateTableStatement,
+    DescribeStatement,
+    DescribeTarget,
+    DropKeyspaceStatement,
+    DropTableStatement,
+    Ordering,
+    Properties,
+    PropertyValue,
+    SchemaStatement,
+    TableName,
+)
+from ebla.cql.parse.term_parser import type_name
+from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
+from ebla.cql.parse.where_parser import table_name
+
+UNSUPPORTED_OBJECTS = {
+    "INDEX": "indexes",
+    "CUSTOM": "indexes",
+    "MATERIALIZED": "materialized views",
+    "TYPE": "user-defined types",
+    "FUNCTION": "user-defined functions",
+    "AGGREGATE": "user-defined aggregates",
+    "OR": "user-defined functions",
+    "TRIGGER": "triggers",
+    "ROLE": "roles",
+    "USER": "roles",
+    "SERVICE": "service levels",
+    "SERVICE_LEVEL": "service levels",
+}
+"""What may follow CREATE, ALTER or DROP and is not there."""
+
+
+def create(reader: TokenStream) -> SchemaStatement:
+    if _accept_keyspace(reader):
+        exists = _if_not_exists(reader)
+        return CreateKeyspaceStatement(reader.name("a keyspace"), _with(reader), exists)
+    if _accept_table(reader):
+        return _create_table(reader)
+    raise _missing(reader, "CREATE")
+
+
+def alter(reader: TokenStream) -> SchemaStatement:
+    if _accept_keyspace(reader):
+        exists = _if_exists(reader)
+        return AlterKeyspaceStatement(reader.name("a keyspace"), _with(reader), exists)
+    if _accept_table(reader):
+        return _alter_table(reader)
+    raise _missing(reader, "ALTER")
+
+
+def drop(reader: TokenStream) -> SchemaStatement:
+    if _accept_keyspace(reader):
+        exists = _if_exists(reader)
+        return DropKeyspaceStatement(reader.name("a keyspace"), exists)
+    if _accept_table(reader):
+        exists = _if_exists(reader)
+        return DropTableStatement(table_name(reader), exists)
+    raise _missing(reader, "DROP")
+
+
+def _missing(reader: TokenStream, verb: str) -> Exception:
+    what = UNSUPPORTED_OBJECTS.get(reader.token.upper)
+    return reader.failure(f"expecting KEYSPACE or TABLE after {verb}") if what is None else UnsupportedFeature(what)
+
+
+def _accept_keyspace(reader: TokenStream) -> bool:
+    return reader.accept_word("KEYSPACE") or reader.accept_word("SCHEMA")
+
+
+def _accept_table(reader: TokenStream) -> bool:
+    return reader.accept_word("TABLE") or reader.accept_word("COLUMNFAMILY")
+
+
+def _if_not_exists(reader: TokenStream) -> bool:
+    if not reader.accept_word("IF"):
+        return False
+    reader.expect_word("NOT", "EXISTS")
+    return True
+
+
+def _if_exists(reader: TokenStream) -> bool:
+    if not reader.accept_word("IF"):
+        return False
+    reader.expect_word("EXISTS")
+    return True
+
+
+# ---- tables
+
+
+class _TableParts:
+    """What is gathered while the brackets of CREATE TABLE are read."""
+
+    def __init__(self) -> None:
+        self.columns: list[ColumnDefinition] = []
+        self.partition_key: tuple[str, ...] = ()
+        self.clustering: tuple[str, ...] = ()
+        self.keys = 0
+
+
+def _create_table(reader: TokenStream) -> CreateTableStatement:
+    exists = _if_not_exists(reader)
+    table = table_name(reader)
+    parts = _TableParts()
+    reader.expect_sign("(")
+    _table_part(reader, parts)
+    while reader.accept_sign(","):
+        _table_part(reader, parts)
+    reader.expect_sign(")")
+    if parts.keys > 1:
+        raise reader.failure("after a table with more than one PRIMARY KEY")
+    order, properties, compact = _table_options(reader)
+    return CreateTableStatement(
+        table,
+        tuple(parts.columns),
+        parts.partition_key,
+        parts.clustering,
+        order,
+        properties,
+        compact,
+        exists,
+    )
+
+
+def _table_part(reader: TokenStream, parts: _TableParts) -> None:
+    if reader.at_word("PRIMARY"):
+        reader.expect_word("PRIMARY", "KEY")
+        parts.keys += 1
+        _primary_key(reader, parts)
+        return
+    name = reader.name("a column")
+    kind = type_name(reader)
+    is_static = reader.accept_word("STATIC")
+    if reader.accept_word("PRIMARY"):
+        reader.expect_word("KEY")
+        parts.keys += 1
+        parts.partition_key = (name,)
+    parts.columns.append(ColumnDefinition(name, kind, is_static))
+
+
+def _primary_key(reader: TokenStream, parts: _TableParts) -> None:
+    reader.expect_sign("(")
+    if reader.accept_sign("("):
+        partition = [reader.name("a column")]
+        while reader.accept_sign(","):
+            partition.append(reader.name("a column"))
+        reader.expect_sign(")")
+    else:
+        partition = [reader.name("a column")]
+    clustering: list[str] = []
+    while reader.accept_sign(","):
+        clustering.append(reader.name("a column"))
+    reader.expect_sign(")")
+    parts.partition_key, parts.clustering = tuple(partition), tuple(clustering)
+
+
+def _table_options(reader: TokenStream) -> tuple[tuple[Ordering, ...], Properties, bool]:
+    order: tuple[Ordering, ...] = ()
+    items: list[tuple[str, PropertyValue]] = []
+    compact = False
+    if not reader.accept_word("WITH"):
+        return order, Properties(), compact
+    while True:
+        if reader.accept_word("COMPACT"):
+            reader.expect_word("STORAGE")
+            compact = True
+        elif reader.at_word("CLUSTERING") and reader.peek().upper == "ORDER":
+            order = _clustering_order(reader)
+        else:
+            items.append(_property(reader))
+        if not reader.accept_word("AND"):
+            return order, Properties(tuple(items)), compact
+
+
+def _clustering_order(reader: TokenStream) -> tuple[Ordering, ...]:
+    reader.expect_word("CLUSTERING", "ORDER", "BY")
+    reader.expect_sign("(")
+    found = [ordering(reader)]
+    while reader.accept_sign(","):
+        found.append(ordering(reader))
+    reader.expect_sign(")")
+    return tuple(found)
+
+
+def _alter_table(reader: TokenStream) -> AlterTableStatement:
+    exists = _if_exists(reader)
+    table = table_name(reader)
+    if reader.accept_word("ADD"):
+        return AlterTableStatement(table, added=_added(reader), if_exists=exists)
+    if reader.accept_word("DROP"):
+        return _dropped_columns(reader, table, exists)
+    if reader.accept_word("RENAME"):
+        renamed = [_renamed(reader)]
+        while reader.accept_word("AND"):
+            renamed.append(_renamed(reader))
+        return AlterTableStatement(table, renamed=tuple(renamed), if_exists=exists)
+    if reader.at_word("WITH"):
+        return AlterTableStatement(table, properties=_with(reader), if_exists=exists)
+    if reader.at_word("ALTER"):
+        raise UnsupportedFeature("changing the type of a column")
+    raise reader.failure("expecting ADD, DROP, RENAME or WITH")
+
+
+def _added(reader: TokenStream) -> tuple[ColumnDefinition, ...]:
+    if reader.at_word("IF"):
+        raise UnsupportedFeature("ADD IF NOT EXISTS")
+    in_brackets = reader.accept_sign("(")
+    found = [_column(reader)]
+    while reader.accept_sign(","):
+        found.append(_column(reader))
+    if in_brackets:
+        reader.expect_sign(")")
+    return tuple(found)
+
+
+def _column(reader: TokenStream) -> ColumnDefinition:
+    return ColumnDefinition(reader.name("a column"), type_name(reader), reader.accept_word("STATIC"))
+
+
+def _dropped_columns(reader: TokenStream, table: TableName, exists: bool) -> AlterTableStatement:
+    if reader.accept_word("COMPACT"):
+        raise UnsupportedFeature("COMPACT STORAGE")
+    in_brackets = reader.accept_sign("(")
+    found = [reader.name("a column")]
+    while reader.accept_sign(","):
+        found.append(reader.name("a column"))
+    if in_brackets:
+        reader.expect_sign(")")
+    if reader.at_word("USING"):
+        raise UnsupportedFeature("DROP … USING TIMESTAMP")
+    return AlterTableStatement(table, dropped=tuple(found), if_exists=exists)
+
+
+def _renamed(reader: TokenStream) -> tuple[str, str]:
+    old = reader.name("a column")
+    reader.expect_word("TO")
+    return old, reader.name("a column")
+
+
+# ---- properties
+
+
+def _with(reader: TokenStream) -> Properties:
+    reader.expect_word("WITH")
+    items = [_property(reader)]
+    while reader.accept_word("AND"):
+        items.append(_property(reader))
+    return Properties(tuple(items))
+
+
+def _property(reader: TokenStream) -> tuple[str, PropertyValue]:
+    name = reader.name("an option")
+    reader.expect_sign("=")
+    if not reader.accept_sign("{"):
+        return name, _plain(reader)
+    entries: dict[str, str] = {}
+    while not reader.accept_sign("}"):
+        if entries:
+            reader.expect_sign(",")
+        key = _plain(reader)
+        reader.expect_sign(":")
+        if key in entries:
+            raise reader.failure(f"after a second '{key}'")
+        entries[key] = _plain(reader)
+    return name, entries
+
+
+def _plain(reader: TokenStream) -> str:
+    sign = "-" if reader.accept_sign("-") else ""
+    token = reader.token
+    allowed = (
+        TokenKind.STRING,
+        TokenKind.INTEGER,
+        TokenKind.DECIMAL,
+        TokenKind.DURATION,
+        TokenKind.UUID,
+        TokenKind.NAME,
+    )
+    if token.kind not in allowed:
+        raise reader.failure("expecting a value")
+    reader.take()
+    return sign + (token.text.lower() if token.kind is TokenKind.NAME else token.text)
+
+
+# ---- DESCRIBE
+
+_PLAIN_TARGETS = {
+    "CLUSTER": DescribeTarget.CLUSTER,
+    "SCHEMA": DescribeTarget.SCHEMA,
+    "KEYSPACES": DescribeTarget.KEYSPACES,
+    "TABLES": DescribeTarget.TABLES,
+    "COLUMNFAMILIES": DescribeTarget.TABLES,
+    "TYPES": DescribeTarget.TYPES,
+    "FUNCTIONS": DescribeTarget.FUNCTIONS,
+    "AGGREGATES": DescribeTarget.AGGREGATES,
+}
+_NAMED_TARGETS = {
+    "TABLE": DescribeTarget.TABLE,
+    "COLUMNFAMILY": DescribeTarget.TABLE,
+    "TYPE": DescribeTarget.TYPE,
+    "FUNCTION": DescribeTarget.FUNCTION,
+    "AGGREGATE": DescribeTarget.AGGREGATE,
+    "INDEX": DescribeTarget.INDEX,
+}
+
+
+def describe(reader: TokenStream) -> DescribeStatement:
+    found = _described(reader)
+    if reader.accept_word("WITH"):
+        reader.expect_word("INTERNALS")
+        if reader.accept_word("AND"):
+            reader.expect_word("PASSWORDS")
+        return DescribeStatement(found.target, found.keyspace, found.name, with_internals=True)
+    return found
+
+
+def _described(reader: TokenStream) -> DescribeStatement:
+    if reader.accept_word("FULL"):
+        reader.expect_word("SCHEMA")
+        return DescribeStatement(DescribeTarget.FULL_SCHEMA)
+    word = reader.token.upper
+    ends = reader.peek().kind is TokenKind.END or reader.peek().text == ";" or reader.peek().upper == "WITH"
+    if word in _PLAIN_TARGETS and ends:
+        reader.take()
+        return DescribeStatement(_PLAIN_TARGETS[word])
+    only = reader.accept_word("ONLY")
+    if reader.accept_word("KEYSPACE"):
+        target = DescribeTarget.ONLY_KEYSPACE if only else DescribeTarget.KEYSPACE
+        at_end = reader.token.kind is TokenKind.END or reader.at_sign(";") or reader.at_word("WITH")
+        return DescribeStatement(target, None if at_end else reader.name("a keyspace"))
+    if word in _NAMED_TARGETS and not ends:
+        reader.take()
+        return _named(reader, _NAMED_TARGETS[word])
+    if reader.accept_word("MATERIALIZED"):
+        reader.expect_word("VIEW")
+        return _named(reader, DescribeTarget.VIEW)
+    return _named(reader, DescribeTarget.ANY)
+
+
+def _named(reader: TokenStream, target: DescribeTarget) -> DescribeStatement:
+    name = table_name(reader)
+    return DescribeStatement(target, name.keyspace, name.name)

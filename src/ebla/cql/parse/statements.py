@@ -1,0 +1,370 @@
+"""Statements of CQL as parsed, one dataclass each. Names are folded; nothing is looked up yet.
+
+`keyspace` is None where the statement names none: then the connection's is meant.
+"""
+
+import enum
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.cql.parse.terms import BindMarker, FunctionCall, Term
+from ebla.model.cql_types import CqlType
+from ebla.wire.cql.frames import BatchKind
+
+
+class TableName(msgspec.Struct, frozen=True):
+    keyspace: str | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsingClause:
+    timestamp: Term | None = None
+    ttl: Term | None = None
+    timeout: Term | None = None
+
+
+NO_USING_CLAUSE = UsingClause()
+
+
+# ---- conditions
+
+
+class Operator(enum.StrEnum):
+    EQUAL = "="
+    NOT_EQUAL = "!="
+    LESS = "<"
+    AT_MOST = "<="
+    GREATER = ">"
+    AT_LEAST = ">="
+    IN = "IN"
+    CONTAINS = "CONTAINS"
+    CONTAINS_KEY = "CONTAINS KEY"
+    LIKE = "LIKE"
+    IS_NOT_NULL = "IS NOT NULL"
+
+
+class ColumnRelation(msgspec.Struct, frozen=True):
+    """`column op value`. For IN: `values` (or one marker for the whole list in `value`)."""
+
+    column: str
+    operator: Operator
+    value: Term | None = None
+    values: tuple[Term, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ElementRelation:
+    """`column[key] op value`."""
+
+    column: str
+    key: Term
+    operator: Operator
+    value: Term
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRelation:
+    """`token(a, b) op value`."""
+
+    columns: tuple[str, ...]
+    operator: Operator
+    value: Term
+
+
+@dataclass(frozen=True, slots=True)
+class MultiColumnRelation:
+    """`(a, b) op (x, y)`, also with IN, and with one marker for a whole tuple or for the list of them."""
+
+    columns: tuple[str, ...]
+    operator: Operator
+    value: Term | None = None
+    values: tuple[Term, ...] | None = None
+
+
+Relation = ColumnRelation | ElementRelation | TokenRelation | MultiColumnRelation
+
+
+# ---- SELECT
+
+
+class SelectedColumn(msgspec.Struct, frozen=True):
+    column: str
+    alias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedFunction:
+    """Any call in a select list: aggregates, writetime, ttl, token, conversions; arguments may be columns, calls and
+    terms. `count(*)` and `count(1)` have no arguments."""
+
+    call: FunctionCall
+    alias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedTerm:
+    """A literal or bind marker with a type hint."""
+
+    term: Term
+    alias: str | None = None
+
+
+Selector = SelectedColumn | SelectedFunction | SelectedTerm
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    column: str
+    descending: bool
+
+
+class SelectStatement(msgspec.Struct, frozen=True):
+    table: TableName
+    selectors: tuple[Selector, ...]
+    """Empty: `*`."""
+    distinct: bool = False
+    where: tuple[Relation, ...] = ()
+    order_by: tuple[Ordering, ...] = ()
+    per_partition_limit: Term | None = None
+    limit: Term | None = None
+    allow_filtering: bool = False
+    bypass_cache: bool = False
+    using: UsingClause = NO_USING_CLAUSE
+
+
+# ---- writes
+
+
+@dataclass(frozen=True, slots=True)
+class InsertStatement:
+    table: TableName
+    columns: tuple[str, ...]
+    values: tuple[Term, ...]
+    using: UsingClause = NO_USING_CLAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class AssignColumn:
+    """`column = term`."""
+
+    column: str
+    value: Term
+
+
+class CollectionChange(enum.StrEnum):
+    APPEND = "append"
+    """`c = c + term`"""
+    PREPEND = "prepend"
+    """`c = term + c`"""
+    REMOVE = "remove"
+    """`c = c - term`"""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCollection:
+    column: str
+    change: CollectionChange
+    value: Term
+
+
+@dataclass(frozen=True, slots=True)
+class AssignElement:
+    """`column[key] = term`."""
+
+    column: str
+    key: Term
+    value: Term
+
+
+Assignment = AssignColumn | ChangeCollection | AssignElement
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStatement:
+    table: TableName
+    assignments: tuple[Assignment, ...]
+    where: tuple[Relation, ...]
+    using: UsingClause = NO_USING_CLAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedColumn:
+    column: str
+    key: Term | None = None
+    """One element of a collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStatement:
+    table: TableName
+    columns: tuple[DeletedColumn, ...]
+    """Empty: whole rows."""
+    where: tuple[Relation, ...]
+    using: UsingClause = NO_USING_CLAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatement:
+    kind: BatchKind
+    statements: tuple[InsertStatement | UpdateStatement | DeleteStatement, ...]
+    using: UsingClause = NO_USING_CLAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateStatement:
+    table: TableName
+    using: UsingClause = NO_USING_CLAUSE
+
+
+# ---- schema
+
+PropertyValue = str | dict[str, str]
+"""As text: `'…'`, numbers, booleans and durations by their text; maps of such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """Of WITH, in the order written; names in lower case."""
+
+    items: tuple[tuple[str, PropertyValue], ...] = ()
+
+    def get(self, name: str) -> PropertyValue | None:
+        return next((value for key, value in self.items if key == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateKeyspaceStatement:
+    name: str
+    properties: Properties
+    if_not_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlterKeyspaceStatement:
+    name: str
+    properties: Properties
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropKeyspaceStatement:
+    name: str
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDefinition:
+    name: str
+    type: CqlType
+    is_static: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTableStatement:
+    table: TableName
+    columns: tuple[ColumnDefinition, ...]
+    partition_key: tuple[str, ...]
+    clustering: tuple[str, ...]
+    clustering_order: tuple[Ordering, ...] = ()
+    properties: Properties = Properties()
+    compact_storage: bool = False
+    if_not_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlterTableStatement:
+    """One of the four kinds of change, the others empty."""
+
+    table: TableName
+    added: tuple[ColumnDefinition, ...] = ()
+    dropped: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    properties: Properties | None = None
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropTableStatement:
+    table: TableName
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UseStatement:
+    keyspace: str
+
+
+class DescribeTarget(enum.StrEnum):
+    CLUSTER = "cluster"
+    SCHEMA = "schema"
+    FULL_SCHEMA = "full schema"
+    KEYSPACES = "keyspaces"
+    KEYSPACE = "keyspace"
+    ONLY_KEYSPACE = "only keyspace"
+    TABLES = "tables"
+    TABLE = "table"
+    TYPES = "types"
+    TYPE = "type"
+    FUNCTIONS = "functions"
+    FUNCTION = "function"
+    AGGREGATES = "aggregates"
+    AGGREGATE = "aggregate"
+    INDEX = "index"
+    VIEW = "materialized view"
+    ANY = ""
+    """A bare name: a keyspace, a table, …, whichever is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStatement:
+    target: DescribeTarget
+    keyspace: str | None = None
+    name: str | None = None
+    with_internals: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatement:
+    """`CALL keyspace.name(argument)`: something that is no statement of CQL, asked for by who has logged in."""
+
+    keyspace: str
+    name: str
+    argument: Term
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedStatement:
+    """Understood, and not there: `what` is for the error (`"CREATE INDEX"`, `"IF conditions"`, …)."""
+
+    what: str
+
+
+Modification = InsertStatement | UpdateStatement | DeleteStatement
+SchemaStatement = (
+    CreateKeyspaceStatement
+    | AlterKeyspaceStatement
+    | DropKeyspaceStatement
+    | CreateTableStatement
+    | AlterTableStatement
+    | DropTableStatement
+)
+Statement = (
+    SelectStatement
+    | Modification
+    | BatchStatement
+    | TruncateStatement
+    | SchemaStatement
+    | UseStatement
+    | DescribeStatement
+    | CallStatement
+    | UnsupportedStatement
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedStatement:
+    statement: Statement
+    markers: tuple[BindMarker, ...]
+    """In the order of the text."""

@@ -1,0 +1,155 @@
+"""Tables, USING and WHERE: what several statements have."""
+
+from ebla.cql.parse.lexer import TokenKind
+from ebla.cql.parse.statements import (
+    ColumnRelation,
+    ElementRelation,
+    MultiColumnRelation,
+    Operator,
+    Relation,
+    TableName,
+    TokenRelation,
+    UsingClause,
+)
+from ebla.cql.parse.term_parser import simple_term, term
+from ebla.cql.parse.terms import BindMarker, Term, TupleLiteral
+from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
+
+_SIGNS = {
+    sign.value: sign
+    for sign in (
+        Operator.EQUAL,
+        Operator.NOT_EQUAL,
+        Operator.LESS,
+        Operator.AT_MOST,
+        Operator.GREATER,
+        Operator.AT_LEAST,
+    )
+}
+
+
+def table_name(reader: TokenStream) -> TableName:
+    first = reader.name("a table")
+    if reader.accept_sign("."):
+        return TableName(first, reader.name("a table"))
+    return TableName(None, first)
+
+
+def using(reader: TokenStream, *allowed: str) -> UsingClause:
+    """`USING a AND b`, if it is there."""
+    if not reader.accept_word("USING"):
+        return UsingClause()
+    found: dict[str, Term] = {}
+    while True:
+        word = reader.token.upper
+        if word not in allowed:
+            reader.fail(f"expecting {' or '.join(allowed)}")
+        reader.take()
+        if word in found:
+            reader.fail(f"after a second {word}")
+        found[word] = simple_term(reader)
+        if not reader.accept_word("AND"):
+            return UsingClause(found.get("TIMESTAMP"), found.get("TTL"), found.get("TIMEOUT"))
+
+
+def where(reader: TokenStream) -> tuple[Relation, ...]:
+    """After the word itself."""
+    relations = [*_relation(reader)]
+    while reader.accept_word("AND"):
+        relations += _relation(reader)
+    if reader.at_word("OR"):
+        reader.fail("expecting AND: conditions are joined by AND alone")
+    return tuple(relations)
+
+
+def _relation(reader: TokenStream) -> tuple[Relation, ...]:
+    if reader.at_word("TOKEN") and reader.next_is_sign("("):
+        return (_token_relation(reader),)
+    if reader.at_sign("("):
+        return _in_parentheses(reader)
+    return (_column_relation(reader),)
+
+
+def _in_parentheses(reader: TokenStream) -> tuple[Relation, ...]:
+    """Several columns, or a relation that somebody put into parentheses."""
+    if reader.peek().kind in (TokenKind.NAME, TokenKind.QUOTED_NAME) and reader.peek(2).text in (",", ")"):
+        return (_multi_column_relation(reader),)
+    reader.take()
+    reader.enter()
+    inside = where(reader)
+    reader.leave()
+    reader.expect_sign(")")
+    return inside
+
+
+def _token_relation(reader: TokenStream) -> TokenRelation:
+    reader.expect_word("TOKEN")
+    columns = _column_list(reader)
+    return TokenRelation(columns, _comparison(reader), term(reader))
+
+
+def _column_list(reader: TokenStream) -> tuple[str, ...]:
+    reader.expect_sign("(")
+    columns = [reader.name("a column")]
+    while reader.accept_sign(","):
+        columns.append(reader.name("a column"))
+    reader.expect_sign(")")
+    return tuple(columns)
+
+
+def _multi_column_relation(reader: TokenStream) -> MultiColumnRelation:
+    columns = _column_list(reader)
+    if reader.accept_word("IN"):
+        if reader.at_marker:
+            return MultiColumnRelation(columns, Operator.IN, reader.marker())
+        return MultiColumnRelation(columns, Operator.IN, values=_in_values(reader))
+    operator = _comparison(reader)
+    value = simple_term(reader)
+    if not isinstance(value, TupleLiteral | BindMarker):
+        reader.fail("after a value that is no tuple")
+    return MultiColumnRelation(columns, operator, value)
+
+
+def _column_relation(reader: TokenStream) -> Relation:
+    column = reader.name("a column")
+    if reader.accept_sign("["):
+        key = term(reader)
+        reader.expect_sign("]")
+        return ElementRelation(column, key, _comparison(reader), term(reader))
+    if reader.accept_word("IN"):
+        if reader.at_marker:
+            return ColumnRelation(column, Operator.IN, reader.marker())
+        return ColumnRelation(column, Operator.IN, values=_in_values(reader))
+    if reader.accept_word("CONTAINS"):
+        operator = Operator.CONTAINS_KEY if reader.accept_word("KEY") else Operator.CONTAINS
+        return ColumnRelation(column, operator, term(reader))
+    if reader.accept_word("LIKE"):
+        return ColumnRelation(column, Operator.LIKE, term(reader))
+    if reader.accept_word("IS"):
+        reader.expect_word("NOT", "NULL")
+        return ColumnRelation(column, Operator.IS_NOT_NULL)
+    if reader.at_word("NOT"):
+        raise UnsupportedFeature("NOT IN and NOT CONTAINS")
+    if reader.at_word("BETWEEN"):
+        raise UnsupportedFeature("BETWEEN")
+    return ColumnRelation(column, _comparison(reader), term(reader))
+
+
+def _in_values(reader: TokenStream) -> tuple[Term, ...]:
+    reader.expect_sign("(")
+    if reader.accept_sign(")"):
+        return ()
+    values = [term(reader)]
+    while reader.accept_sign(","):
+        values.append(term(reader))
+    reader.expect_sign(")")
+    return tuple(values)
+
+
+def _comparison(reader: TokenStream) -> Operator:
+    token = reader.token
+    operator = _SIGNS.get(token.text) if token.kind is TokenKind.SIGN else None
+    if operator is None:
+        reader.fail("expecting an operator")
+    reader.take()
+    return operator

@@ -1,0 +1,1 @@
+"""Statements compiled against a schema into plans that execute with bound values."""

@@ -1,0 +1,429 @@
+"""Terms become sources: small functions that give a value when the request's own values are there.
+
+What can be worked out when a statement is prepared is worked out then: a constant costs nothing per request.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, DecimalException
+from typing import Any
+
+import msgspec
+
+from ebla.cql.parse.literals import literal_value, rounded
+from ebla.cql.parse.terms import (
+    Arithmetic,
+    BindMarker,
+    ColumnName,
+    FunctionCall,
+    ListLiteral,
+    NullLiteral,
+    SetOrMapLiteral,
+    Term,
+    TupleLiteral,
+    TypeHint,
+)
+from ebla.cql.plan.functions import CqlFunction, overloads_of
+from ebla.model.byte_comparable import encode_comparable
+from ebla.model.cql_types import (
+    FIXED_BYTES,
+    CqlType,
+    ListType,
+    MapType,
+    Scalar,
+    ScalarType,
+    SetType,
+    TupleType,
+    freeze,
+)
+from ebla.model.errors import InvalidRequest
+from ebla.model.values import decode, encode, join_elements, join_fields, validation_error
+from ebla.wire.cql.messages import UNSET, BoundValue, ColumnSpec, QueryParameters, Unset
+
+_NUMBERS = frozenset(
+    {
+        Scalar.TINYINT,
+        Scalar.SMALLINT,
+        Scalar.INT,
+        Scalar.BIGINT,
+        Scalar.VARINT,
+        Scalar.FLOAT,
+        Scalar.DOUBLE,
+        Scalar.DECIMAL,
+    }
+)
+
+
+@dataclass(slots=True)
+class BoundRequest:
+    """The values of one request, in the order of the statement's markers, and its moment."""
+
+    values: Sequence[BoundValue]
+    now_us: int
+    random_bytes: Callable[[int], bytes]
+
+
+ValueSource = Callable[[BoundRequest], BoundValue]
+
+
+class TermReceiver(msgspec.Struct, frozen=True):
+    """What a term is for: a column, an element of one, LIMIT…"""
+
+    name: str
+    type: CqlType
+
+
+@dataclass(slots=True)
+class Binder:
+    """Compiles the terms of one statement and gathers what its markers stand for."""
+
+    keyspace: str
+    table: str
+    markers: tuple[BindMarker, ...]
+    _receivers: dict[int, TermReceiver] = field(default_factory=dict)
+
+    def variables(self, *, all_known: bool = True) -> tuple[ColumnSpec, ...]:
+        found = []
+        for marker in self.markers:
+            receiver = self._receivers.get(marker.number)
+            if receiver is None and not all_known:
+                continue
+            if receiver is None:
+                raise InvalidRequest(f"bind marker {marker.number + 1} has no place where its type would be known")
+            found.append(ColumnSpec(self.keyspace, self.table, marker.name or receiver.name, receiver.type))
+        return tuple(found)
+
+    # ---- compiling
+
+    def source(self, term: Term, receiver: TermReceiver) -> ValueSource:
+        match term:
+            case BindMarker():
+                return self._marker(term, receiver)
+            case NullLiteral():
+                return _constant(None)
+            case ListLiteral() | SetOrMapLiteral() | TupleLiteral():
+                return self._collection(term, receiver)
+            case TypeHint(type=hinted, term=inner):
+                if not is_assignable(hinted, receiver.type):
+                    raise InvalidRequest(
+                        f'Type error: cannot assign a value of type {hinted} to "{receiver.name}" of type '
+                        f"{receiver.type}"
+                    )
+                return self.source(inner, TermReceiver(receiver.name, hinted))
+            case FunctionCall():
+                return self._call(term, receiver)
+            case Arithmetic():
+                return self._arithmetic(term, receiver)
+            case _:
+                return _constant(literal_value(receiver.type, term, receiver.name))
+
+    def _marker(self, marker: BindMarker, receiver: TermReceiver) -> ValueSource:
+        self._receivers[marker.number] = receiver
+        number, check, name, kind = marker.number, invalid_value_test(receiver.type), receiver.name, receiver.type
+
+        def bound(request: BoundRequest) -> BoundValue:
+            value = request.values[number]
+            if type(value) is bytes and check(value):
+                raise InvalidRequest(f'Invalid value for "{name}" of type {kind}: {validation_error(kind, value)}')
+            return value
+
+        return bound
+
+    def _collection(self, term: ListLiteral | SetOrMapLiteral | TupleLiteral, receiver: TermReceiver) -> ValueSource:
+        kind, name = receiver.type, receiver.name
+        match term, kind:
+            case ListLiteral(elements=elements), ListType(element=element):
+                return self._joined(elements, [TermReceiver(f"value({name})", element)] * len(elements), _join_list)
+            case SetOrMapLiteral(pairs=pairs), SetType(element=element) if all(right is None for _, right in pairs):
+                keys = [left for left, _ in pairs]
+                return self._joined(keys, [TermReceiver(f"value({name})", element)] * len(keys), _join_set(element))
+            case SetOrMapLiteral(pairs=pairs), MapType(key=key, value=value):
+                terms: list[Term] = []
+                for left, right in pairs:
+                    if right is None:
+                        raise InvalidRequest(f"Invalid set literal for {name} of type {kind}")
+                    terms += (left, right)
+                receivers = [TermReceiver(f"key({name})", key), TermReceiver(f"value({name})", value)] * len(pairs)
+                return self._joined(terms, receivers, _join_map(key))
+            case TupleLiteral(elements=elements), TupleType(elements=types):
+                if len(elements) > len(types):
+                    raise InvalidRequest(
+                        f"Invalid tuple literal for {name}: too many elements. Type {kind} expects {len(types)} but "
+                        f"got {len(elements)}"
+                    )
+                receivers = [TermReceiver(f"{name}[{number}]", one) for number, one in enumerate(types)]
+                return self._joined(elements, receivers[: len(elements)], join_fields, nulls=True)
+            case TupleLiteral(elements=(only,)), _:
+                return self.source(only, receiver)
+            case _:
+                word = {ListLiteral: "list", SetOrMapLiteral: "set or map", TupleLiteral: "tuple"}[type(term)]
+                raise InvalidRequest(f"Invalid {word} literal for {name} of type {kind}")
+
+    def _joined(
+        self,
+        terms: Sequence[Term],
+        receivers: Sequence[TermReceiver],
+        join: Callable[[list[bytes | None]], bytes],
+        *,
+        nulls: bool = False,
+    ) -> ValueSource:
+        sources = [self.source(term, receiver) for term, receiver in zip(terms, receivers)]
+        name = receivers[0].name if receivers else ""
+
+        def bound(request: BoundRequest) -> BoundValue:
+            parts: list[bytes | None] = []
+            for source in sources:
+                value = source(request)
+                if isinstance(value, Unset):
+                    raise InvalidRequest(f"unset value is not supported inside {name}")
+                if value is None and not nulls:
+                    raise InvalidRequest("null is not supported inside collections")
+                parts.append(value)
+            return join(parts)
+
+        return _folded(bound, all(is_constant(source) for source in sources))
+
+    # ---- functions
+
+    def _call(self, call: FunctionCall, receiver: TermReceiver) -> ValueSource:
+        if call.name.removeprefix("system.") == "token":
+            raise InvalidRequest(
+                f'Type error: token() gives a bigint that "{receiver.name}" cannot be compared to here'
+            )
+        fitting = [one for one in overloads_of(call.name) if is_assignable(one.result, receiver.type)]
+        if not fitting:
+            found = overloads_of(call.name)[0]
+            raise InvalidRequest(
+                f"Type error: cannot assign result of function {call.name} (type {found.result}) to "
+                f'"{receiver.name}" of type {receiver.type}'
+            )
+        function = self.choose(call, fitting)
+        return self._applied(function, [self._argument(one) for one in call.arguments])
+
+    def choose(self, call: FunctionCall, among: Sequence[CqlFunction]) -> CqlFunction:
+        """The one whose arguments these can be."""
+        arguments = [self._argument(one) for one in call.arguments]
+        for function in among:
+            if len(function.arguments) == len(arguments) and all(
+                self.could_be(one, kind) for one, kind in zip(arguments, function.arguments)
+            ):
+                return function
+        shown = "; ".join(f"({', '.join(map(str, one.arguments))})" for one in among)
+        raise InvalidRequest(
+            f"Invalid call to function {call.name}, none of its type signatures match (known: {shown})"
+        )
+
+    def _argument(self, argument: Term | ColumnName) -> Term:
+        if isinstance(argument, ColumnName):
+            raise InvalidRequest(f"a column ({argument.name}) cannot stand here: only values can")
+        return argument
+
+    def _applied(self, function: CqlFunction, arguments: Sequence[Term]) -> ValueSource:
+        sources = [
+            self.source(one, TermReceiver(f"arg{number}({function.name})", kind))
+            for number, (one, kind) in enumerate(zip(arguments, function.arguments))
+        ]
+
+        def bound(request: BoundRequest) -> BoundValue:
+            return function.work([_given(source(request)) for source in sources], request)
+
+        return _folded(bound, function.is_pure and all(is_constant(source) for source in sources))
+
+    def could_be(self, term: Term, kind: CqlType) -> bool:
+        """Whether a term can be a value of this type, as far as can be told before it is bound."""
+        match term:
+            case BindMarker() | NullLiteral():
+                return True
+            case TypeHint(type=hinted):
+                return is_assignable(hinted, kind)
+            case FunctionCall(name=name):
+                return any(is_assignable(one.result, kind) for one in overloads_of(name))
+            case _:
+                try:
+                    Binder("", "", ()).source(term, TermReceiver("", kind))
+                except InvalidRequest:
+                    return False
+                return True
+
+    # ---- arithmetic
+
+    def _arithmetic(self, term: Arithmetic, receiver: TermReceiver) -> ValueSource:
+        kind = receiver.type
+        if not isinstance(kind, ScalarType) or kind.scalar not in _NUMBERS:
+            raise InvalidRequest(f"the '{term.operator}' operation is not supported for values of type {kind}")
+        left, right = self.source(term.left, receiver), self.source(term.right, receiver)
+        whole = kind.scalar not in (Scalar.FLOAT, Scalar.DOUBLE, Scalar.DECIMAL)
+
+        def bound(request: BoundRequest) -> BoundValue:
+            one, other = _given(left(request)), _given(right(request))
+            if one is None or other is None:
+                return None
+            try:
+                found = _calculate(term.operator, decode(kind, one), decode(kind, other), whole)
+            except (DecimalException, OverflowError, ValueError) as error:
+                raise InvalidRequest(f"the '{term.operator}' operation has no {kind} as its result") from error
+            return encode(kind, rounded(kind, found))
+
+        return _folded(bound, is_constant(left) and is_constant(right))
+
+
+def _calculate(operator: str, left: Any, right: Any, whole: bool) -> Any:
+    match operator:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+    if not right:
+        raise InvalidRequest("division by zero")
+    if not whole:
+        if operator == "/":
+            return left / right
+        return left % right if isinstance(left, Decimal) else math.fmod(left, right)
+    quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+    return quotient if operator == "/" else left - right * quotient
+
+
+# ---- sources
+
+
+class _Constant:
+    """A source that gives the same value to every request."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bytes | None) -> None:
+        self.value = value
+
+    def __call__(self, _request: BoundRequest) -> bytes | None:
+        return self.value
+
+
+def _constant(value: bytes | None) -> ValueSource:
+    return _Constant(value)
+
+
+def is_constant(source: ValueSource) -> bool:
+    return isinstance(source, _Constant)
+
+
+def _no_bytes(_count: int) -> bytes:
+    raise AssertionError("a constant draws nothing")
+
+
+def _folded(source: ValueSource, constant: bool) -> ValueSource:
+    """Worked out now where nothing of the request is needed."""
+    return _constant(_given(source(BoundRequest((), 0, _no_bytes)))) if constant else source
+
+
+def _given(value: BoundValue) -> bytes | None:
+    if isinstance(value, Unset):
+        raise InvalidRequest("Invalid unset value for an argument")
+    return value
+
+
+def _join_list(parts: list[bytes | None]) -> bytes:
+    return join_elements(parts, len(parts))
+
+
+def _join_set(element: CqlType) -> Callable[[list[bytes | None]], bytes]:
+    """Elements in their type's order, each once: a set is shown sorted, whatever the order it was written in."""
+
+    def join(parts: list[bytes | None]) -> bytes:
+        kept = {part: None for part in parts if part is not None}
+        ordered = sorted(kept, key=lambda part: encode_comparable(element, part))
+        return join_elements(ordered, len(ordered))
+
+    return join
+
+
+def _join_map(key: CqlType) -> Callable[[list[bytes | None]], bytes]:
+    def join(parts: list[bytes | None]) -> bytes:
+        pairs = {left: right for left, right in zip(parts[::2], parts[1::2]) if left is not None}
+        ordered = sorted(pairs, key=lambda part: encode_comparable(key, part))
+        return join_elements([part for left in ordered for part in (left, pairs[left])], len(ordered))
+
+    return join
+
+
+def is_assignable(source: CqlType, target: CqlType) -> bool:
+    """Whether every value of one type is one of the other: the same, or the same bytes with a weaker promise."""
+    one, other = freeze(source), freeze(target)
+    if one == other:
+        return True
+    match one, other:
+        case ScalarType(scalar=left), ScalarType(scalar=right):
+            return (left, right) in _WIDER
+        case ListType(element=left_element), ListType(element=right_element):
+            return is_assignable(left_element, right_element)
+        case SetType(element=left_element), SetType(element=right_element):
+            return is_assignable(left_element, right_element)
+        case MapType(), MapType():
+            return is_assignable(one.key, other.key) and is_assignable(one.value, other.value)
+        case TupleType(elements=left_types), TupleType(elements=right_types):
+            return len(left_types) == len(right_types) and all(map(is_assignable, left_types, right_types))
+        case _:
+            return False
+
+
+_WIDER = frozenset(
+    {
+        (Scalar.ASCII, Scalar.TEXT),
+        (Scalar.ASCII, Scalar.BLOB),
+        (Scalar.TEXT, Scalar.BLOB),
+        (Scalar.TIMEUUID, Scalar.UUID),
+        (Scalar.INT, Scalar.VARINT),
+        (Scalar.BIGINT, Scalar.VARINT),
+    }
+)
+
+
+# ---- values of requests
+
+
+def invalid_value_test(kind: CqlType) -> Callable[[bytes], bool]:
+    """Whether bytes are *not* a value of the type; as quick as the type allows."""
+    if isinstance(kind, ScalarType):
+        if kind.scalar is Scalar.BLOB:
+            return _never
+        size = FIXED_BYTES.get(kind.scalar)
+        if size is not None and kind.scalar not in (Scalar.TIME, Scalar.TIMEUUID):
+            return lambda data: len(data) != size
+        if kind.scalar is Scalar.TEXT:
+            return _is_no_text
+    return lambda data: validation_error(kind, data) is not None
+
+
+def _never(_data: bytes) -> bool:
+    return False
+
+
+def _is_no_text(data: bytes) -> bool:
+    if data.isascii():
+        return False
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def values_in_marker_order(
+    parameters: QueryParameters, markers: Sequence[BindMarker], variables: Sequence[ColumnSpec]
+) -> Sequence[BoundValue]:
+    """The values in the order of the markers, whether they came by place or by name."""
+    if parameters.names is None:
+        if len(parameters.values) != len(markers):
+            raise InvalidRequest(
+                f"Invalid amount of bind variables: there were {len(markers)} markers(?) in CQL but "
+                f"{len(parameters.values)} bound variables"
+            )
+        return parameters.values
+    by_name = dict(zip(parameters.names, parameters.values))
+    found: list[BoundValue] = []
+    for marker, variable in zip(markers, variables):
+        name = marker.name or variable.name
+        found.append(by_name.get(name, by_name.get(name.lower(), UNSET)))
+    return found

@@ -1,0 +1,286 @@
+"""Relations looked at row by row: for ALLOW FILTERING, and for tables that are not stored. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from ebla.cql.parse.statements import (
+    ColumnRelation,
+    ElementRelation,
+    MultiColumnRelation,
+    Operator,
+    Relation,
+    TokenRelation,
+)
+from ebla.cql.parse.terms import FunctionCall, Term, TupleLiteral
+from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource
+from ebla.cql.plan.comparison import comparable
+from ebla.cql.plan.row_decoder import RowValues
+from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, TupleType
+from ebla.model.errors import InvalidRequest
+from ebla.model.schema import Column, TableSchema
+from ebla.model.token import composite_key, token_of
+from ebla.model.values import split_elements, split_fields
+from ebla.wire.cql.messages import Unset
+
+RowTest = Callable[[RowValues], bool]
+RowFilter = Callable[[BoundRequest], RowTest]
+"""Given a request's values: the test that its rows must pass."""
+
+ColumnIndex = Callable[[Column], int]
+"""Where a column's value stands in a row."""
+
+_COMPARE: dict[Operator, Callable[[bytes, bytes], bool]] = {
+    Operator.EQUAL: lambda one, other: one == other,
+    Operator.LESS: lambda one, other: one < other,
+    Operator.AT_MOST: lambda one, other: one <= other,
+    Operator.GREATER: lambda one, other: one > other,
+    Operator.AT_LEAST: lambda one, other: one >= other,
+}
+
+
+class FilterBuilder:
+    def __init__(self, schema: TableSchema, binder: Binder, place: ColumnIndex) -> None:
+        self._schema = schema
+        self._binder = binder
+        self._place = place
+
+    def filter(self, relation: Relation) -> RowFilter:
+        match relation:
+            case ColumnRelation():
+                return self._column(relation)
+            case MultiColumnRelation():
+                return self._several(relation)
+            case TokenRelation():
+                return self._token(relation)
+            case ElementRelation():
+                return self._element(relation)
+
+    def _source(self, term: Term, name: str, kind: CqlType) -> ValueSource:
+        return self._binder.source(term, TermReceiver(name, kind))
+
+    # ---- one column
+
+    def _column(self, relation: ColumnRelation) -> RowFilter:
+        column = self._schema.by_name[relation.column]
+        match relation.operator:
+            case Operator.IN:
+                return self._one_of(column, relation)
+            case Operator.CONTAINS | Operator.CONTAINS_KEY:
+                return self._contains(column, relation)
+            case _:
+                assert relation.value is not None
+                return self._compared(column, relation.operator, relation.value)
+
+    def _compared(self, column: Column, operator: Operator, term: Term) -> RowFilter:
+        place, kind, compare = self._place(column), column.type, _COMPARE[operator]
+        source = self._source(term, column.name, kind)
+
+        def bound(request: BoundRequest) -> RowTest:
+            wanted = comparable(kind, _given(source(request), column.name))
+
+            def test(values: RowValues) -> bool:
+                value = values[place]
+                return value is not None and compare(comparable(kind, value), wanted)
+
+            return test
+
+        return bound
+
+    def _one_of(self, column: Column, relation: ColumnRelation) -> RowFilter:
+        place, kind = self._place(column), column.type
+        choices = self._choices(column, relation)
+
+        def bound(request: BoundRequest) -> RowTest:
+            wanted = {comparable(kind, value) for value in choices(request)}
+
+            def test(values: RowValues) -> bool:
+                value = values[place]
+                return value is not None and comparable(kind, value) in wanted
+
+            return test
+
+        return bound
+
+    def _choices(self, column: Column, relation: ColumnRelation) -> Callable[[BoundRequest], list[bytes]]:
+        if relation.values is None:
+            assert relation.value is not None
+            whole = self._source(relation.value, f"in({column.name})", ListType(column.type))
+            return lambda request: _elements(_given(whole(request), column.name))
+        sources = [self._source(term, column.name, column.type) for term in relation.values]
+        return lambda request: [_given(source(request), column.name) for source in sources]
+
+    def _contains(self, column: Column, relation: ColumnRelation) -> RowFilter:
+        place, kind = self._place(column), column.type
+        by_key = relation.operator is Operator.CONTAINS_KEY
+        element = _contained(kind, by_key=by_key)
+        assert relation.value is not None
+        source = self._source(relation.value, f"{'key' if by_key else 'value'}({column.name})", element)
+
+        def bound(request: BoundRequest) -> RowTest:
+            wanted = _given(source(request), column.name)
+
+            def test(values: RowValues) -> bool:
+                value = values[place]
+                if value is None:
+                    return False
+                if not isinstance(kind, MapType):
+                    return wanted in split_elements(value, 1)
+                parts = split_elements(value, 2)
+                return wanted in (parts[::2] if by_key else parts[1::2])
+
+            return test
+
+        return bound
+
+    def _element(self, relation: ElementRelation) -> RowFilter:
+        column = self._schema.by_name[relation.column]
+        kind = column.type
+        if not isinstance(kind, MapType):
+            raise InvalidRequest(f"Column {column.name} is no map: its elements cannot be compared")
+        place, compare = self._place(column), _COMPARE[relation.operator]
+        key = self._source(relation.key, f"key({column.name})", kind.key)
+        source = self._source(relation.value, f"value({column.name})", kind.value)
+
+        def bound(request: BoundRequest) -> RowTest:
+            wanted_key = _given(key(request), column.name)
+            wanted = comparable(kind.value, _given(source(request), column.name))
+
+            def test(values: RowValues) -> bool:
+                parts = split_elements(values[place] or b"\0\0\0\0", 2)
+                found = dict(zip(parts[::2], parts[1::2])).get(wanted_key)
+                return found is not None and compare(comparable(kind.value, found), wanted)
+
+            return test
+
+        return bound
+
+    # ---- several columns
+
+    def _several(self, relation: MultiColumnRelation) -> RowFilter:
+        columns = [self._schema.by_name[name] for name in relation.columns]
+        places = [self._place(column) for column in columns]
+        choices = self._tuples(columns, relation)
+
+        def key_of(values: Sequence[bytes | None]) -> tuple[bytes, ...] | None:
+            if any(value is None for value in values):
+                return None
+            return tuple(comparable(column.type, value or b"") for column, value in zip(columns, values))
+
+        def bound(request: BoundRequest) -> RowTest:
+            wanted = [key_of(one) for one in choices(request)]
+
+            def test(values: RowValues) -> bool:
+                found = key_of([values[place] for place in places])
+                if found is None:
+                    return False
+                if relation.operator is Operator.IN:
+                    return found in wanted
+                other = wanted[0]
+                return other is not None and _compare_tuples(relation.operator, found[: len(other)], other)
+
+            return test
+
+        return bound
+
+    def _tuples(
+        self, columns: Sequence[Column], relation: MultiColumnRelation
+    ) -> Callable[[BoundRequest], list[Sequence[bytes | None]]]:
+        kind = TupleType(tuple(column.type for column in columns))
+        if relation.values is not None:
+            parts = [self._tuple(columns, term) for term in relation.values]
+            return lambda request: [part(request) for part in parts]
+        assert relation.value is not None
+        if relation.operator is Operator.IN:
+            whole = self._source(relation.value, f"in({columns[0].name})", ListType(kind))
+            return lambda request: [
+                _all_of(split_fields(one), columns) for one in _elements(_given(whole(request), columns[0].name))
+            ]
+        part = self._tuple(columns, relation.value)
+        return lambda request: [part(request)]
+
+    def _tuple(self, columns: Sequence[Column], term: Term) -> Callable[[BoundRequest], Sequence[bytes | None]]:
+        if isinstance(term, TupleLiteral):
+            if len(term.elements) > len(columns):
+                raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
+            sources = [self._source(one, column.name, column.type) for one, column in zip(term.elements, columns)]
+            return lambda request: [_given(source(request), columns[0].name) for source in sources]
+        whole = self._source(term, columns[0].name, TupleType(tuple(column.type for column in columns)))
+        return lambda request: _all_of(split_fields(_given(whole(request), columns[0].name)), columns)
+
+    # ---- tokens
+
+    def _token(self, relation: TokenRelation) -> RowFilter:
+        columns = self._schema.partition_key
+        places = [self._place(column) for column in columns]
+        source = self._token_source(relation.value)
+        compare = _COMPARE[relation.operator]
+
+        def bound(request: BoundRequest) -> RowTest:
+            wanted = comparable(SCALARS["bigint"], _given(source(request), "token"))
+
+            def test(values: RowValues) -> bool:
+                token = token_of(composite_key([values[place] or b"" for place in places]))
+                return compare(comparable(SCALARS["bigint"], int(token).to_bytes(8, signed=True)), wanted)
+
+            return test
+
+        return bound
+
+    def _token_source(self, term: Term) -> ValueSource:
+        if not (isinstance(term, FunctionCall) and term.name.removeprefix("system.") == "token"):
+            return self._source(term, "partition key token", SCALARS["bigint"])
+        sources = []
+        for argument, column in zip(term.arguments, self._schema.partition_key):
+            if not isinstance(argument, Term):
+                raise InvalidRequest("a column cannot stand here: only values can")
+            sources.append(self._source(argument, column.name, column.type))
+
+        def token(request: BoundRequest) -> bytes:
+            key = composite_key([_given(source(request), "token") for source in sources])
+            return int(token_of(key)).to_bytes(8, signed=True)
+
+        return token
+
+
+def _compare_tuples(operator: Operator, one: tuple[bytes, ...], other: tuple[bytes, ...]) -> bool:
+    match operator:
+        case Operator.EQUAL:
+            return one == other
+        case Operator.LESS:
+            return one < other
+        case Operator.AT_MOST:
+            return one <= other
+        case Operator.GREATER:
+            return one > other
+        case _:
+            return one >= other
+
+
+def _contained(kind: CqlType, *, by_key: bool) -> CqlType:
+    match kind:
+        case ListType(element=element) | SetType(element=element):
+            return element
+        case MapType(key=key, value=value):
+            return key if by_key else value
+        case _:
+            raise InvalidRequest(f"Cannot use CONTAINS on a {kind}")
+
+
+def _all_of(values: Sequence[bytes | None], columns: Sequence[Column]) -> Sequence[bytes | None]:
+    if len(values) != len(columns):
+        raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(values)}")
+    return values
+
+
+def _elements(value: bytes) -> list[bytes]:
+    try:
+        return [part for part in split_elements(value, 1) if part is not None]
+    except ValueError as error:
+        raise InvalidRequest(f"Invalid list for an IN restriction: {error}") from error
+
+
+def _given(value: bytes | Unset | None, name: str) -> bytes:
+    if value is None:
+        raise InvalidRequest(f"Invalid null value in condition for column {name}")
+    if isinstance(value, Unset):
+        raise InvalidRequest(f"Invalid unset value for column {name}")
+    return value

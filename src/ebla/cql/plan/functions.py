@@ -1,0 +1,210 @@
+"""Functions of CQL that turn values into a value. Aggregates and what needs a row (writetime, ttl) stand elsewhere."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from ebla.model.cql_types import SCALARS, CqlType, Scalar, ScalarType
+from ebla.model.errors import InvalidRequest
+from ebla.model.values import validation_error
+
+_UUID_EPOCH_100NS = 0x01B21DD213814000
+"""1970 as timeuuids count: in steps of 100 ns since 1582."""
+_MILLISECONDS_PER_DAY = 86_400_000
+_DATE_BIAS = 1 << 31
+
+
+class CallContext(Protocol):
+    """What a call may ask of the request it is part of."""
+
+    now_us: int
+
+    def random_bytes(self, count: int) -> bytes: ...
+
+
+Values = Sequence[bytes | None]
+FunctionBody = Callable[[Values, CallContext], bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CqlFunction:
+    name: str
+    arguments: tuple[CqlType, ...]
+    result: CqlType
+    work: FunctionBody
+    is_pure: bool = True
+    """The same arguments give the same value: it may be worked out once."""
+
+
+_TEXT, _BLOB, _BIGINT = SCALARS["text"], SCALARS["blob"], SCALARS["bigint"]
+_TIMEUUID, _UUID = SCALARS["timeuuid"], SCALARS["uuid"]
+_TIMESTAMP, _DATE, _TIME = SCALARS["timestamp"], SCALARS["date"], SCALARS["time"]
+
+
+# ---- times
+
+
+def timeuuid_of(now_us: int, node: bytes) -> bytes:
+    """A version 1 uuid of this microsecond; `node` are 8 random bytes for clock sequence and node."""
+    ticks = now_us * 10 + _UUID_EPOCH_100NS + node[0] % 10
+    sequence = int.from_bytes(node[:2]) & 0x3FFF | 0x8000
+    low, middle, high = ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF | 0x1000
+    return (
+        low.to_bytes(4)
+        + middle.to_bytes(2)
+        + high.to_bytes(2)
+        + sequence.to_bytes(2)
+        + bytes((node[2] | 1,))
+        + node[3:8]
+    )
+
+
+def timeuuid_ms(data: bytes) -> int:
+    return (uuid.UUID(bytes=data).time - _UUID_EPOCH_100NS) // 10_000
+
+
+def _bound_timeuuid(rest: bytes) -> FunctionBody:
+    """The least or greatest timeuuid of a millisecond, by Cassandra's order of signed bytes."""
+
+    def work(values: Values, _moment: CallContext) -> bytes | None:
+        if values[0] is None:
+            return None
+        milliseconds = int.from_bytes(values[0], signed=True)
+        ticks = milliseconds * 10_000 + _UUID_EPOCH_100NS + (9_999 if rest[0] == 0x7F else 0)
+        low, middle, high = ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF | 0x1000
+        return low.to_bytes(4) + middle.to_bytes(2) + high.to_bytes(2) + rest
+
+    return work
+
+
+def _long(number: int) -> bytes:
+    return number.to_bytes(8, signed=True)
+
+
+def _day(milliseconds: int) -> bytes:
+    day = milliseconds // _MILLISECONDS_PER_DAY
+    if not -_DATE_BIAS <= day < _DATE_BIAS:
+        raise InvalidRequest(f"{milliseconds} ms since 1970 is beyond the dates there are")
+    return (day + _DATE_BIAS).to_bytes(4)
+
+
+def _date_ms(data: bytes) -> int:
+    return (int.from_bytes(data) - _DATE_BIAS) * _MILLISECONDS_PER_DAY
+
+
+def _as_is(number: Callable[[bytes], int], shape: Callable[[int], bytes]) -> FunctionBody:
+    def work(values: Values, _moment: CallContext) -> bytes | None:
+        return None if values[0] is None else shape(number(values[0]))
+
+    return work
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, signed=True)
+
+
+_TIME_SOURCES: tuple[tuple[CqlType, Callable[[bytes], int]], ...] = (
+    (_TIMEUUID, timeuuid_ms),
+    (_TIMESTAMP, _signed),
+    (_DATE, _date_ms),
+)
+
+
+def _conversions() -> list[CqlFunction]:
+    made = []
+    for kind, number in _TIME_SOURCES:
+        made += [
+            CqlFunction("todate", (kind,), _DATE, _as_is(number, _day)),
+            CqlFunction("to_date", (kind,), _DATE, _as_is(number, _day)),
+            CqlFunction("totimestamp", (kind,), _TIMESTAMP, _as_is(number, _long)),
+            CqlFunction("to_timestamp", (kind,), _TIMESTAMP, _as_is(number, _long)),
+            CqlFunction("tounixtimestamp", (kind,), _BIGINT, _as_is(number, _long)),
+            CqlFunction("to_unix_timestamp", (kind,), _BIGINT, _as_is(number, _long)),
+        ]
+    made += [
+        CqlFunction("dateof", (_TIMEUUID,), _TIMESTAMP, _as_is(timeuuid_ms, _long)),
+        CqlFunction("unixtimestampof", (_TIMEUUID,), _BIGINT, _as_is(timeuuid_ms, _long)),
+    ]
+    for name in ("mintimeuuid", "min_timeuuid"):
+        made.append(CqlFunction(name, (_TIMESTAMP,), _TIMEUUID, _bound_timeuuid(b"\x80" * 8)))
+    for name in ("maxtimeuuid", "max_timeuuid"):
+        made.append(CqlFunction(name, (_TIMESTAMP,), _TIMEUUID, _bound_timeuuid(b"\x7f" * 8)))
+    return made
+
+
+def _now(_values: Values, moment: CallContext) -> bytes:
+    return timeuuid_of(moment.now_us, moment.random_bytes(8))
+
+
+def _current() -> list[CqlFunction]:
+    def time_of_day(_values: Values, moment: CallContext) -> bytes:
+        return _long(moment.now_us % (_MILLISECONDS_PER_DAY * 1000) * 1000)
+
+    works: tuple[tuple[tuple[str, ...], CqlType, FunctionBody], ...] = (
+        (("now", "currenttimeuuid", "current_timeuuid"), _TIMEUUID, _now),
+        (
+            ("currenttimestamp", "current_timestamp"),
+            _TIMESTAMP,
+            lambda _values, moment: _long(moment.now_us // 1000),
+        ),
+        (("currentdate", "current_date"), _DATE, lambda _values, moment: _day(moment.now_us // 1000)),
+        (("currenttime", "current_time"), _TIME, time_of_day),
+        (("uuid",), _UUID, lambda _values, moment: _random_uuid(moment)),
+    )
+    return [CqlFunction(name, (), kind, work, is_pure=False) for names, kind, work in works for name in names]
+
+
+def _random_uuid(moment: CallContext) -> bytes:
+    return uuid.UUID(bytes=moment.random_bytes(16), version=4).bytes
+
+
+# ---- blobs
+
+
+def _same(values: Values, _moment: CallContext) -> bytes | None:
+    return values[0]
+
+
+def _checked(kind: ScalarType) -> FunctionBody:
+    def work(values: Values, _moment: CallContext) -> bytes | None:
+        data = values[0]
+        if data is not None and (reason := validation_error(kind, data)) is not None:
+            raise InvalidRequest(f"In call to function blobas{kind}, value 0x{data.hex()} is no {kind}: {reason}")
+        return data
+
+    return work
+
+
+def _blobs() -> list[CqlFunction]:
+    made = []
+    names = [scalar.value for scalar in Scalar if scalar is not Scalar.BLOB] + ["varchar"]
+    for name in names:
+        kind = SCALARS[name]
+        made += [
+            CqlFunction(f"{name}asblob", (kind,), _BLOB, _same),
+            CqlFunction(f"{name}_as_blob", (kind,), _BLOB, _same),
+            CqlFunction(f"blobas{name}", (_BLOB,), kind, _checked(kind)),
+            CqlFunction(f"blob_as_{name}", (_BLOB,), kind, _checked(kind)),
+        ]
+    return made
+
+
+def _by_name(functions: Sequence[CqlFunction]) -> dict[str, tuple[CqlFunction, ...]]:
+    found: dict[str, list[CqlFunction]] = {}
+    for function in functions:
+        found.setdefault(function.name, []).append(function)
+    return {name: tuple(several) for name, several in found.items()}
+
+
+FUNCTIONS = MappingProxyType(_by_name([*_current(), *_conversions(), *_blobs()]))
+"""By name, each with the ones that differ in their arguments' types."""
+
+
+def overloads_of(name: str) -> tuple[CqlFunction, ...]:
+    """Raises `InvalidRequest` for a name that is none."""
+    found = FUNCTIONS.get(name.removeprefix("system."))
+    if found is None:
+        raise InvalidRequest(f"Unknown function '{name}'")
+    return found

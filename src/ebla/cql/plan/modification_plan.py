@@ -1,0 +1,492 @@
+"""INSERT, UPDATE and DELETE compiled once: a request's values in, mutations of partitions out. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ebla.cql.parse.statements import (
+    AssignColumn,
+    AssignElement,
+    ChangeCollection,
+    CollectionChange,
+    ColumnRelation,
+    DeleteStatement,
+    InsertStatement,
+    Modification,
+    Operator,
+    Relation,
+    UpdateStatement,
+    UsingClause,
+)
+from ebla.cql.parse.terms import BindMarker, Term
+from ebla.cql.plan import row_changes
+from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource
+from ebla.cql.plan.key_spans import row_spans
+from ebla.cql.plan.restrictions import (
+    KeyValueSource,
+    Restrictions,
+    check_filtering,
+    check_partition_key,
+    classify_relations,
+    columns_of,
+    key_value_source,
+)
+from ebla.cql.plan.row_changes import CellTimes, ListElements, RowBuilder, RowChange
+from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, is_multi_cell
+from ebla.model.errors import InvalidRequest
+from ebla.model.rows import EMPTY_HEAD, PartitionHead, RangeDeletion, Row
+from ebla.model.rows import RowMarker as RowMarker
+from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.token import composite_key, token_of
+from ebla.request.router_types import Mutation
+from ebla.storage.codec.key_codec import encode_clustering, head_key, partition_prefix, row_key
+from ebla.storage.codec.row_codec import FORMAT, NO_CELL, PLAIN_HEADER, RowFlag, encode_head, encode_row
+from ebla.wire.cql.messages import ColumnSpec, Unset
+from ebla.wire.row_messages import Item
+
+TTL_S_MAX = 20 * 365 * 24 * 3600
+_KEYS = (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
+TIMESTAMP_MIN = -(1 << 63)
+"""Nothing is written at it: it stands for no timestamp at all."""
+_PLAIN_MARKED = int(RowFlag.PLAIN | RowFlag.MARKED)
+_PLAIN = int(RowFlag.PLAIN)
+
+KnownLists = dict[bytes, ListElements]
+"""Live elements of lists, by the key of the row that has them (static ones: of the head)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTime:
+    """When a request writes, unless it says otherwise."""
+
+    timestamp_us: int
+    now_s: int
+    sequence: int = 0
+    """Of the statement in its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModificationPlan:
+    schema: TableSchema
+    variables: tuple[ColumnSpec, ...]
+    key_positions: tuple[int, ...]
+    restrictions: Restrictions
+    row_changes: tuple[RowChange, ...]
+    static_changes: tuple[RowChange, ...]
+    marks_row: bool
+    """An INSERT leaves a marker."""
+    deletes_rows: bool
+    timestamp: ValueSource | None = None
+    ttl: ValueSource | None = None
+    timeout: ValueSource | None = None
+    lists_read: tuple[Column, ...] = ()
+    """Lists whose elements the statement names by index or value: they must be read first."""
+    plain: "PlainInsert | None" = None
+
+    def mutations(self, request: BoundRequest, moment: WriteTime, known: KnownLists | None = None) -> list[Mutation]:
+        if self.plain is not None and self.uses_default_times and moment.timestamp_us != TIMESTAMP_MIN:
+            mutation = self.plain.mutation(request, moment.timestamp_us)
+            if mutation is not None:
+                return [mutation]
+        times = self._times(request, moment)
+        if self.plain is not None and times.ttl_s == 0:
+            mutation = self.plain.mutation(request, times.timestamp_us)
+            if mutation is not None:
+                return [mutation]
+        return [self._mutation(key, request, times, known or {}) for key in self.restrictions.partition_keys(request)]
+
+    @property
+    def uses_default_times(self) -> bool:
+        """Whether it has no times of its own."""
+        return self.timestamp is None and self.ttl is None and self.schema.options.default_ttl_s == 0
+
+    def _mutation(self, key: bytes, request: BoundRequest, times: CellTimes, known: KnownLists) -> Mutation:
+        token = token_of(key)
+        prefix = partition_prefix(token, key)
+        items = [*self._head_items(prefix, request, times, known), *self._row_items(prefix, request, times, known)]
+        return Mutation(self.schema.id, token, tuple(items))
+
+    # ---- the parts of a mutation
+
+    def _head_items(self, prefix: bytes, request: BoundRequest, times: CellTimes, known: KnownLists) -> Iterable[Item]:
+        head = EMPTY_HEAD
+        if self.static_changes:
+            draft = self._draft(self.static_changes, request, times, known.get(head_key(prefix), {}))
+            head = PartitionHead(static=Row(None, None, draft.cells, draft.collections))
+        if self.deletes_rows and not self._names_rows:
+            head = self._range_head(prefix, request, times)
+        if head != EMPTY_HEAD:
+            yield head_key(prefix), encode_head(head, self.schema.version)
+
+    @property
+    def _names_rows(self) -> bool:
+        """Whether the key is given to its end."""
+        return self.restrictions.clustering_width == len(self.schema.clustering) and not self.restrictions.ends
+
+    def _range_head(self, prefix: bytes, request: BoundRequest, times: CellTimes) -> PartitionHead:
+        if not self.restrictions.clustering and not self.restrictions.ends and self.schema.clustering:
+            return PartitionHead(times.deletion())
+        ends = [end.bound(request) for end in self.restrictions.ends]
+        ranges: list[RangeDeletion] = []
+        first = row_key(prefix)
+        last = prefix + bytes((first[-1] + 1,))
+        for values in self.restrictions.clustering_values(request):
+            for start, end in row_spans(self.schema.clustering, prefix, values, ends):
+                stop = None if end is None or end == last else end[len(first) :]
+                ranges.append(RangeDeletion(start[len(first) :], stop, times.deletion()))
+        return PartitionHead(ranges=tuple(sorted(ranges, key=lambda one: one.place)))
+
+    def _row_items(self, prefix: bytes, request: BoundRequest, times: CellTimes, known: KnownLists) -> Iterable[Item]:
+        if not (self.row_changes or self.marks_row or (self.deletes_rows and self._names_rows)):
+            return
+        schema = self.schema
+        keys = [
+            row_key(prefix, encode_clustering(schema.clustering, values))
+            for values in self.restrictions.clustering_values(request)
+        ]
+        if self.lists_read:
+            yield from ((key, row) for key in keys if (row := self._row(request, times, known.get(key, {}))))
+        elif row := self._row(request, times, {}):
+            yield from ((key, row) for key in keys)
+
+    def _row(self, request: BoundRequest, times: CellTimes, known: ListElements) -> bytes:
+        """What is written of a row; nothing where nothing is given."""
+        draft = self._draft(self.row_changes, request, times, known)
+        marker = RowMarker(times.timestamp_us, times.ttl_s, times.expires_s) if self.marks_row else None
+        deletion = times.deletion() if self.deletes_rows else None
+        row = Row(marker, deletion, draft.cells, draft.collections)
+        return b"" if row == Row() else encode_row(row, self.schema.version, self.schema.layouts[-1])
+
+    def _draft(
+        self, changes: Sequence[RowChange], request: BoundRequest, times: CellTimes, known: ListElements
+    ) -> RowBuilder:
+        draft = RowBuilder(times, known_lists=known)
+        for draft.turn, change in enumerate(changes):
+            change(draft, request)
+        return draft
+
+    # ---- times
+
+    def _times(self, request: BoundRequest, moment: WriteTime) -> CellTimes:
+        timestamp_us = moment.timestamp_us
+        if self.timestamp is not None:
+            given = self.timestamp(request)
+            if given is None:
+                raise InvalidRequest("Invalid null value of timestamp")
+            if not isinstance(given, Unset):
+                timestamp_us = int.from_bytes(given, signed=True)
+        if timestamp_us == TIMESTAMP_MIN:
+            raise InvalidRequest(f"Out of bound timestamp, must be in [{TIMESTAMP_MIN + 1}, {(1 << 63) - 1}]")
+        return CellTimes(timestamp_us, self._ttl_s(request), moment.now_s, moment.sequence)
+
+    def _ttl_s(self, request: BoundRequest) -> int:
+        default_s = self.schema.options.default_ttl_s
+        given = self.ttl(request) if self.ttl is not None else None
+        if self.ttl is None or given is None or isinstance(given, Unset):
+            return 0 if given is None and self.ttl is not None else default_s
+        seconds = int.from_bytes(given, signed=True)
+        if seconds < 0:
+            raise InvalidRequest(f"A TTL must be greater or equal to 0, but was {seconds}")
+        if seconds > TTL_S_MAX:
+            raise InvalidRequest(f"ttl is too large. requested ({seconds}) maximum ({TTL_S_MAX})")
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PlainInsert:
+    """The common write: one row, every value given, nothing null, no TTL. Its stored form is joined from the values as
+    they came."""
+
+    schema: TableSchema
+    partition: tuple[KeyValueSource, ...]
+    clustering: tuple[KeyValueSource, ...]
+    sources: tuple[ValueSource | None, ...]
+    """By the place of the column in the stored row."""
+    flags: int
+
+    def mutation(self, request: BoundRequest, timestamp_us: int) -> Mutation | None:
+        """None where the row is not that plain after all."""
+        schema = self.schema
+        parts = [PLAIN_HEADER.pack(FORMAT, self.flags, schema.version, timestamp_us)]
+        is_empty = not self.flags & _PLAIN_MARKED & ~_PLAIN
+        for source in self.sources:
+            value = None if source is None else source(request)
+            if value is None and source is not None:
+                return None
+            if value is None or isinstance(value, Unset):
+                parts.append(NO_CELL)
+            else:
+                is_empty = False
+                parts.append(len(value).to_bytes(4))
+                parts.append(value)
+        if is_empty:
+            return None
+        key = check_partition_key(composite_key([part(request) for part in self.partition]))
+        token = token_of(key)
+        clustering = b""
+        if self.clustering:
+            clustering = encode_clustering(schema.clustering, [part(request) for part in self.clustering])
+        stored_key = row_key(partition_prefix(token, key), clustering)
+        return Mutation(schema.id, token, ((stored_key, b"".join(parts)),))
+
+
+# ---- compiling
+
+
+def plan_modification(
+    statement: Modification, schema: TableSchema, markers: tuple[BindMarker, ...], *, part_of_batch: bool = False
+) -> ModificationPlan:
+    """Raises `InvalidRequest` with what is wrong. Of `markers`, a part of a batch may have only some."""
+    builder = _Builder(schema, Binder(schema.keyspace, schema.name, markers), part_of_batch)
+    match statement:
+        case InsertStatement():
+            return builder.insert(statement)
+        case UpdateStatement():
+            return builder.update(statement)
+        case DeleteStatement():
+            return builder.delete(statement)
+
+
+@dataclass(slots=True)
+class _Builder:
+    schema: TableSchema
+    binder: Binder
+    part_of_batch: bool
+    row: list[RowChange] = field(default_factory=list)
+    static: list[RowChange] = field(default_factory=list)
+    lists: dict[int, Column] = field(default_factory=dict)
+    plain_sources: dict[int, ValueSource] | None = field(default_factory=dict)
+    """By column number, as long as nothing forbids a plain row."""
+
+    def insert(self, statement: InsertStatement) -> ModificationPlan:
+        if len(statement.columns) != len(statement.values):
+            raise InvalidRequest("Unmatched column names/values")
+        if len(set(statement.columns)) != len(statement.columns):
+            raise InvalidRequest("The column names contains duplicates")
+        relations: list[Relation] = []
+        for name, value in zip(statement.columns, statement.values):
+            column = self._column(name)
+            if column.kind in _KEYS:
+                relations.append(ColumnRelation(name, Operator.EQUAL, value))
+            else:
+                self._assign(column, value)
+        restrictions = classify_relations(self.schema, relations, self.binder)
+        self._check_key(restrictions)
+        has_row = restrictions.clustering_width == len(self.schema.clustering)
+        return self._plan(restrictions, statement.using, marks_row=has_row)
+
+    def update(self, statement: UpdateStatement) -> ModificationPlan:
+        for assignment in statement.assignments:
+            self._change(assignment)
+        restrictions = self._where(statement.where)
+        self._check_key(restrictions)
+        self._check_statics(restrictions, "UPDATE")
+        return self._plan(restrictions, statement.using)
+
+    def delete(self, statement: DeleteStatement) -> ModificationPlan:
+        for deleted in statement.columns:
+            column = self._value_column(
+                deleted.column, "Invalid identifier {name} for deletion (should not be a PRIMARY KEY part)"
+            )
+            if deleted.key is None:
+                self._add(column, row_changes.delete_column(column))
+            else:
+                self._add(column, row_changes.delete_element(column, self._key_source(column, deleted.key)))
+        self.plain_sources = None
+        restrictions = self._where(statement.where, slices=not statement.columns)
+        if statement.columns:
+            self._check_key(restrictions)
+            self._check_statics(restrictions, "DELETE")
+        elif not restrictions.has_partition:
+            self._refuse_missing()
+        return self._plan(restrictions, statement.using, deletes_rows=not statement.columns)
+
+    # ---- columns
+
+    def _column(self, name: str) -> Column:
+        column = self.schema.by_name.get(name)
+        if column is None:
+            raise InvalidRequest(f"Undefined column name {name} in table {self.schema.full_name}")
+        return column
+
+    def _value_column(self, name: str, if_key: str) -> Column:
+        column = self._column(name)
+        if column.kind in _KEYS:
+            raise InvalidRequest(if_key.format(name=name))
+        return column
+
+    def _add(self, column: Column, change: RowChange) -> None:
+        (self.static if column.kind is ColumnKind.STATIC else self.row).append(change)
+
+    def _assign(self, column: Column, value: Term) -> None:
+        source = self.binder.source(value, TermReceiver(column.name, column.type))
+        self._add(column, row_changes.assign(column, source))
+        if column.kind is ColumnKind.STATIC or is_multi_cell(column.type):
+            self.plain_sources = None
+        if self.plain_sources is not None:
+            self.plain_sources[column.number] = source
+
+    def _change(self, assignment: AssignColumn | ChangeCollection | AssignElement) -> None:
+        column = self._value_column(assignment.column, "PRIMARY KEY part {name} found in SET part")
+        match assignment:
+            case AssignColumn(value=value):
+                self._assign(column, value)
+            case ChangeCollection():
+                self._change_collection(column, assignment)
+            case AssignElement(key=key, value=value):
+                self._check_element(column)
+                element = _element_type(column)
+                source = self.binder.source(value, TermReceiver(f"value({column.name})", element))
+                self._add(column, row_changes.assign_element(column, self._key_source(column, key), source))
+                self.plain_sources = None
+
+    def _change_collection(self, column: Column, assignment: ChangeCollection) -> None:
+        self.plain_sources = None
+        kind, value = column.type, assignment.value
+        if not is_multi_cell(kind):
+            shown = {CollectionChange.REMOVE: "-"}.get(assignment.change, "+")
+            frozen = "frozen collection" if isinstance(kind, ListType | SetType | MapType) else "non counter"
+            name = column.name
+            raise InvalidRequest(f"Invalid operation ({name} = {name} {shown} …) for {frozen} column {name}")
+        match assignment.change:
+            case CollectionChange.APPEND:
+                source = self.binder.source(value, TermReceiver(column.name, kind))
+                self._add(column, row_changes.append(column, source))
+            case CollectionChange.PREPEND:
+                if not isinstance(kind, ListType):
+                    raise InvalidRequest(f"Invalid operation: {column.name} is a {kind}; only lists are prepended to")
+                source = self.binder.source(value, TermReceiver(column.name, kind))
+                self._add(column, row_changes.prepend(column, source))
+            case CollectionChange.REMOVE:
+                removed: CqlType = SetType(kind.key) if isinstance(kind, MapType) else kind
+                source = self.binder.source(value, TermReceiver(column.name, removed))
+                if isinstance(kind, ListType):
+                    self.lists[column.number] = column
+                self._add(column, row_changes.remove_elements(column, source))
+
+    def _check_element(self, column: Column) -> None:
+        if not is_multi_cell(column.type) or isinstance(column.type, SetType):
+            raise InvalidRequest(f"Invalid element assignment for {column.name} of type {column.type}")
+
+    def _key_source(self, column: Column, key: Term) -> ValueSource:
+        kind = column.type
+        if not is_multi_cell(kind):
+            raise InvalidRequest(f"Invalid deletion operation for non collection column {column.name}")
+        match kind:
+            case ListType():
+                self.lists[column.number] = column
+                return self.binder.source(key, TermReceiver(f"idx({column.name})", SCALARS["int"]))
+            case SetType(element=element):
+                return self.binder.source(key, TermReceiver(f"value({column.name})", element))
+            case MapType(key=key_type):
+                return self.binder.source(key, TermReceiver(f"key({column.name})", key_type))
+            case _:
+                raise AssertionError(kind)
+
+    # ---- keys
+
+    def _where(self, relations: Sequence[Relation], *, slices: bool = False) -> Restrictions:
+        found = classify_relations(self.schema, relations, self.binder)
+        if found.tokens:
+            raise InvalidRequest("The token function cannot be used in WHERE clauses for UPDATE and DELETE statements")
+        if found.ends and not slices:
+            raise InvalidRequest("Slice restrictions are not supported on the clustering columns in this statement")
+        if found.filters:
+            self._refuse_filters(found)
+        return found
+
+    def _refuse_filters(self, found: Restrictions) -> None:
+        names = [name for relation in found.filters for name in columns_of(relation)]
+        columns = [self.schema.by_name[name] for name in names]
+        others = [column.name for column in columns if column.kind not in _KEYS]
+        if others:
+            raise InvalidRequest(f"Invalid where clause contains non PRIMARY KEY columns: {', '.join(others)}")
+        if not found.has_partition:
+            sliced = [column for column in columns if column.kind is ColumnKind.PARTITION_KEY]
+            missing = [one.name for one in self.schema.partition_key if one.name not in names]
+            if missing or not sliced:
+                raise InvalidRequest(f"Some partition key parts are missing: {', '.join(missing)}")
+            raise InvalidRequest(
+                "Only EQ and IN relation are supported on the partition key (unless you use the token() function)"
+            )
+        check_filtering(self.schema, found)
+
+    def _refuse_missing(self) -> None:
+        names = ", ".join(column.name for column in self.schema.partition_key)
+        raise InvalidRequest(f"Some partition key parts are missing: {names}")
+
+    def _check_key(self, found: Restrictions) -> None:
+        """A row's whole key, or a partition's where only static columns change."""
+        if not found.has_partition:
+            self._refuse_missing()
+        missing = self.schema.clustering[found.clustering_width :]
+        if missing and (self.row or not self.static):
+            raise InvalidRequest(f"Some clustering keys are missing: {', '.join(column.name for column in missing)}")
+        if missing and found.clustering_width:
+            raise InvalidRequest(f"Some clustering keys are missing: {', '.join(column.name for column in missing)}")
+
+    def _check_statics(self, found: Restrictions, word: str) -> None:
+        if self.static and not self.row and found.clustering:
+            raise InvalidRequest(
+                f"Invalid restrictions on clustering columns since the {word} statement modifies only static columns"
+            )
+
+    # ---- the plan
+
+    def _plan(
+        self, restrictions: Restrictions, using: UsingClause, *, marks_row: bool = False, deletes_rows: bool = False
+    ) -> ModificationPlan:
+        timestamp = self._using(using.timestamp, "[timestamp]", SCALARS["bigint"])
+        ttl = self._using(using.ttl, "[ttl]", SCALARS["int"])
+        timeout = self._using(using.timeout, "[timeout]", SCALARS["duration"])
+        return ModificationPlan(
+            self.schema,
+            self.binder.variables(all_known=not self.part_of_batch),
+            key_positions(restrictions),
+            restrictions,
+            tuple(self.row),
+            tuple(self.static),
+            marks_row,
+            deletes_rows,
+            timestamp,
+            ttl,
+            timeout,
+            tuple(self.lists.values()),
+            self._plain_insert(restrictions, marks_row),
+        )
+
+    def _using(self, term: Term | None, name: str, kind: CqlType) -> ValueSource | None:
+        return None if term is None else self.binder.source(term, TermReceiver(name, kind))
+
+    def _plain_insert(self, restrictions: Restrictions, marks_row: bool) -> PlainInsert | None:
+        groups = (*restrictions.partition, *restrictions.clustering)
+        whole = restrictions.clustering_width == len(self.schema.clustering)
+        if self.plain_sources is None or not whole:
+            return None
+        if not all(group.is_single and group.width == 1 for group in groups):
+            return None
+        partition = [
+            key_value_source(*one) for one in zip(restrictions.partition, self.schema.partition_key, strict=True)
+        ]
+        clustering = [
+            key_value_source(*one) for one in zip(restrictions.clustering, self.schema.clustering, strict=True)
+        ]
+        sources = tuple(self.plain_sources.get(number) for number in self.schema.layouts[-1])
+        flags = _PLAIN_MARKED if marks_row else _PLAIN
+        return PlainInsert(self.schema, tuple(partition), tuple(clustering), sources, flags)
+
+
+def _element_type(column: Column) -> CqlType:
+    match column.type:
+        case ListType(element=element):
+            return element
+        case MapType(value=value):
+            return value
+        case _:
+            raise InvalidRequest(f"Invalid element assignment for {column.name} of type {column.type}")
+
+
+def key_positions(restrictions: Restrictions) -> tuple[int, ...]:
+    """The markers of the partition key's columns, for drivers that work out the token; none where some is no marker."""
+    positions = [group.position for group in restrictions.partition if group.is_single]
+    found = tuple(position for position in positions if position is not None)
+    return found if len(found) == len(restrictions.partition) else ()

@@ -1,0 +1,130 @@
+"""SELECT of one row by its whole primary key: what most reads are, and the only ones that have to be this quick.
+
+It says the same as the plan it is made from, in fewer steps: one key, one read, the needed cells cut from a plain row.
+Anything unusual (static columns, write times, LIMIT, functions) has no such short way, and a row that is not plain is
+left to the plan's own reader.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.cql.plan.binder import BoundRequest
+from ebla.cql.plan.restrictions import KeyValueSource, check_partition_key, key_value_source
+from ebla.cql.plan.row_decoder import RowDecoder, RowValues
+from ebla.cql.plan.select_plan import SelectPlan
+from ebla.model.identity import TableId
+from ebla.model.schema import ColumnKind, TableSchema
+from ebla.model.token import composite_key, token_of
+from ebla.request.router_types import ReadPage, ReadQuery
+from ebla.storage.codec.key_codec import decode_clustering, encode_clustering, partition_prefix, row_key
+from ebla.storage.codec.live_rows import version_of
+from ebla.storage.codec.row_codec import PLAIN_HEADER, is_plain
+from ebla.wire.cql.messages import ColumnSpec, Rows
+from ebla.wire.row_messages import Item
+
+_HEADER_BYTES = PLAIN_HEADER.size
+
+
+class PointRead(msgspec.Struct, frozen=True, gc=False):
+    """The row that one request asks for."""
+
+    partition: Sequence[bytes]
+    clustering: bytes
+    query: ReadQuery
+
+
+@dataclass(frozen=True, slots=True)
+class PointSelectPlan:
+    table: TableId
+    schema: TableSchema
+    plan: SelectPlan
+    columns: tuple[ColumnSpec, ...]
+    width: int
+    partition: tuple[KeyValueSource, ...]
+    clustering: tuple[KeyValueSource, ...]
+    partition_places: tuple[tuple[int, int], ...]
+    """Where in the answer which part of the partition key stands."""
+    clustering_places: tuple[tuple[int, int], ...]
+    cell_places: tuple[int, ...]
+    """Where in the answer each cell of a plain row stands, up to the last that is asked for; -1: nowhere."""
+
+    def point(self, request: BoundRequest) -> PointRead:
+        """Raises `InvalidRequest` where a key has no value."""
+        partition = [part(request) for part in self.partition]
+        key = check_partition_key(composite_key(partition))
+        clustering = b""
+        if self.clustering:
+            clustering = encode_clustering(self.schema.clustering, [part(request) for part in self.clustering])
+        start = row_key(partition_prefix(token_of(key), key), clustering)
+        query = ReadQuery(self.table, ((start, start + b"\0"),), 1, request.now_us // 1_000_000)
+        return PointRead(partition, clustering, query)
+
+    def rows(self, point: PointRead, page: ReadPage) -> Rows:
+        return Rows(self.columns, [self._values(point, item) for item in page.items])
+
+    def _values(self, point: PointRead, item: Item) -> RowValues:
+        stored = item[1]
+        if not is_plain(stored) or version_of(stored) != self.schema.version:
+            return self._unusual(point, item)
+        values: RowValues = [None] * self.width
+        for place, position in self.partition_places:
+            values[place] = point.partition[position]
+        if self.clustering_places:
+            parts = decode_clustering(self.schema.clustering, point.clustering)
+            for place, position in self.clustering_places:
+                values[place] = parts[position]
+        offset = _HEADER_BYTES
+        for place in self.cell_places:
+            start = offset + 4
+            size = int.from_bytes(stored[offset:start], signed=True)
+            offset = start
+            if size >= 0:
+                offset += size
+                if place >= 0:
+                    values[place] = stored[start:offset]
+        return values
+
+    def _unusual(self, point: PointRead, item: Item) -> RowValues:
+        needed = self.plan.needs.columns
+        reader = RowDecoder(self.schema, needed, point.query.now_s, with_cells=False)
+        (found,) = reader.rows([item], bare_partitions=False)
+        return [found.values[output.place] for output in self.plan.outputs if output.place is not None]
+
+
+def point_select(plan: SelectPlan, table: TableId) -> PointSelectPlan | None:
+    """None where the plan is of another kind."""
+    schema, restrictions = plan.schema, plan.restrictions
+    clustering = restrictions.clustering
+    is_point = (
+        restrictions.has_partition
+        and all(group.is_single and group.width == 1 for group in (*restrictions.partition, *clustering))
+        and restrictions.clustering_width == len(schema.clustering)
+        and not (restrictions.ends or restrictions.tokens or plan.filters)
+    )
+    is_bare = not (plan.limits.rows or plan.limits.partition_rows or plan.distinct or plan.sorts or plan.is_aggregate)
+    if not is_point or not is_bare or schema.static or plan.needs.with_cells:
+        return None
+    columns = [None if output.place is None else plan.needs.columns[output.place] for output in plan.outputs]
+    if any(column is None for column in columns):
+        return None
+    shown = [(place, column) for place, column in enumerate(columns) if column is not None]
+    by_number = {column.number: place for place, column in shown if column.kind is ColumnKind.REGULAR}
+    if len({column.number for _, column in shown}) < len(shown):
+        return None  # a column that is shown twice has two places
+    cells = [by_number.get(number, -1) for number in schema.layouts[-1]]
+    while cells and cells[-1] < 0:
+        cells.pop()
+    return PointSelectPlan(
+        table,
+        schema,
+        plan,
+        plan.columns,
+        len(shown),
+        tuple(key_value_source(*one) for one in zip(restrictions.partition, schema.partition_key, strict=True)),
+        tuple(key_value_source(*one) for one in zip(clustering, schema.clustering, strict=True)),
+        tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.PARTITION_KEY),
+        tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.CLUSTERING),
+        tuple(cells),
+    )

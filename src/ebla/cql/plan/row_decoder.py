@@ -1,0 +1,204 @@
+"""Stored items become rows of values in wire form. Pure.
+
+A plan says which columns it needs; a row is the list of their values in that order. Plain rows of the current schema
+are cut from their bytes; nothing else of them is looked at. Where a plan asks for write times or TTLs, a row comes with
+its cells.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from ebla.model.byte_comparable import decoder_of
+from ebla.model.rows import Cell, PartitionHead, Row, without_deleted
+from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.storage.codec.key_codec import head_key, inverted, partition_key_of, split_key
+from ebla.storage.codec.live_rows import is_head
+from ebla.storage.codec.row_codec import FORMAT, HEADER, PLAIN_HEADER, RowFlag, decode_head, decode_row
+from ebla.storage.scan.visible_rows import static_values, visible_cells
+from ebla.wire.row_messages import Item
+
+RowValues = list[bytes | None]
+ComponentDecoder = Callable[[bytes, int], tuple[bytes, int]]
+
+_HEADER_BYTES = PLAIN_HEADER.size
+_LENGTH = struct.Struct(">i")
+_PLAIN_FLAGS = (int(RowFlag.PLAIN), int(RowFlag.PLAIN | RowFlag.MARKED))
+_NO_CELLS: dict[int, Cell] = {}
+
+
+class DecodedRow(msgspec.Struct, gc=False):
+    """One row: the needed columns' values, and where asked for the cells they come from, by column number. A struct
+    because a page has thousands."""
+
+    values: RowValues
+    cells: dict[int, Cell]
+    prefix: bytes
+    """Of its partition."""
+    key: bytes
+    """Of the row; of the head, for a partition that has static values and no row."""
+
+
+def split_partition_key(schema: TableSchema, key: bytes) -> list[bytes]:
+    if len(schema.partition_key) == 1:
+        return [key]
+    parts: list[bytes] = []
+    offset = 0
+    while offset < len(key):
+        size = int.from_bytes(key[offset : offset + 2])
+        parts.append(key[offset + 2 : offset + 2 + size])
+        offset += size + 3
+    return parts
+
+
+class RowDecoder:
+    """For one request: the needed columns of a table at a moment."""
+
+    def __init__(self, schema: TableSchema, needed: Sequence[Column], now_s: int, *, with_cells: bool) -> None:
+        self._schema = schema
+        self._now_s = now_s
+        self._with_cells = with_cells
+        self._width = len(needed)
+        self._partition = _places(needed, ColumnKind.PARTITION_KEY)
+        self._clustering = _clustering(schema, needed)
+        self._descends = any(descending for _, descending, _ in self._clustering)
+        self._static = [(place, column.number) for place, column in enumerate(needed) if _is(column, ColumnKind.STATIC)]
+        self._regular = {column.number: place for place, column in enumerate(needed) if _is(column, ColumnKind.REGULAR)}
+        self._plain_places = _to_the_last([self._regular.get(number, -1) for number in schema.layouts[-1]])
+        self._plain_beginnings = tuple(HEADER.pack(FORMAT, flags, schema.version) for flags in _PLAIN_FLAGS)
+        """Of plain rows of the current schema."""
+        self._prefix = b""
+        self._template: RowValues = [None] * self._width
+        self._static_cells: dict[int, Cell] = _NO_CELLS
+        self._held: bytes | None = None
+        """The key of a head whose partition has shown no row yet."""
+        self.heads: Mapping[bytes, PartitionHead] = {}
+        """Of partitions whose heads are not among the items to come, or only behind their rows."""
+
+    @property
+    def holds_head(self) -> bool:
+        return self._held is not None
+
+    def bare(self, prefix: bytes) -> DecodedRow:
+        """A partition of which there is nothing but its head."""
+        self._enter(prefix)
+        return DecodedRow(self._template.copy(), self._static_cells, prefix, head_key(prefix))
+
+    def rows(self, items: Iterable[Item], *, bare_partitions: bool) -> Iterator[DecodedRow]:
+        """`bare_partitions`: a partition with static values and no row is shown as one row of them."""
+        prefix, plain = self._prefix, self._plain_beginnings
+        for key, value in items:
+            if not prefix or not key.startswith(prefix):
+                if bare_partitions:
+                    yield from self.last()
+                prefix = split_key(key)[0]
+                self._enter(prefix)
+            is_plain = value.startswith(plain)
+            if not is_plain and is_head(value):
+                if prefix not in self.heads:
+                    self._take_statics(decode_head(value))
+                    self._held = key
+                continue
+            self._held = None
+            yield self._row(key, value, is_plain=is_plain)
+
+    def last(self) -> Iterator[DecodedRow]:
+        """The partition at the end of the items, where it has no row."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            yield DecodedRow(self._template.copy(), self._static_cells, self._prefix, held)
+
+    # ---- partitions
+
+    def _enter(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._held = None
+        self._static_cells = _NO_CELLS
+        template: RowValues = [None] * self._width
+        if self._partition:
+            parts = split_partition_key(self._schema, partition_key_of(prefix))
+            for place, position in self._partition:
+                template[place] = parts[position]
+        self._template = template
+        head = self.heads.get(prefix)
+        if head is not None:
+            self._take_statics(head)
+
+    def _take_statics(self, head: PartitionHead) -> None:
+        if not self._static:
+            return
+        values = static_values(self._schema, head, self._now_s)
+        for place, number in self._static:
+            self._template[place] = values.get(number)
+        if self._with_cells:
+            static = head.static if head.deletion is None else without_deleted(head.static, head.deletion)
+            self._static_cells = dict(static.cells)
+
+    # ---- rows
+
+    def _row(self, key: bytes, value: bytes, *, is_plain: bool) -> DecodedRow:
+        values = self._template.copy()
+        if self._clustering:
+            self._take_clustering(key, values)
+        cells = self._static_cells
+        if is_plain and not self._with_cells:
+            self._cut_plain(value, values)
+        else:
+            row = decode_row(value, self._schema.layouts)
+            self._fill(row, values)
+            if self._with_cells:
+                cells = {**cells, **row.cells}
+        return DecodedRow(values, cells, self._prefix, key)
+
+    def _take_clustering(self, key: bytes, values: RowValues) -> None:
+        offset, size = len(self._prefix) + 1, len(key)
+        turned = inverted(key) if self._descends else key
+        for decode, descending, place in self._clustering:
+            if offset == size:
+                return
+            value, offset = decode(turned if descending else key, offset)
+            if place >= 0:
+                values[place] = value
+
+    def _cut_plain(self, value: bytes, values: RowValues) -> None:
+        offset = _HEADER_BYTES
+        length_at = _LENGTH.unpack_from
+        for place in self._plain_places:
+            (size,) = length_at(value, offset)
+            offset += 4
+            if size >= 0:
+                if place >= 0:
+                    values[place] = value[offset : offset + size]
+                offset += size
+
+    def _fill(self, row: Row, values: RowValues) -> None:
+        for number, found in visible_cells(self._schema, row, self._now_s).items():
+            place = self._regular.get(number)
+            if place is not None:
+                values[place] = found
+
+
+def _to_the_last(places: list[int]) -> list[int]:
+    """Without those behind the last that is wanted."""
+    while places and places[-1] < 0:
+        places.pop()
+    return places
+
+
+def _clustering(schema: TableSchema, needed: Sequence[Column]) -> list[tuple[ComponentDecoder, bool, int]]:
+    """How each component of a key is read, whether it descends, and its place among the needed columns (-1: none);
+    none behind the last that is needed."""
+    wanted = {position: place for place, position in _places(needed, ColumnKind.CLUSTERING)}
+    return [
+        (decoder_of(column.type), column.descending, wanted.get(position, -1))
+        for position, column in enumerate(schema.clustering[: max(wanted, default=-1) + 1])
+    ]
+
+
+def _is(column: Column, kind: ColumnKind) -> bool:
+    return column.kind is kind
+
+
+def _places(needed: Sequence[Column], kind: ColumnKind) -> list[tuple[int, int]]:
+    return [(place, column.position) for place, column in enumerate(needed) if column.kind is kind]

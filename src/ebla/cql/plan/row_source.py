@@ -1,0 +1,182 @@
+"""Where a SELECT's rows come from: pages of a stored table, or the state that a node shows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ebla.cql.catalog import VirtualTable
+from ebla.cql.plan.binder import BoundRequest
+from ebla.cql.plan.key_spans import coalesce, row_spans, token_span
+from ebla.cql.plan.restrictions import Restrictions
+from ebla.cql.plan.row_decoder import DecodedRow, RowDecoder
+from ebla.model.rows import PartitionHead
+from ebla.model.schema import Column, TableSchema
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, composite_key, token_of
+from ebla.model.values import encode
+from ebla.request.router_types import ReadPage, ReadQuery
+from ebla.storage.codec.key_codec import (
+    encode_clustering,
+    head_key,
+    partition_prefix,
+    prefix_end,
+    row_key,
+)
+from ebla.storage.codec.live_rows import is_head
+from ebla.storage.codec.row_codec import decode_head
+from ebla.wire.row_messages import Span
+
+HEADS_MAX = 1000
+
+
+class PageReader(Protocol):
+    """The router, bound to a request's consistency level and deadline."""
+
+    async def read(self, query: ReadQuery) -> ReadPage: ...
+
+
+def spans_of(schema: TableSchema, restrictions: Restrictions, request: BoundRequest, *, heads: bool) -> list[Span]:
+    """What a statement reads. With `heads`, those of partitions that are not read whole come along."""
+    if not restrictions.has_partition:
+        tokens = (int(TOKEN_MIN), int(TOKEN_MAX)) if not restrictions.tokens else restrictions.token_range(request)
+        return [] if tokens is None else token_span(*tokens)
+    spans: list[Span] = []
+    for prefix in partition_prefixes_of(restrictions, request):
+        if not restrictions.clustering and not restrictions.ends and schema.clustering:
+            spans.append((prefix if heads else row_key(prefix), prefix_end(prefix)))
+            continue
+        ends = [end.bound(request) for end in restrictions.ends]
+        for values in restrictions.clustering_values(request):
+            spans += row_spans(schema.clustering, prefix, values, ends)
+        if heads and spans:
+            spans.append(_head_span(prefix))
+    return coalesce(spans)
+
+
+def head_spans(restrictions: Restrictions, request: BoundRequest) -> list[Span]:
+    return coalesce(_head_span(prefix) for prefix in partition_prefixes_of(restrictions, request))
+
+
+def partition_prefixes_of(restrictions: Restrictions, request: BoundRequest) -> list[bytes]:
+    return [partition_prefix(token_of(key), key) for key in restrictions.partition_keys(request)]
+
+
+def _head_span(prefix: bytes) -> Span:
+    head = head_key(prefix)
+    return head, head + b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class TableRead:
+    """One read of a stored table as a statement wants it."""
+
+    schema: TableSchema
+    needed: Sequence[Column]
+    with_cells: bool
+    spans: tuple[Span, ...]
+    now_s: int
+    is_reversed: bool = False
+    partition_rows_max: int = 0
+    bare_partitions: bool = False
+    """A partition with static values and no row is a row."""
+    position: bytes = b""
+    prefix: bytes = b""
+    """Of the partition in whose middle it goes on."""
+    heads_of: tuple[bytes, ...] = ()
+    """Partitions of a reversed read: their heads come before their rows only if they are asked for first."""
+
+
+@dataclass(slots=True)
+class StoredRowPages:
+    """Rows page by page. After a row has been given, `position` says where the next page would begin: behind the whole
+    page that it is part of, so a page must be used to its end."""
+
+    reading: TableRead
+    reader: PageReader
+    position: bytes = b""
+    prefix: bytes = b""
+    ended: bool = False
+    _rows: RowDecoder = field(init=False)
+    _heads: dict[bytes, PartitionHead] = field(init=False, default_factory=dict)
+    _shown: set[bytes] = field(init=False, default_factory=set)
+    """Partitions of a reversed read that have shown a row."""
+
+    def __post_init__(self) -> None:
+        reading = self.reading
+        self.position, self.prefix = reading.position, reading.prefix
+        self._shown.add(reading.prefix)
+        self._rows = RowDecoder(reading.schema, reading.needed, reading.now_s, with_cells=reading.with_cells)
+
+    async def page(self, rows_max: int) -> list[DecodedRow]:
+        """The next rows; `ended` is set with the last ones. It never stops between a partition's head and its rows:
+        whether the head alone is all there is would be forgotten until the next page."""
+        if not self._heads and self.reading.schema.static:
+            await self._read_heads()
+        found = await self._part(rows_max)
+        while self._rows.holds_head and not self.ended:
+            found += await self._part(1)
+        return found
+
+    async def _part(self, rows_max: int) -> list[DecodedRow]:
+        reading = self.reading
+        query = ReadQuery(
+            reading.schema.id,
+            reading.spans,
+            max(1, rows_max),
+            reading.now_s,
+            reading.is_reversed,
+            reading.partition_rows_max,
+            self.position,
+        )
+        answer = await self.reader.read(query)
+        found = list(self._rows.rows(answer.items, bare_partitions=reading.bare_partitions))
+        if found:
+            self.prefix = found[-1].prefix
+        if reading.is_reversed:
+            self._shown.update(one.prefix for one in found)
+        self.position = answer.position
+        if not answer.position:
+            self.ended = True
+            if reading.bare_partitions:
+                found += self._rows.last()
+                found += self._bare_heads()
+        return found
+
+    async def _read_heads(self) -> None:
+        prefixes = list(self.reading.heads_of) or ([self.prefix] if self.prefix else [])
+        if not prefixes:
+            return
+        spans = tuple(coalesce(_head_span(prefix) for prefix in prefixes))
+        query = ReadQuery(self.reading.schema.id, spans, HEADS_MAX, self.reading.now_s)
+        answer = await self.reader.read(query)
+        for key, value in answer.items:
+            if is_head(value):
+                self._heads[key[:-1]] = decode_head(value)
+        self._rows.heads = self._heads
+
+    def _bare_heads(self) -> Iterator[DecodedRow]:
+        """Of a reversed read, partitions that showed no row, on this page or on those before."""
+        if not self.reading.is_reversed:
+            return
+        for prefix in self.reading.heads_of:
+            if prefix in self._heads and prefix not in self._shown:
+                yield self._rows.bare(prefix)
+
+
+async def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[DecodedRow]:
+    """All rows of a table that is not stored, in the order in which they would be if it were."""
+    schema = table.schema
+    placed: list[tuple[bytes, DecodedRow]] = []
+    for row in await table.rows():
+        values = {
+            column.name: None if row.get(column.name) is None else encode(column.type, row[column.name])
+            for column in schema.columns
+        }
+        key = composite_key([values[column.name] or b"" for column in schema.partition_key])
+        prefix = partition_prefix(token_of(key), key)
+        clustering = [values[column.name] for column in schema.clustering]
+        given = [value for value in clustering if value is not None]
+        stored_key = row_key(prefix, encode_clustering(schema.clustering, given))
+        found = DecodedRow([values[column.name] for column in needed], {}, prefix, stored_key)
+        placed.append((stored_key, found))
+    placed.sort(key=lambda one: one[0])
+    return [found for _, found in placed]

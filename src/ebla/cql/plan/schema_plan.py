@@ -1,0 +1,404 @@
+"""Statements about the schema become wishes that control fulfils, and the options of tables and keyspaces. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.cql.catalog import Catalog, StoredTable, keyspace_of
+from ebla.cql.parse.statements import (
+    AlterKeyspaceStatement,
+    AlterTableStatement,
+    ColumnDefinition,
+    CreateKeyspaceStatement,
+    CreateTableStatement,
+    DropKeyspaceStatement,
+    DropTableStatement,
+    Properties,
+    PropertyValue,
+    SchemaStatement,
+)
+from ebla.model.cql_types import is_multi_cell
+from ebla.model.errors import BadConfiguration, InvalidRequest
+from ebla.model.schema import Column, ColumnKind, TableOptions, TombstoneGc
+from ebla.topology.snapshot import Keyspace, Replication
+from ebla.topology.states import Strategy
+from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult, SchemaChangeTarget
+from ebla.wire.schema_messages import (
+    AlterKeyspaceRequest,
+    AlterTableRequest,
+    CreateKeyspaceRequest,
+    CreateTableRequest,
+    DropKeyspaceRequest,
+    DropTableRequest,
+    SchemaChange,
+)
+
+ACCEPTED_OPTIONS = (
+    "additional_write_policy",
+    "allow_auto_snapshot",
+    "bloom_filter_fp_chance",
+    "caching",
+    "cdc",
+    "compaction",
+    "compression",
+    "crc_check_chance",
+    "dclocal_read_repair_chance",
+    "extensions",
+    "id",
+    "in_memory",
+    "incremental_backups",
+    "max_index_interval",
+    "memtable",
+    "memtable_flush_period_in_ms",
+    "min_index_interval",
+    "paxos_grace_seconds",
+    "per_partition_rate_limit",
+    "read_repair",
+    "read_repair_chance",
+    "scylla_encryption_options",
+    "speculative_retry",
+    "synchronous_updates",
+    "tablets",
+)
+"""Table options that other servers know: kept and shown as they were given, without an effect here."""
+
+_STRATEGIES = {
+    "SimpleStrategy": Strategy.SIMPLE,
+    "NetworkTopologyStrategy": Strategy.NETWORK_TOPOLOGY,
+    "org.apache.cassandra.locator.SimpleStrategy": Strategy.SIMPLE,
+    "org.apache.cassandra.locator.NetworkTopologyStrategy": Strategy.NETWORK_TOPOLOGY,
+}
+_FACTOR = "replication_factor"
+_DIGITS_MAX = 19
+_TTL_S_MAX = 20 * 365 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaPlan:
+    wish: SchemaChange
+    change: SchemaChangeResult
+
+
+def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: str | None) -> SchemaPlan | None:
+    """None where IF EXISTS leaves nothing to do."""
+    match statement:
+        case CreateKeyspaceStatement(name=name, if_not_exists=lenient):
+            keyspace = _keyspace(name, statement.properties, catalog, None)
+            return SchemaPlan(CreateKeyspaceRequest(keyspace, lenient), _of_keyspace(SchemaChangeKind.CREATED, name))
+        case AlterKeyspaceStatement(name=name, if_exists=True) if name not in catalog.view.snapshot.keyspaces:
+            return None
+        case AlterKeyspaceStatement(name=name):
+            keyspace = _keyspace(name, statement.properties, catalog, catalog.keyspace(name))
+            return SchemaPlan(AlterKeyspaceRequest(keyspace), _of_keyspace(SchemaChangeKind.UPDATED, name))
+        case DropKeyspaceStatement(name=name, if_exists=lenient):
+            return SchemaPlan(DropKeyspaceRequest(name, lenient), _of_keyspace(SchemaChangeKind.DROPPED, name))
+        case CreateTableStatement():
+            return _create_table(statement, session_keyspace)
+        case AlterTableStatement(table=table, if_exists=True) if not catalog.has_table(table, session_keyspace):
+            return None
+        case AlterTableStatement():
+            return _alter_table(statement, catalog, session_keyspace)
+        case DropTableStatement(table=table, if_exists=lenient):
+            name = keyspace_of(table, session_keyspace)
+            wish = DropTableRequest(name, table.name, lenient)
+            return SchemaPlan(
+                wish, SchemaChangeResult(SchemaChangeKind.DROPPED, SchemaChangeTarget.TABLE, name, table.name)
+            )
+
+
+def _of_keyspace(kind: SchemaChangeKind, name: str) -> SchemaChangeResult:
+    return SchemaChangeResult(kind, SchemaChangeTarget.KEYSPACE, name)
+
+
+# ---- keyspaces
+
+
+def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keyspace | None) -> Keyspace:
+    for option, _ in properties.items:
+        if option not in ("replication", "durable_writes", "tablets", "storage", "consistency"):
+            raise BadConfiguration(f"Unknown property '{option}'")
+    given = properties.get("replication")
+    if given is None and before is None:
+        raise BadConfiguration("Missing mandatory replication strategy class")
+    kept = before is None or before.durable_writes
+    durable = _boolean(properties.get("durable_writes"), "durable_writes", default=kept)
+    on_tablets, initial = _tablets(properties.get("tablets"))
+    if before is not None:
+        if on_tablets not in (None, before.on_tablets):
+            raise InvalidRequest("a keyspace is on tablets or on vnodes from its beginning on: that cannot be altered")
+        replication = before.replication if given is None else _replication(given, catalog)
+        return msgspec.structs.replace(before, replication=replication, durable_writes=durable)
+    assert given is not None
+    replication = _replication(given, catalog)
+    if on_tablets is None:
+        on_tablets = replication.strategy is Strategy.NETWORK_TOPOLOGY
+    elif on_tablets and replication.strategy is Strategy.SIMPLE:
+        raise BadConfiguration("SimpleStrategy does not support tablet replication: use NetworkTopologyStrategy")
+    return Keyspace(name, replication, on_tablets, initial, durable)
+
+
+def _replication(given: PropertyValue, catalog: Catalog) -> Replication:
+    if isinstance(given, str):
+        raise BadConfiguration("replication is a map such as {'class': 'NetworkTopologyStrategy', 'dc1': 3}")
+    options = dict(given)
+    name = options.pop("class", None)
+    if name is None:
+        raise BadConfiguration("Missing mandatory replication strategy class")
+    strategy = _STRATEGIES.get(name)
+    if strategy is None:
+        raise BadConfiguration(f"Unable to find replication strategy class '{name}'")
+    if strategy is Strategy.SIMPLE:
+        factor = options.pop(_FACTOR, None)
+        if factor is None:
+            raise BadConfiguration("SimpleStrategy requires a replication_factor strategy option.")
+        if options:
+            raise BadConfiguration(f"Unrecognized strategy option {next(iter(options))} passed to SimpleStrategy")
+        return Replication(strategy, (("", _factor(factor)),))
+    return Replication(strategy, _factors(options, catalog))
+
+
+def _factors(options: Mapping[str, str], catalog: Catalog) -> tuple[tuple[str, int], ...]:
+    datacenters = {node.datacenter for node in catalog.view.snapshot.members()}
+    factors: dict[str, int] = {}
+    if _FACTOR in options:
+        # For every datacenter there is now; those named besides have their own.
+        factors = dict.fromkeys(sorted(datacenters), _factor(options[_FACTOR]))
+    for name, factor in options.items():
+        if name == _FACTOR:
+            continue
+        if name not in datacenters:
+            known = ", ".join(sorted(datacenters)) or "none yet"
+            raise BadConfiguration(
+                f"Unrecognized strategy option {{{name}}} passed to NetworkTopologyStrategy: there is no such "
+                f"datacenter (known: {known})"
+            )
+        factors[name] = _factor(factor)
+    if not factors:
+        raise BadConfiguration("Configuration for at least one datacenter must be present")
+    return tuple(sorted(factors.items()))
+
+
+def _factor(text: str) -> int:
+    if not _is_number(text):
+        raise BadConfiguration(f"Replication factor must be numeric and non-negative, got '{text}'")
+    return int(text)
+
+
+def _tablets(given: PropertyValue | None) -> tuple[bool | None, int]:
+    """Whether the keyspace is on tablets (None: not said), and how many a table has at first."""
+    if given is None:
+        return None, 0
+    if isinstance(given, str):
+        raise BadConfiguration("tablets is a map such as {'enabled': true, 'initial': 16}")
+    for option in given:
+        if option not in ("enabled", "initial"):
+            raise BadConfiguration(f"Unrecognized tablets option {option}")
+    initial = given.get("initial", "0")
+    if not _is_number(initial):
+        raise BadConfiguration(f"Initial number of tablets must be numeric, got '{initial}'")
+    return _boolean(given.get("enabled"), "enabled", default=True), int(initial)
+
+
+# ---- tables
+
+
+def _create_table(statement: CreateTableStatement, session_keyspace: str | None) -> SchemaPlan:
+    if statement.compact_storage:
+        raise InvalidRequest("COMPACT STORAGE tables are not supported")
+    keyspace, name = keyspace_of(statement.table, session_keyspace), statement.table.name
+    columns = table_columns(statement)
+    options, tablets = _table_options(statement.properties, TableOptions())
+    wish = CreateTableRequest(keyspace, name, columns, options, statement.if_not_exists, tablets)
+    return SchemaPlan(wish, SchemaChangeResult(SchemaChangeKind.CREATED, SchemaChangeTarget.TABLE, keyspace, name))
+
+
+def table_columns(statement: CreateTableStatement) -> tuple[Column, ...]:
+    defined = {definition.name: definition for definition in statement.columns}
+    if len(defined) != len(statement.columns):
+        names = [definition.name for definition in statement.columns]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"Multiple definition of identifier {twice}")
+    if not statement.partition_key:
+        raise InvalidRequest("No PRIMARY KEY specified (exactly one required)")
+    keys = (*statement.partition_key, *statement.clustering)
+    for name in keys:
+        _check_key(name, defined.get(name))
+    if len(set(keys)) != len(keys):
+        twice = next(name for name in keys if keys.count(name) > 1)
+        raise InvalidRequest(f"Key {twice} appears more than once in the PRIMARY KEY")
+    directions = _directions(statement)
+    columns = [
+        Column(name, defined[name].type, ColumnKind.PARTITION_KEY, position)
+        for position, name in enumerate(statement.partition_key)
+    ]
+    columns += [
+        Column(name, defined[name].type, ColumnKind.CLUSTERING, position, directions.get(name, False))
+        for position, name in enumerate(statement.clustering)
+    ]
+    columns += [_value_column(one) for one in statement.columns if one.name not in keys]
+    return tuple(columns)
+
+
+def _check_key(name: str, definition: ColumnDefinition | None) -> None:
+    if definition is None:
+        raise InvalidRequest(f"Unknown definition {name} referenced in PRIMARY KEY")
+    if is_multi_cell(definition.type):
+        raise InvalidRequest(f"Invalid non-frozen collection type for PRIMARY KEY component {name}")
+    if definition.is_static:
+        raise InvalidRequest(f"Static column {name} cannot be part of the PRIMARY KEY")
+
+
+def _directions(statement: CreateTableStatement) -> dict[str, bool]:
+    """Which clustering columns descend."""
+    if not statement.clustering_order:
+        return {}
+    names = tuple(ordering.column for ordering in statement.clustering_order)
+    for name in names:
+        if name not in statement.clustering:
+            raise InvalidRequest("Only clustering key columns can be defined in CLUSTERING ORDER directive")
+    missing = [name for name in statement.clustering if name not in names]
+    if missing:
+        raise InvalidRequest(f"Missing CLUSTERING ORDER for column {missing[0]}")
+    if names != statement.clustering:
+        raise InvalidRequest(
+            "The order of columns in the CLUSTERING ORDER directive must be the one of the clustering key"
+        )
+    return {ordering.column: ordering.descending for ordering in statement.clustering_order}
+
+
+def _value_column(definition: ColumnDefinition) -> Column:
+    kind = ColumnKind.STATIC if definition.is_static else ColumnKind.REGULAR
+    return Column(definition.name, definition.type, kind)
+
+
+def _alter_table(statement: AlterTableStatement, catalog: Catalog, session_keyspace: str | None) -> SchemaPlan:
+    table = catalog.stored(statement.table, session_keyspace)
+    schema = table.schema
+    options = None
+    if statement.properties is not None:
+        options, _ = _table_options(statement.properties, schema.options)
+    wish = AlterTableRequest(
+        schema.keyspace,
+        schema.name,
+        tuple(_value_column(definition) for definition in statement.added),
+        statement.dropped,
+        options,
+        statement.renamed,
+    )
+    _check_alter(statement, table)
+    return SchemaPlan(
+        wish, SchemaChangeResult(SchemaChangeKind.UPDATED, SchemaChangeTarget.TABLE, schema.keyspace, schema.name)
+    )
+
+
+def _check_alter(statement: AlterTableStatement, table: StoredTable) -> None:
+    known = table.schema.by_name
+    for definition in statement.added:
+        if definition.name in known:
+            raise InvalidRequest(f"Invalid column name {definition.name} because it conflicts with an existing column")
+        if definition.is_static and not table.schema.clustering:
+            raise InvalidRequest(
+                "Static columns are only useful (and thus allowed) if the table has a clustering column"
+            )
+    for name in statement.dropped:
+        if name not in known:
+            raise InvalidRequest(f"Column {name} was not found in table {table.schema.full_name}")
+        if known[name].kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            raise InvalidRequest(f"Cannot drop PRIMARY KEY part {name}")
+    for old, new in statement.renamed:
+        if old not in known:
+            raise InvalidRequest(f"Cannot rename unknown column {old} in table {table.schema.full_name}")
+        if new in known:
+            raise InvalidRequest(
+                f"Cannot rename column {old} to {new} in table {table.schema.full_name}; another column of that name "
+                "already exist"
+            )
+        if known[old].kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            raise InvalidRequest(f"Cannot rename non PRIMARY KEY part {old}")
+
+
+# ---- table options
+
+
+def _table_options(properties: Properties, before: TableOptions) -> tuple[TableOptions, int]:
+    """The options, and the least number of tablets that is asked for."""
+    options = before
+    others = dict(before.others)
+    tablets = 0
+    for name, value in properties.items:
+        match name:
+            case "comment":
+                options = msgspec.structs.replace(options, comment=_text(name, value))
+            case "default_time_to_live":
+                options = msgspec.structs.replace(options, default_ttl_s=_seconds(name, value, _TTL_S_MAX))
+            case "gc_grace_seconds":
+                options = msgspec.structs.replace(options, gc_grace_s=_seconds(name, value, (1 << 31) - 1))
+            case "tombstone_gc":
+                options = msgspec.structs.replace(options, tombstone_gc=_tombstone_gc(value))
+            case _ if name in ACCEPTED_OPTIONS:
+                others[name] = as_cql(value)
+                if name == "tablets":
+                    tablets = _min_tablets(value)
+            case _:
+                raise BadConfiguration(f"Unknown property '{name}'")
+    return msgspec.structs.replace(options, others=tuple(sorted(others.items()))), tablets
+
+
+def _min_tablets(value: PropertyValue) -> int:
+    text = "" if isinstance(value, str) else value.get("min_tablet_count", "0")
+    if not _is_number(text):
+        raise BadConfiguration("tablets is a map such as {'min_tablet_count': 16}")
+    return int(text)
+
+
+def _tombstone_gc(value: PropertyValue) -> TombstoneGc:
+    mode = value if isinstance(value, str) else value.get("mode", "")
+    if mode not in list(TombstoneGc):
+        raise BadConfiguration(
+            f"Invalid value for tombstone_gc mode: '{mode}'; it is timeout, repair, immediate or disabled"
+        )
+    return TombstoneGc(mode)
+
+
+def _text(name: str, value: PropertyValue) -> str:
+    if not isinstance(value, str):
+        raise BadConfiguration(f"Invalid value for property '{name}'. It should be a string")
+    return value
+
+
+def _seconds(name: str, value: PropertyValue, most: int) -> int:
+    text = _text(name, value)
+    if not _is_number(text.removeprefix("-")):
+        raise BadConfiguration(f"Invalid integer value {text} for '{name}'")
+    if not 0 <= int(text) <= most:
+        raise BadConfiguration(f"{name} must be between 0 and {most} (got {text})")
+    return int(text)
+
+
+def _boolean(value: PropertyValue | None, name: str, *, default: bool) -> bool:
+    if value is None:
+        return default
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise BadConfiguration(f"Invalid value for property '{name}': it is true or false")
+
+
+def as_cql(value: PropertyValue) -> str:
+    """An option as CQL writes it."""
+    if isinstance(value, str):
+        return value if _is_bare(value) else _quoted(value)
+    return "{" + ", ".join(f"{_quoted(key)}: {_quoted(text)}" for key, text in value.items()) + "}"
+
+
+def _is_bare(text: str) -> bool:
+    plain = text.removeprefix("-").replace(".", "", 1)
+    return _is_number(plain) or text.lower() in ("true", "false")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,320 @@
+"""SELECT compiled once; a request's values in, a page of rows out."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ebla.cql.catalog import StoredTable, VirtualTable
+from ebla.cql.parse.statements import SelectStatement
+from ebla.cql.parse.terms import BindMarker, Term
+from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource
+from ebla.cql.plan.filters import FilterBuilder, RowFilter, RowTest
+from ebla.cql.plan.modification_plan import key_positions
+from ebla.cql.plan.paging_state import FORMAT, PagingState, decode_paging_state, encode_paging_state
+from ebla.cql.plan.restrictions import Restrictions, check_filtering, classify_relations
+from ebla.cql.plan.row_decoder import DecodedRow
+from ebla.cql.plan.row_source import (
+    PageReader,
+    StoredRowPages,
+    TableRead,
+    partition_prefixes_of,
+    spans_of,
+    virtual_rows,
+)
+from ebla.cql.plan.select_order import check_distinct, reads_reversed
+from ebla.cql.plan.selection import NeededColumns, OutputColumn, SelectionBuilder
+from ebla.model.cql_types import SCALARS, CqlType
+from ebla.model.errors import InvalidRequest
+from ebla.model.schema import TableSchema
+from ebla.storage.codec.key_codec import split_key
+from ebla.wire.cql.messages import UNSET, ColumnSpec, QueryParameters, Rows, Unset
+
+CHUNK_ROWS = 5_000
+"""How many rows are asked for at once where the client does not page or the rows are counted and not sent."""
+SORTED_ROWS_MAX = 100_000
+
+_INT, _DURATION = SCALARS["int"], SCALARS["duration"]
+
+
+class SelectLimits(msgspec.Struct, frozen=True):
+    rows: ValueSource | None
+    partition_rows: ValueSource | None
+
+
+class SelectPlan(msgspec.Struct, frozen=True):
+    table: StoredTable | VirtualTable
+    variables: tuple[ColumnSpec, ...]
+    key_positions: tuple[int, ...]
+    restrictions: Restrictions
+    needs: NeededColumns
+    outputs: tuple[OutputColumn, ...]
+    filters: tuple[RowFilter, ...]
+    limits: SelectLimits
+    is_reversed: bool
+    distinct: bool
+    sorts: bool
+    """Rows of several partitions are put into one order."""
+    timeout: ValueSource | None
+    columns: tuple[ColumnSpec, ...]
+    """Of the rows: one object for as long as the plan lives, so that what they are on the wire is worked out once."""
+
+    @property
+    def schema(self) -> TableSchema:
+        return self.table.schema
+
+    @property
+    def is_aggregate(self) -> bool:
+        return any(output.running is not None for output in self.outputs)
+
+    # ---- running
+
+    async def run(self, request: BoundRequest, parameters: QueryParameters, reader: PageReader) -> Rows:
+        state = None if parameters.paging_state is None else decode_paging_state(parameters.paging_state)
+        left = self._limit(self.limits.rows, "LIMIT", request) if state is None else state.left
+        run = _Run(self, request, [one(request) for one in self.filters])
+        if isinstance(self.table, StoredTable):
+            source = self._source(request, reader, state)
+            if source is None:
+                return self._aggregated([], request) if self.is_aggregate else Rows(self.columns, [])
+            if self.is_aggregate or self.sorts:
+                return await run.gathered(source, left)
+            return await run.page(source, parameters.page_size, left, state)
+        return run.shown(await virtual_rows(self.table, self.needs.columns), parameters.page_size, left, state)
+
+    def _source(self, request: BoundRequest, reader: PageReader, state: PagingState | None) -> StoredRowPages | None:
+        schema, restrictions = self.schema, self.restrictions
+        whole = not restrictions.clustering and not restrictions.ends
+        bare = bool(schema.static) and whole
+        spans = spans_of(schema, restrictions, request, heads=bool(schema.static) and not self.is_reversed)
+        if not spans:
+            return None
+        heads_of = tuple(partition_prefixes_of(restrictions, request)) if self.is_reversed and schema.static else ()
+        reading = TableRead(
+            schema,
+            self.needs.columns,
+            self.needs.with_cells,
+            tuple(spans),
+            request.now_us // 1_000_000,
+            self.is_reversed,
+            self._partition_rows(request),
+            bare,
+            b"" if state is None else state.position,
+            b"" if state is None else state.prefix,
+            heads_of,
+        )
+        return StoredRowPages(reading, reader)
+
+    def _partition_rows(self, request: BoundRequest) -> int:
+        """What replicas may cut partitions to: not where rows are filtered afterwards."""
+        if self.filters:
+            return 0
+        if self.distinct:
+            return 1
+        return self._limit(self.limits.partition_rows, "PER PARTITION LIMIT", request) or 0
+
+    def partition_rows_shown(self, request: BoundRequest) -> int | None:
+        """What partitions are cut to here."""
+        if not self.filters and isinstance(self.table, StoredTable):
+            return None
+        return 1 if self.distinct else self._limit(self.limits.partition_rows, "PER PARTITION LIMIT", request)
+
+    def _limit(self, source: ValueSource | None, name: str, request: BoundRequest) -> int | None:
+        value = UNSET if source is None else source(request)
+        if isinstance(value, Unset):
+            return None
+        if value is None:
+            raise InvalidRequest(f"Invalid null value of {name}")
+        number = int.from_bytes(value, signed=True)
+        if number <= 0:
+            raise InvalidRequest(f"{name} must be strictly positive")
+        return number
+
+    # ---- answers
+
+    def answer(self, rows: Sequence[DecodedRow], request: BoundRequest) -> list[list[bytes | None]]:
+        places = [output.place for output in self.outputs]
+        if places == list(range(len(self.needs.columns))):
+            return [found.values for found in rows]
+        if all(place is not None for place in places):
+            return [[found.values[place] for place in places if place is not None] for found in rows]
+        return [[output.value(found, request) for output in self.outputs] for found in rows]
+
+    def _aggregated(self, rows: Sequence[DecodedRow], request: BoundRequest) -> Rows:
+        aggregation = RowAggregation(self.outputs)
+        for found in rows:
+            aggregation.add(found, request)
+        return Rows(self.columns, [aggregation.row()])
+
+
+class RowAggregation:
+    """All rows become one. Columns beside aggregates show the first row's values."""
+
+    def __init__(self, outputs: Sequence[OutputColumn]) -> None:
+        self._outputs = outputs
+        self._running = [None if output.running is None else output.running() for output in outputs]
+        self._first: list[bytes | None] | None = None
+
+    def add(self, found: DecodedRow, request: BoundRequest) -> None:
+        if self._first is None:
+            self._first = [
+                None if output.running is not None else output.value(found, request) for output in self._outputs
+            ]
+        for output, running in zip(self._outputs, self._running):
+            if running is not None:
+                running.add(output.value(found, request))
+
+    def row(self) -> list[bytes | None]:
+        first = self._first or [None] * len(self._outputs)
+        return [value if running is None else running.result() for value, running in zip(first, self._running)]
+
+
+class _Run:
+    """One request of a plan."""
+
+    def __init__(self, plan: SelectPlan, request: BoundRequest, tests: Sequence[RowTest]) -> None:
+        self._plan = plan
+        self._request = request
+        self._tests = tests
+        self._partition_max = plan.partition_rows_shown(request)
+        self._looks = bool(tests) or self._partition_max is not None
+        self._prefix = b""
+        self._shown = 0
+
+    def passes(self, found: DecodedRow) -> bool:
+        if not all(test(found.values) for test in self._tests):
+            return False
+        if self._partition_max is None:
+            return True
+        if found.prefix != self._prefix:
+            self._prefix, self._shown = found.prefix, 0
+        self._shown += 1
+        return self._shown <= self._partition_max
+
+    async def page(
+        self, source: StoredRowPages, page_size: int | None, left: int | None, state: PagingState | None
+    ) -> Rows:
+        plan = self._plan
+        if state is not None:
+            self._prefix, self._shown = state.prefix, state.shown
+        rows: list[DecodedRow] = []
+        while not source.ended:
+            wanted = _least(page_size, left)
+            if wanted is not None and len(rows) >= wanted:
+                break
+            missing = CHUNK_ROWS if wanted is None else wanted - len(rows)
+            found = await source.page(missing)
+            rows += [one for one in found if self.passes(one)] if self._looks else found
+        if left is not None:
+            rows = rows[:left]
+            left -= len(rows)
+        more = not source.ended and left != 0
+        state_after = PagingState(FORMAT, source.position, left, source.prefix, self._shown) if more else None
+        answer = plan.answer(rows, self._request)
+        return Rows(plan.columns, answer, None if state_after is None else encode_paging_state(state_after))
+
+    async def gathered(self, source: StoredRowPages, left: int | None) -> Rows:
+        """Aggregates, and rows to be put in order: all of them are looked at before there is an answer."""
+        plan = self._plan
+        aggregation = RowAggregation(plan.outputs) if plan.is_aggregate else None
+        rows: list[DecodedRow] = []
+        while not source.ended:
+            for found in await source.page(CHUNK_ROWS):
+                if not self.passes(found):
+                    continue
+                if aggregation is not None:
+                    aggregation.add(found, self._request)
+                else:
+                    rows.append(found)
+            if len(rows) > SORTED_ROWS_MAX:
+                raise InvalidRequest(
+                    f"ORDER BY over several partitions would have to sort more than {SORTED_ROWS_MAX} rows",
+                    advice="read the partitions one by one, or sort at the client",
+                )
+        if aggregation is not None:
+            return Rows(plan.columns, [aggregation.row()][:left])
+        rows.sort(key=lambda found: split_key(found.key)[2], reverse=plan.is_reversed)
+        return Rows(plan.columns, plan.answer(rows[:left], self._request))
+
+    def shown(
+        self, found: Sequence[DecodedRow], page_size: int | None, left: int | None, state: PagingState | None
+    ) -> Rows:
+        """Of a table that is not stored: a page of its rows, by their number."""
+        plan = self._plan
+        rows = [one for one in found if self.passes(one)]
+        if plan.is_reversed:
+            rows.reverse()
+        if plan.is_aggregate:
+            aggregation = RowAggregation(plan.outputs)
+            for one in rows:
+                aggregation.add(one, self._request)
+            return Rows(plan.columns, [aggregation.row()])
+        start = 0 if state is None else int.from_bytes(state.position)
+        rows = rows[start:]
+        if left is not None:
+            rows = rows[:left]
+        if page_size is None or len(rows) <= page_size:
+            return Rows(plan.columns, plan.answer(rows, self._request))
+        position = (start + page_size).to_bytes(8)
+        state_after = PagingState(FORMAT, position, None if left is None else left - page_size)
+        return Rows(plan.columns, plan.answer(rows[:page_size], self._request), encode_paging_state(state_after))
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    given = [number for number in (one, other) if number is not None]
+    return min(given, default=None)
+
+
+# ---- compiling
+
+
+def plan_select(
+    statement: SelectStatement, table: StoredTable | VirtualTable, markers: tuple[BindMarker, ...]
+) -> SelectPlan:
+    """Raises `InvalidRequest` with what is wrong."""
+    schema = table.schema
+    binder = Binder(schema.keyspace, schema.name, markers)
+    needs = NeededColumns()
+    outputs = SelectionBuilder(schema, binder, needs).outputs(statement.selectors)
+    restrictions, filters = _restrictions(statement, table, binder, needs)
+    if statement.distinct:
+        check_distinct(schema, statement, restrictions)
+    is_reversed = reads_reversed(schema, statement, restrictions)
+    several = any(not group.is_single for group in restrictions.partition)
+    limits = SelectLimits(
+        _source(binder, statement.limit, "[limit]", _INT),
+        _source(binder, statement.per_partition_limit, "[per_partition_limit]", _INT),
+    )
+    timeout = _source(binder, statement.using.timeout, "[timeout]", _DURATION)
+    return SelectPlan(
+        table,
+        binder.variables(),
+        key_positions(restrictions),
+        restrictions,
+        needs,
+        outputs,
+        filters,
+        limits,
+        is_reversed,
+        statement.distinct,
+        bool(statement.order_by) and several,
+        timeout,
+        tuple(output.spec for output in outputs),
+    )
+
+
+def _source(binder: Binder, term: Term | None, name: str, kind: CqlType) -> ValueSource | None:
+    return None if term is None else binder.source(term, TermReceiver(name, kind))
+
+
+def _restrictions(
+    statement: SelectStatement, table: StoredTable | VirtualTable, binder: Binder, needs: NeededColumns
+) -> tuple[Restrictions, tuple[RowFilter, ...]]:
+    schema = table.schema
+    builder = FilterBuilder(schema, binder, needs.place)
+    found = classify_relations(schema, statement.where, binder)
+    if not isinstance(table, StoredTable):
+        # Every relation is looked at in every row: there are few of them, and none are stored.
+        return found, tuple(builder.filter(relation) for relation in statement.where)
+    if not statement.allow_filtering:
+        check_filtering(schema, found)
+    return found, tuple(builder.filter(relation) for relation in found.filters)

@@ -1,0 +1,220 @@
+"""The select list compiled: what each column of the answer is made of. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ebla.cql.parse.statements import SelectedColumn, SelectedFunction, SelectedTerm, Selector
+from ebla.cql.parse.terms import ColumnName, FunctionCall, Term, TypeHint
+from ebla.cql.plan import aggregates
+from ebla.cql.plan.aggregates import Accumulator
+from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, is_assignable
+from ebla.cql.plan.functions import CqlFunction, overloads_of
+from ebla.cql.plan.row_decoder import DecodedRow
+from ebla.model.cql_types import SCALARS, CqlType, is_multi_cell
+from ebla.model.errors import InvalidRequest
+from ebla.model.rows import Cell
+from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.token import composite_key, token_of
+from ebla.wire.cql.messages import ColumnSpec, Unset
+
+OutputValue = Callable[[DecodedRow, BoundRequest], bytes | None]
+_TIMES = {"writetime": SCALARS["bigint"], "ttl": SCALARS["int"]}
+
+
+@dataclass(slots=True)
+class NeededColumns:
+    """The columns whose values a plan looks at, each once, and where they stand in its rows."""
+
+    columns: list[Column] = field(default_factory=list)
+    with_cells: bool = False
+    _places: dict[int, int] = field(default_factory=dict)
+
+    def place(self, column: Column) -> int:
+        found = self._places.get(column.number)
+        if found is None:
+            found = self._places[column.number] = len(self.columns)
+            self.columns.append(column)
+        return found
+
+
+class OutputColumn(msgspec.Struct, frozen=True):
+    spec: ColumnSpec
+    value: OutputValue
+    place: int | None = None
+    """Where it is nothing but a column: its place in the row."""
+    running: Callable[[], Accumulator] | None = None
+    """Of an aggregate, which takes `value` of every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Typed:
+    name: str
+    type: CqlType
+    value: OutputValue
+
+
+class SelectionBuilder:
+    def __init__(self, schema: TableSchema, binder: Binder, needs: NeededColumns) -> None:
+        self._schema = schema
+        self._binder = binder
+        self._needs = needs
+
+    def outputs(self, selectors: Sequence[Selector]) -> tuple[OutputColumn, ...]:
+        if not selectors:
+            return tuple(self._column(column, column.name) for column in self._schema.columns)
+        return tuple(self._output(selector) for selector in selectors)
+
+    def _output(self, selector: Selector) -> OutputColumn:
+        match selector:
+            case SelectedColumn(column=name, alias=alias):
+                return self._column(self._named(name), alias or name)
+            case SelectedFunction(call=call, alias=alias):
+                return self._function(call, alias)
+            case SelectedTerm(term=term, alias=alias):
+                typed = self._term(term)
+                return OutputColumn(self._spec(alias or typed.name, typed.type), typed.value)
+
+    def _spec(self, name: str, kind: CqlType) -> ColumnSpec:
+        return ColumnSpec(self._schema.keyspace, self._schema.name, name, kind)
+
+    def _named(self, name: str) -> Column:
+        column = self._schema.by_name.get(name)
+        if column is None:
+            raise InvalidRequest(f"Undefined column name {name} in table {self._schema.full_name}")
+        return column
+
+    def _column(self, column: Column, name: str) -> OutputColumn:
+        place = self._needs.place(column)
+        return OutputColumn(self._spec(name, column.type), lambda found, _request: found.values[place], place)
+
+    # ---- calls
+
+    def _function(self, call: FunctionCall, alias: str | None) -> OutputColumn:
+        bare = call.name.removeprefix("system.")
+        if bare not in aggregates.NAMES:
+            typed = self._call(call)
+            return OutputColumn(self._spec(alias or typed.name, typed.type), typed.value)
+        if not call.arguments:
+            kind, running = aggregates.aggregate(bare, None)
+            return OutputColumn(self._spec(alias or "count", kind), _nothing, running=running)
+        if len(call.arguments) > 1:
+            raise InvalidRequest(f"Invalid number of arguments in call to function {bare}: 1 required")
+        argument = self._argument(call.arguments[0])
+        kind, running = aggregates.aggregate(bare, argument.type)
+        return OutputColumn(
+            self._spec(alias or f"system.{bare}({argument.name})", kind), argument.value, running=running
+        )
+
+    def _argument(self, argument: Term | ColumnName) -> _Typed:
+        if isinstance(argument, ColumnName):
+            column = self._named(argument.name)
+            place = self._needs.place(column)
+            return _Typed(column.name, column.type, lambda found, _request: found.values[place])
+        if isinstance(argument, FunctionCall):
+            return self._call(argument)
+        return self._term(argument)
+
+    def _term(self, term: Term) -> _Typed:
+        if isinstance(term, FunctionCall):
+            return self._call(term)
+        if not isinstance(term, TypeHint):
+            raise InvalidRequest("the type of a value in the select list is not known; write it as (type) value")
+        source = self._binder.source(term.term, TermReceiver("[selection]", term.type))
+        return _Typed(f"({term.type})", term.type, _from_request(source))
+
+    def _call(self, call: FunctionCall) -> _Typed:
+        bare = call.name.removeprefix("system.")
+        if bare in _TIMES:
+            return self._time(bare, call)
+        if bare == "token":
+            return self._token(call)
+        if bare in aggregates.NAMES:
+            raise InvalidRequest("aggregate functions cannot be used as arguments of other functions")
+        candidates = overloads_of(call.name)
+        arguments = [self._matched(candidates, call, at) for at in range(len(call.arguments))]
+        function = _fitting(candidates, call, arguments)
+        values = [one.value for one in arguments]
+
+        def value(found: DecodedRow, request: BoundRequest) -> bytes | None:
+            return function.work([one(found, request) for one in values], request)
+
+        name = f"system.{bare}({', '.join(one.name for one in arguments)})"
+        return _Typed(name, function.result, value)
+
+    def _matched(self, candidates: Sequence[CqlFunction], call: FunctionCall, at: int) -> _Typed:
+        """An argument; a constant or marker takes the type that the function wants there."""
+        argument = call.arguments[at]
+        if isinstance(argument, ColumnName | FunctionCall | TypeHint):
+            return self._argument(argument)
+        for function in candidates:
+            if at < len(function.arguments) and self._binder.could_be(argument, function.arguments[at]):
+                kind = function.arguments[at]
+                source = self._binder.source(argument, TermReceiver(f"arg{at}({call.name})", kind))
+                return _Typed("?", kind, _from_request(source))
+        raise InvalidRequest(f"Invalid call to function {call.name}, none of its type signatures match")
+
+    def _token(self, call: FunctionCall) -> _Typed:
+        names = tuple(one.name if isinstance(one, ColumnName) else "" for one in call.arguments)
+        columns = self._schema.partition_key
+        if names != tuple(column.name for column in columns):
+            wanted = ", ".join(column.name for column in columns)
+            raise InvalidRequest(f"Invalid arguments of token(): it takes the partition key ({wanted})")
+        places = [self._needs.place(column) for column in columns]
+
+        def value(found: DecodedRow, _request: BoundRequest) -> bytes:
+            key = composite_key([found.values[place] or b"" for place in places])
+            return int(token_of(key)).to_bytes(8, signed=True)
+
+        return _Typed(f"system.token({', '.join(names)})", SCALARS["bigint"], value)
+
+    def _time(self, name: str, call: FunctionCall) -> _Typed:
+        if len(call.arguments) != 1 or not isinstance(call.arguments[0], ColumnName):
+            raise InvalidRequest(f"{name}() takes one column")
+        column = self._named(call.arguments[0].name)
+        if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            raise InvalidRequest(f"Cannot use selection function {name} on PRIMARY KEY part {column.name}")
+        if is_multi_cell(column.type):
+            raise InvalidRequest(f"Cannot use selection function {name} on non-frozen collection {column.name}")
+        self._needs.with_cells = True
+        place = self._needs.place(column)
+        number, read = column.number, _written if name == "writetime" else _time_left
+
+        def value(found: DecodedRow, request: BoundRequest) -> bytes | None:
+            cell = found.cells.get(number)
+            return None if cell is None or found.values[place] is None else read(cell, request.now_us // 1_000_000)
+
+        return _Typed(f"{name}({column.name})", _TIMES[name], value)
+
+
+def _fitting(candidates: Sequence[CqlFunction], call: FunctionCall, arguments: Sequence[_Typed]) -> CqlFunction:
+    for function in candidates:
+        if len(function.arguments) == len(arguments) and all(
+            is_assignable(one.type, kind) for one, kind in zip(arguments, function.arguments)
+        ):
+            return function
+    given = ", ".join(str(one.type) for one in arguments)
+    raise InvalidRequest(f"Invalid call to function {call.name}, none of its type signatures match ({given})")
+
+
+def _written(cell: Cell, _now_s: int) -> bytes:
+    return cell.timestamp_us.to_bytes(8, signed=True)
+
+
+def _time_left(cell: Cell, now_s: int) -> bytes | None:
+    return (cell.at_s - now_s).to_bytes(4, signed=True) if cell.ttl_s else None
+
+
+def _from_request(source: ValueSource) -> OutputValue:
+    return lambda _found, request: _given(source(request))
+
+
+def _nothing(_found: DecodedRow, _request: BoundRequest) -> bytes | None:
+    return None
+
+
+def _given(value: bytes | Unset | None) -> bytes | None:
+    if isinstance(value, Unset):
+        raise InvalidRequest("Invalid unset value in the select list")
+    return value

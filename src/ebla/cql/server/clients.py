@@ -1,0 +1,69 @@
+"""Who is connected to this shard, for people to look at."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class ConnectionStage(enum.StrEnum):
+    """How far a connection has come, in the words people know from other servers."""
+
+    ESTABLISHED = "ESTABLISHED"
+    AUTHENTICATING = "AUTHENTICATING"
+    READY = "READY"
+    CLOSING = "CLOSING"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEndpoint:
+    """The other end of a connection, and how it is protected."""
+
+    host: str
+    port: int
+    tls_protocol: str = ""
+    """Empty without TLS."""
+    tls_cipher: str = ""
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedClient:
+    peer: ClientEndpoint
+    stage: ConnectionStage
+    protocol_version: int
+    user: str
+    driver_name: str
+    driver_version: str
+    keyspace: str
+    requests: int
+    """Since it connected."""
+    running: int
+
+
+class ClientConnection(Protocol):
+    def described(self) -> ConnectedClient: ...
+
+
+class ClientRegistry:
+    def __init__(self) -> None:
+        self._known: dict[int, ClientConnection] = {}
+        self._serial = 0
+
+    def add(self, client: ClientConnection) -> int:
+        """The number to forget it by."""
+        self._serial += 1
+        self._known[self._serial] = client
+        return self._serial
+
+    def forget(self, number: int) -> None:
+        del self._known[number]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[ConnectedClient]:
+        """In the order in which they came."""
+        return (client.described() for client in list(self._known.values()))

@@ -1,0 +1,53 @@
+"""System tables are declared in CQL, as people will see them described."""
+
+import hashlib
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ebla.cql.parse.parser import parse
+from ebla.cql.parse.statements import CreateTableStatement
+from ebla.cql.plan.schema_plan import table_columns
+from ebla.model.identity import TableId
+from ebla.model.schema import TableOptions, TableSchema, new_schema
+
+SystemRow = Mapping[str, Any]
+
+
+def declared(text: str, comment: str = "") -> TableSchema:
+    """The schema of a CREATE TABLE; its id follows from its name, so that every node shows the same."""
+    statement = parse(text).statement
+    assert isinstance(statement, CreateTableStatement)
+    keyspace, name = statement.table.keyspace, statement.table.name
+    assert keyspace is not None
+    digest = hashlib.md5(f"{keyspace}.{name}".encode(), usedforsecurity=False).digest()
+    identity = (TableId(uuid.UUID(bytes=digest, version=3)), keyspace, name)
+    return new_schema(identity, table_columns(statement), TableOptions(comment, gc_grace_s=0))
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedTable:
+    """A table whose rows are worked out at once."""
+
+    schema: TableSchema
+    work: Callable[[], Iterable[SystemRow]]
+
+    async def rows(self) -> Iterable[SystemRow]:
+        return self.work()
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedTable:
+    """A table whose rows somebody else must be asked for."""
+
+    schema: TableSchema
+    work: Callable[[], Awaitable[Iterable[SystemRow]]]
+
+    async def rows(self) -> Iterable[SystemRow]:
+        return await self.work()
+
+
+def no_rows() -> Iterable[SystemRow]:
+    """Of a table that is there because clients look for it."""
+    return ()

@@ -1,0 +1,1 @@
+"""Followers of the topology feed: views, session guards, barriers."""

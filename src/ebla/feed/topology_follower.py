@@ -1,0 +1,247 @@
+"""How a process of a node follows the topology: it polls control, prepares for each version, installs it, reports.
+
+Four things go on at once, so that none holds up another: the poll, which also measures control's silence; the
+preparing of the newest version, which may take long or fail; the reports, which a barrier may be waiting for; and read
+barriers. Versions that come while one is prepared are taken together afterwards.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import msgspec
+
+from ebla.feed.shared_barrier import SharedReadBarrier
+from ebla.feed.topology_mirror import TopologyMirror
+from ebla.feed.topology_view import TopologyView, View, view_of
+from ebla.model.errors import EblaError
+from ebla.model.identity import HostId
+from ebla.model.transaction import Revision
+from ebla.observe.event_reporter import EventReporter
+from ebla.ports.clock import Clock
+from ebla.wire.feed_messages import ChildReport, FeedAnswer, FeedRequest, ReadBarrierRequest
+from ebla.wire.verbs import CHILD_REPORT, FEED, READ_BARRIER, A, Q, Verb
+
+SERIALS_PER_MS = 1 << 20
+"""Far more reports than a process can make, so that its successor on the same machine begins above them all."""
+
+
+class TopologySubscriber(Protocol):
+    """What the process does with versions."""
+
+    async def prepare(self, view: View, before: View | None) -> None:
+        """Makes ready for a version that is about to be installed. May be given up by an error and tried again, with
+        the same version or a later one, so it must not mind finding its work half done."""
+        ...
+
+    def on_view_installed(self, view: View) -> None:
+        """Called right after each install, in the same step. Also where only the revision has moved."""
+        ...
+
+
+class FeedControlClient(Protocol):
+    """`Peers` is one."""
+
+    async def call(self, host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyFollowerConfig:
+    name: str
+    """The process as its control knows it: `shard-0`, `bulk`."""
+    pid: int
+    host: HostId
+    """Of this node: control is called by it."""
+    clock: Clock
+    report: EventReporter
+    poll_ms: int = 500
+    """How long control may hold a poll that has nothing to tell. An answer proves that control lived when the question
+    left, so even a control that is well seems silent for up to twice this."""
+    answer_ms: int = 1_000
+    """How long an answer may take beyond that."""
+    again_ms: int = 100
+    """The pause after a call that failed."""
+    prepare_again_ms: int = 1_000
+    """The pause after a version that could not be prepared for."""
+
+
+class TopologyFollower:
+    """`report_of` says how far the process is with an installed view; serial, history and trouble are filled in here.
+
+    It takes `view.on_release` for itself."""
+
+    def __init__(
+        self,
+        control: FeedControlClient,
+        setup: TopologyFollowerConfig,
+        view: TopologyView,
+        follower: TopologySubscriber,
+        report_of: Callable[[View], ChildReport],
+    ) -> None:
+        self._control = control
+        self._setup = setup
+        self._view = view
+        self._follower = follower
+        self._report_of = report_of
+        self._mirror = TopologyMirror()
+        self._moved = asyncio.Event()
+        self._to_report = asyncio.Event()
+        self._read_barriers = SharedReadBarrier(self._ask_read_barrier)
+        self._serial = setup.clock.boot_ms() * SERIALS_PER_MS
+        self._told: ChildReport | None = None
+        """What control took last, without its serial."""
+        self._told_serial = 0
+        self._draining = False
+        self._trouble = ""
+        self.last_heard_ms: int | None = None
+        """When the last question left that control answered; by the boot clock. None: it never did."""
+        self.is_node_serving = False
+        """False: control has said nothing yet, or that the node stops."""
+        view.on_release = self._released
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poll())
+            tasks.create_task(self._install_versions())
+            tasks.create_task(self._send_reports())
+            tasks.create_task(self._read_barriers.run())
+
+    def changed(self) -> None:
+        """What `report_of` says may be something else now: a guard was released, a replica opened."""
+        self._to_report.set()
+
+    def silent_ms(self, now_ms: int) -> int | None:
+        """How long control has been silent; None: it never spoke."""
+        return None if self.last_heard_ms is None else now_ms - self.last_heard_ms
+
+    async def read_barrier(self, deadline_ms: int) -> Revision:
+        """Once `view.wait_revision` has reached what this returns, the process knows of every topology change that was
+        answered, anywhere, before the call. Raises `Unavailable` without a quorum."""
+        return await self._read_barriers.wait(deadline_ms)
+
+    # ---- the poll
+
+    async def _poll(self) -> None:
+        setup = self._setup
+        while True:
+            asked_ms = setup.clock.boot_ms()
+            after, after_key = self._mirror.position()
+            down = tuple(sorted(self._view.down))
+            request = FeedRequest(setup.name, setup.pid, after, down, setup.poll_ms, after_key, self._told_serial)
+            try:
+                answer = await self._control.call(setup.host, FEED, request, setup.poll_ms + setup.answer_ms)
+            except EblaError:
+                # Silence is counted, not its causes.
+                await asyncio.sleep(setup.again_ms / 1000)
+                continue
+            self._heard(answer, asked_ms)
+            if not self._take(answer):
+                await asyncio.sleep(setup.prepare_again_ms / 1000)
+
+    def _heard(self, answer: FeedAnswer, asked_ms: int) -> None:
+        self.last_heard_ms = asked_ms
+        self.is_node_serving = answer.serving
+        self._view.down = frozenset(answer.down)
+        if answer.report_missing:
+            self._told = None
+            self._told_serial = 0
+            self._to_report.set()
+
+    def _take(self, answer: FeedAnswer) -> bool:
+        """False: what was sent cannot be read, and asking again at once would not help."""
+        try:
+            if self._mirror.take(answer):
+                self._moved.set()
+        except EblaError as error:
+            self._mirror.start_over()
+            self._in_trouble("topology.unreadable", error)
+            return False
+        return True
+
+    # ---- versions
+
+    async def _install_versions(self) -> None:
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            while not await self._install_newest():
+                await self._pause_or_newer()
+
+    async def _install_newest(self) -> bool:
+        """False: it could not be prepared for."""
+        snapshot, revision = self._mirror.snapshot, self._mirror.revision
+        assert snapshot is not None, "only what was told is installed"
+        assert revision is not None, "only what was told is installed"
+        before = self._view.current if self._view.is_known else None
+        if before is not None and before.snapshot is snapshot:
+            self._install(replace(before, revision=revision))
+            return True
+        try:
+            view = view_of(snapshot, revision, before)
+            await self._follower.prepare(view, before)
+        except EblaError as error:
+            self._in_trouble("topology.not_prepared", error)
+            return False
+        self._install(view)
+        return True
+
+    def _install(self, view: View) -> None:
+        self._trouble = ""
+        self._view.install(view)
+        self._follower.on_view_installed(view)
+        self._to_report.set()
+
+    async def _pause_or_newer(self) -> None:
+        try:
+            async with asyncio.timeout(self._setup.prepare_again_ms / 1000):
+                await self._moved.wait()
+        except TimeoutError:
+            return
+        self._moved.clear()
+
+    def _in_trouble(self, event: str, error: EblaError) -> None:
+        if self._trouble != error.message:
+            self._trouble = error.message
+            self._setup.report(event, {"cause": str(error)})
+            self._to_report.set()
+
+    # ---- reports
+
+    def _released(self) -> None:
+        """The last request of some version has ended. Under load that happens with every other request, and is news
+        only while the last report said that something older runs: only then can a barrier be waiting for it."""
+        if self._draining:
+            self._to_report.set()
+
+    async def _send_reports(self) -> None:
+        setup = self._setup
+        while True:
+            await self._to_report.wait()
+            self._to_report.clear()
+            report = self._current_report()
+            if report is None or report == self._told:
+                continue
+            self._serial += 1
+            numbered = msgspec.structs.replace(report, serial=self._serial)
+            try:
+                await self._control.call(setup.host, CHILD_REPORT, numbered, setup.answer_ms)
+            except EblaError:
+                await asyncio.sleep(setup.again_ms / 1000)
+                self._to_report.set()
+                continue
+            self._told, self._told_serial = report, numbered.serial
+
+    def _current_report(self) -> ChildReport | None:
+        if not self._view.is_known:
+            return None
+        view = self._view.current
+        report = self._report_of(view)
+        # In the step that made it: whatever is released after this sets the event again.
+        self._draining = report.oldest_running < report.version
+        return msgspec.structs.replace(report, serial=0, history=view.revision.history, trouble=self._trouble)
+
+    async def _ask_read_barrier(self, deadline_ms: int) -> Revision:
+        answer = await self._control.call(self._setup.host, READ_BARRIER, ReadBarrierRequest(), deadline_ms)
+        return answer.revision

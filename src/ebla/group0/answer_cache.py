@@ -1,0 +1,81 @@
+"""Exactly-once: the answers of each client's latest calls, bounded.
+
+The memory is part of the replicated state. A snapshot that forgot it would let a retry that crosses the snapshot
+apply a second time on the nodes that installed it, and not on the others.
+"""
+
+import uuid
+
+import msgspec
+
+from ebla.group0.commands import CallId, CommandAnswer, Forgotten
+
+ANSWERS_PER_CLIENT_MAX = 512
+CLIENTS_MAX = 4_096
+
+
+class ClientAnswers(msgspec.Struct, array_like=True):
+    """One client's incarnation, its kept answers by serial, and the highest serial that is no longer kept."""
+
+    incarnation: int
+    forgotten_through: int
+    last_index: int
+    answers: dict[int, CommandAnswer]
+
+
+class AnswerCache:
+    def __init__(self, clients: dict[uuid.UUID, ClientAnswers] | None = None) -> None:
+        self.clients = clients if clients is not None else {}
+
+    def lookup(self, call: CallId) -> CommandAnswer | None:
+        """What to answer instead of applying, or None where the call is new."""
+        memory = self.clients.get(call.client)
+        return None if memory is None else _recalled(memory, call)
+
+    def remember(self, call: CallId, answer: CommandAnswer, index: int) -> None:
+        memory = self.clients.get(call.client)
+        if memory is None or call.incarnation > memory.incarnation:
+            memory = ClientAnswers(call.incarnation, 0, index, {})
+            self.clients[call.client] = memory
+            self._bound_clients()
+        answers = memory.answers
+        answers[call.serial] = answer
+        memory.last_index = index
+        if call.answered_through > memory.forgotten_through:
+            _forget_answered(memory, call.answered_through)
+        # Answers stand in the order they were given, not in that of their serials, so the lowest is looked for.
+        while len(answers) > ANSWERS_PER_CLIENT_MAX:
+            oldest = min(answers)
+            del answers[oldest]
+            memory.forgotten_through = max(memory.forgotten_through, oldest)
+
+    def _bound_clients(self) -> None:
+        """Drops the client heard longest ago. One that returns after 4,095 others starts anew under its incarnation,
+        which is why a client must not repeat a call after its deadline."""
+        if len(self.clients) > CLIENTS_MAX:
+            quietest = min(self.clients, key=lambda client: (self.clients[client].last_index, client.int))
+            del self.clients[quietest]
+
+
+def _recalled(memory: ClientAnswers, call: CallId) -> CommandAnswer | None:
+    if call.incarnation > memory.incarnation:
+        return None
+    if call.incarnation < memory.incarnation:
+        return Forgotten(f"incarnation {call.incarnation} was followed by {memory.incarnation}")
+    if call.serial in memory.answers:
+        return memory.answers[call.serial]
+    if call.serial <= memory.forgotten_through:
+        return Forgotten(f"answers up to call {memory.forgotten_through} are no longer kept")
+    return None
+
+
+def _forget_answered(memory: ClientAnswers, answered_through: int) -> None:
+    """Mostly one or a few more than the last time; a long way is gone over what is kept instead."""
+    answers = memory.answers
+    if answered_through - memory.forgotten_through <= len(answers):
+        for serial in range(memory.forgotten_through + 1, answered_through + 1):
+            answers.pop(serial, None)
+    else:
+        for serial in [kept for kept in answers if kept <= answered_through]:
+            del answers[serial]
+    memory.forgotten_through = answered_through

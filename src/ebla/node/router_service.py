@@ -1,0 +1,102 @@
+"""The router in a shard's process: it reaches the shard's own replicas by a call and all others over the wire.
+
+Real or simulated, a shard gets it as one of its fronts; nothing here knows which.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ebla.feed.topology_view import View
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import Unavailable
+from ebla.model.identity import Address, ShardNumber
+from ebla.replica.shard_services import ShardService, ShardServiceContext, ShardServiceFactory
+from ebla.request.front import RowsFront
+from ebla.request.router import Router
+from ebla.request.router_types import LocalReplica, Mutation, ReadPage, ReadQuery, RouterDeps, RouterLimits
+from ebla.request.shard_clients import ReplicaAddresses, ShardClients
+from ebla.wire.peers import PeersContext
+from ebla.wire.server import Server
+
+MakeReplicaClients = Callable[[asyncio.TaskGroup, PeersContext, ReplicaAddresses, LocalReplica], ShardClients]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    datacenter: str
+    shards_from: int
+    """The port of a node's shard 0; each further shard has the next."""
+    socket_of: Callable[[ShardNumber], Address]
+    """Where the other shards of the own node listen."""
+    limits: RouterLimits = field(default_factory=RouterLimits)
+    write_timeout_ms: int = 2_000
+    read_timeout_ms: int = 5_000
+    make_doors: MakeReplicaClients = ShardClients
+    """The simulator's are watched, and repeat what they were given."""
+
+
+class TimeoutCappedRouter:
+    """`request.front.Routing`: whatever time a client gives, a request waits no longer than the node allows."""
+
+    def __init__(self, router: Router, setup: RouterConfig) -> None:
+        self._router = router
+        self._write_ms = setup.write_timeout_ms
+        self._read_ms = setup.read_timeout_ms
+
+    def begin_write(
+        self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
+    ) -> "asyncio.Future[None]":
+        return self._router.begin_write(mutations, level, min(timeout_ms, self._write_ms))
+
+    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
+        return self._router.try_read(query, level)
+
+    def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> Coroutine[Any, Any, ReadPage]:
+        return self._router.read(query, level, min(timeout_ms, self._read_ms))
+
+
+class RouterService:
+    """`replica.fronts.Front`."""
+
+    def __init__(self, context: ShardServiceContext, setup: RouterConfig) -> None:
+        environment = context.environment
+        self._context = context
+        peers = PeersContext(environment.transport, environment.rng, context.introduction, context.wire, context.report)
+        places = ReplicaAddresses(context.own, setup.shards_from, setup.socket_of)
+        self._doors = setup.make_doors(context.tasks, peers, places, context.replica)
+        self.router = Router(
+            RouterDeps(
+                context.view,
+                context.own,
+                setup.datacenter,
+                self._doors,
+                environment.clock,
+                setup.limits,
+                context.metrics,
+                context.tasks,
+            )
+        )
+        routing = TimeoutCappedRouter(self.router, setup)
+        self._rows = RowsFront(routing, environment.clock, setup.limits, self._require_serving)
+
+    def attach(self, server: Server) -> None:
+        self._rows.serve(server)
+
+    def on_view_installed(self, view: View) -> None:
+        self._doors.follow(view.snapshot)
+
+    def close(self) -> None:
+        self._doors.close("the shard stops")
+
+    def _require_serving(self) -> None:
+        if not self._context.serves():
+            raise Unavailable("this shard does not serve now", advice="ask another one, or try again in a moment")
+
+
+def router_services(setup: RouterConfig) -> ShardServiceFactory:
+    def make(context: ShardServiceContext) -> Sequence[ShardService]:
+        return (RouterService(context, setup),)
+
+    return make

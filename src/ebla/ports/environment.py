@@ -1,0 +1,16 @@
+"""Everything a process is given from outside. Real in production, simulated in the simulator, the same type in both."""
+
+from dataclasses import dataclass
+
+from ebla.ports.clock import Clock
+from ebla.ports.disk import Disk
+from ebla.ports.rng import Rng
+from ebla.ports.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    clock: Clock
+    rng: Rng
+    disk: Disk
+    transport: Transport

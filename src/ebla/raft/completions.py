@@ -1,0 +1,68 @@
+"""What follows when writes finish, entries take effect and memberships change. The same in every role."""
+
+from ebla.raft.events import ApplyCompleted, ApplyMembership, Compact, SnapshotTaken, WriteCompleted
+from ebla.raft.leader import accept_proposal
+from ebla.raft.membership import LEAVE_JOINT, apply_change, encode_change
+from ebla.raft.messages import NO_PEER, EntryKind
+from ebla.raft.progress import reconcile_progress
+from ebla.raft.replication import broadcast_append, send_append, try_commit
+from ebla.raft.roles import Leader
+from ebla.raft.state import RaftState
+
+
+def on_written(state: RaftState, event: WriteCompleted) -> None:
+    # Of an older term: the entries may have been replaced in memory, and the replacing ones still be on their way to
+    # the disk, even where index and term look the same again. A snapshot holds committed state and is good in any term.
+    if event.last_index and event.term == state.term:
+        state.log.stable_to(event.last_index, event.last_term)
+    if event.snapshot is not None:
+        state.log.installed(event.snapshot)
+        _applied_to(state, event.snapshot.index, size=0)
+
+
+def on_applied(state: RaftState, event: ApplyCompleted) -> None:
+    _applied_to(state, event.last_index, event.size)
+    role = state.role
+    if isinstance(role, Leader):
+        role.uncommitted_bytes = max(role.uncommitted_bytes - event.payload_bytes, 0)
+
+
+def _applied_to(state: RaftState, index: int, size: int) -> None:
+    state.log.applied_to(max(index, state.log.applied), size)
+    role = state.role
+    if state.membership.auto_leave and isinstance(role, Leader) and state.log.applied >= role.pending_change_index:
+        # Refused while leadership is handed over; then the next applied entry, or the next leader, tries again.
+        accept_proposal(state, EntryKind.MEMBERS, (encode_change(LEAVE_JOINT),))
+
+
+def on_apply_membership(state: RaftState, event: ApplyMembership) -> None:
+    if event.index <= state.membership_index:
+        # A snapshot overtook the entry on its way through the state machine, and holds its effect already.
+        return
+    state.membership, state.membership_index = apply_change(state.membership, event.change), event.index
+    role = state.role
+    if not isinstance(role, Leader):
+        return
+    role.progress = reconcile_progress(role.progress, state.membership, state.flow_limits, state.log.last_index)
+    if not state.membership.is_voter(state.peer):
+        if state.options.step_down_on_removal:
+            state.become_follower(state.term, NO_PEER)
+        return
+    if try_commit(state, role):
+        # Fewer have to agree now.
+        broadcast_append(state, role)
+    else:
+        # Newcomers need not wait for the next heartbeat.
+        for peer in role.progress:
+            if peer != state.peer:
+                send_append(state, role, peer, even_empty=False)
+    if role.transferee != NO_PEER and not state.membership.is_voter(role.transferee):
+        role.transferee = NO_PEER
+
+
+def on_snapshot_taken(state: RaftState, event: SnapshotTaken) -> None:
+    state.log.snapshot_taken(event.snapshot)
+
+
+def on_compact(state: RaftState, event: Compact) -> None:
+    state.log.compact(event.index)

@@ -1,0 +1,149 @@
+"""A follower's side: taking what the leader sends, passing on what only the leader can do."""
+
+from ebla.raft.effects import ConfirmedRead
+from ebla.raft.elections import start_election
+from ebla.raft.events import ForgetLeader, Propose, ReadIndex, TransferLeadership
+from ebla.raft.messages import (
+    NO_PEER,
+    Append,
+    AppendResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    InstallSnapshot,
+    LeaderTransferRequest,
+    Proposal,
+    ReadIndexRequest,
+    ReadIndexResponse,
+    SnapshotMeta,
+    TimeoutNow,
+)
+from ebla.raft.options import ReadIndexMode
+from ebla.raft.roles import Follower
+from ebla.raft.state import RaftState, StepRefusal
+
+FromLeader = Append | Heartbeat | InstallSnapshot
+
+
+def _hear_leader(state: RaftState, message: FromLeader) -> None:
+    state.election_elapsed = 0
+    role = state.role
+    if isinstance(role, Follower):
+        role.leader = message.sender
+    else:
+        # A candidate hears from the leader of its own term: the election is over.
+        state.become_follower(state.term, message.sender)
+
+
+def on_append(state: RaftState, append: Append) -> None:
+    _hear_leader(state, append)
+    log = state.log
+    if append.prev_index < log.committed:
+        # Old, or reordered. What is committed here is the same at the leader, so acknowledge that.
+        _acknowledge(state, append, log.committed)
+        return
+    last = log.try_append(append.prev_index, append.prev_term, append.entries)
+    if last is not None:
+        # Behind `last` our log may differ from the leader's, so its commit index says nothing about it.
+        log.commit_to(min(append.commit, last))
+        _acknowledge(state, append, last)
+        return
+    hint_index, hint_term = log.agreement_hint(min(append.prev_index, log.last_index), append.prev_term)
+    state.respond_when_durable(
+        AppendResponse(
+            state.peer,
+            append.sender,
+            state.term,
+            append.prev_index,
+            rejected=True,
+            hint_index=hint_index,
+            hint_term=hint_term,
+        )
+    )
+
+
+def _acknowledge(state: RaftState, message: FromLeader, index: int) -> None:
+    state.respond_when_durable(AppendResponse(state.peer, message.sender, state.term, index))
+
+
+def on_heartbeat(state: RaftState, heartbeat: Heartbeat) -> None:
+    _hear_leader(state, heartbeat)
+    state.log.commit_to(heartbeat.commit)
+    state.messages.append(HeartbeatResponse(state.peer, heartbeat.sender, state.term, heartbeat.read_context))
+
+
+def on_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
+    _hear_leader(state, message)
+    installed = _install(state, message.snapshot)
+    _acknowledge(state, message, state.log.last_index if installed else state.log.committed)
+
+
+def _install(state: RaftState, snapshot: SnapshotMeta) -> bool:
+    """Whether our state gives way to the snapshot. It need not know of us: we may have been added behind it."""
+    log = state.log
+    if snapshot.index <= log.committed:
+        return False
+    if log.matches(snapshot.index, snapshot.term):
+        # We hold the log up to there and lack only the news that it is committed.
+        log.commit_to(snapshot.index)
+        return False
+    log.install(snapshot)
+    state.membership, state.membership_index = snapshot.membership, snapshot.index
+    return True
+
+
+def on_timeout_now(state: RaftState, _message: TimeoutNow) -> None:
+    start_election(state, asked_by_leader=True)
+
+
+def on_propose(state: RaftState, event: Propose) -> StepRefusal | None:
+    return _pass_on(state, event)
+
+
+def on_proposal(state: RaftState, message: Proposal) -> StepRefusal | None:
+    return _pass_on(state, message)
+
+
+def _pass_on(state: RaftState, proposed: Propose | Proposal) -> StepRefusal | None:
+    leader = state.role.leader
+    if leader == NO_PEER:
+        return StepRefusal.NO_LEADER
+    if not state.options.forward_proposals:
+        return StepRefusal.FORWARDING_OFF
+    state.messages.append(Proposal(state.peer, leader, proposed.kind, proposed.payloads))
+    return None
+
+
+def on_read_index(state: RaftState, event: ReadIndex) -> StepRefusal | None:
+    leader = state.role.leader
+    if leader == NO_PEER:
+        return StepRefusal.NO_LEADER
+    state.messages.append(ReadIndexRequest(state.peer, leader, event.context))
+    return None
+
+
+def on_read_response(state: RaftState, response: ReadIndexResponse) -> None:
+    state.reads.append(ConfirmedRead(response.index, response.read_context))
+
+
+def on_transfer(state: RaftState, event: TransferLeadership) -> StepRefusal | None:
+    return _pass_transfer_on(state, event)
+
+
+def on_transfer_request(state: RaftState, message: LeaderTransferRequest) -> StepRefusal | None:
+    return _pass_transfer_on(state, message)
+
+
+def _pass_transfer_on(state: RaftState, wish: TransferLeadership | LeaderTransferRequest) -> StepRefusal | None:
+    leader = state.role.leader
+    if leader == NO_PEER:
+        return StepRefusal.NO_LEADER
+    state.messages.append(LeaderTransferRequest(state.peer, leader, state.term, wish.target))
+    return None
+
+
+def on_forget_leader(state: RaftState, _event: ForgetLeader) -> None:
+    """Not under leases: a leader that answers reads at once relies on nobody voting before its time is up."""
+    role = state.role
+    assert isinstance(role, Follower)
+    if state.options.read_mode is not ReadIndexMode.LEASE:
+        role.leader = NO_PEER

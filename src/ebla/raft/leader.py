@@ -1,0 +1,317 @@
+"""A leader's side: taking proposals, reading the peers' answers, handing over."""
+
+from ebla.raft.effects import ConfirmedRead
+from ebla.raft.elections import append_as_leader
+from ebla.raft.events import (
+    PeerReachable,
+    PeerUnreachable,
+    Propose,
+    ReadIndex,
+    SendCommit,
+    SnapshotSent,
+    TransferLeadership,
+)
+from ebla.raft.membership import decode_change
+from ebla.raft.messages import (
+    NO_PEER,
+    AppendResponse,
+    Entry,
+    EntryKind,
+    HeartbeatResponse,
+    LeaderTransferRequest,
+    PeerId,
+    Proposal,
+    ReadIndexRequest,
+    ReadIndexResponse,
+    TimeoutNow,
+)
+from ebla.raft.options import ReadIndexMode
+from ebla.raft.progress import PeerProgress, ReplicationMode
+from ebla.raft.quorum import VoteResult, joint_vote
+from ebla.raft.read_queue import PendingRead
+from ebla.raft.replication import broadcast_append, broadcast_heartbeat, send_append, try_commit
+from ebla.raft.roles import Leader
+from ebla.raft.state import RaftState, StepRefusal
+
+
+def _leader(state: RaftState) -> Leader:
+    role = state.role
+    assert isinstance(role, Leader)
+    return role
+
+
+# Proposals.
+
+
+def on_propose(state: RaftState, event: Propose) -> StepRefusal | None:
+    return accept_proposal(state, event.kind, event.payloads)
+
+
+def on_proposal(state: RaftState, message: Proposal) -> StepRefusal | None:
+    return accept_proposal(state, message.kind, message.payloads)
+
+
+def accept_proposal(state: RaftState, kind: EntryKind, payloads: tuple[bytes, ...]) -> StepRefusal | None:
+    leader = state.role
+    assert isinstance(leader, Leader)
+    assert payloads, "a proposal proposes something"
+    if state.peer not in leader.progress:
+        return StepRefusal.NOT_A_MEMBER
+    if leader.transferee != NO_PEER:
+        # What is appended now could only delay the heir, who must hold the whole log.
+        return StepRefusal.TRANSFERRING
+    first, term = state.log.last_index + 1, state.term
+    if kind is EntryKind.COMMAND:
+        entries = [Entry(index, term, data) for index, data in enumerate(payloads, first)]
+        pending = leader.pending_change_index
+    else:
+        entries, pending = _change_entries(state, leader, kind, payloads)
+    size = sum(map(len, payloads))
+    # The first one always fits, and nothing of no size is refused: an empty entry is how a joint phase is left.
+    if leader.uncommitted_bytes and size and leader.uncommitted_bytes + size > state.options.uncommitted_bytes_max:
+        return StepRefusal.TOO_MUCH_UNCOMMITTED
+    leader.pending_change_index = pending
+    leader.uncommitted_bytes += size
+    append_as_leader(state, leader, entries)
+    return None
+
+
+def _change_entries(
+    state: RaftState, leader: Leader, kind: EntryKind, payloads: tuple[bytes, ...]
+) -> tuple[list[Entry], int]:
+    """A change that must not be made now becomes an empty entry: the proposal keeps its place and has no effect."""
+    pending, entries = leader.pending_change_index, []
+    for index, data in enumerate(payloads, state.log.last_index + 1):
+        if state.options.validate_changes and not _may_change_now(state, data, pending):
+            entries.append(Entry(index, state.term))
+        else:
+            pending = index
+            entries.append(Entry(index, state.term, data, kind))
+    return entries, pending
+
+
+def _may_change_now(state: RaftState, data: bytes, pending_change_index: int) -> bool:
+    """INV-RAFT-5: one change at a time. Two in flight could each be decided by majorities that do not overlap."""
+    if pending_change_index > state.log.applied:
+        return False
+    wants_to_leave = not decode_change(data).changes
+    return wants_to_leave is state.membership.is_joint
+
+
+# Answers.
+
+
+def on_append_response(state: RaftState, answer: AppendResponse) -> None:
+    leader = state.role
+    assert isinstance(leader, Leader)
+    progress = leader.progress.get(answer.sender)
+    if progress is None:
+        return
+    progress.recently_active = True
+    if answer.rejected:
+        _step_back(state, leader, progress, answer)
+    elif progress.acknowledged(answer.index) or (
+        progress.match == answer.index and progress.mode is ReplicationMode.PROBE
+    ):
+        _step_forward(state, leader, progress, answer)
+
+
+def _step_back(state: RaftState, leader: Leader, progress: PeerProgress, answer: AppendResponse) -> None:
+    """Both sides skip whole terms: the peer told the last place where its log may agree with ours, and we now look for
+    the last place where ours may agree with that."""
+    probe = answer.hint_index
+    if answer.hint_term > 0:
+        probe, _ = state.log.agreement_hint(answer.hint_index, answer.hint_term)
+    if progress.rejected(answer.index, probe):
+        if progress.mode is ReplicationMode.REPLICATE:
+            progress.become_probe()
+        send_append(state, leader, answer.sender)
+
+
+def _step_forward(state: RaftState, leader: Leader, progress: PeerProgress, answer: AppendResponse) -> None:
+    if progress.mode is ReplicationMode.REPLICATE:
+        progress.inflight.acknowledge(answer.index)
+    elif progress.mode is ReplicationMode.PROBE:
+        progress.become_replicate()
+    elif progress.match + 1 >= state.log.first_index:
+        # However it got there, the rest can come from the log. By way of probing, which minds the snapshot sent.
+        progress.become_probe()
+        progress.become_replicate()
+    is_own = answer.sender == state.peer
+    committed = state.log.committed
+    # Nothing at or below the commit index can move it.
+    if answer.index > committed and try_commit(state, leader):
+        _release_early_reads(state, leader)
+        # A change of members is told at once even where commits are told later: once it is applied here, who leaves is
+        # sent nothing any more and would never see the entry that removed it; nor would anybody if it is this leader.
+        if state.options.broadcast_commits or committed < leader.pending_change_index <= state.log.committed:
+            broadcast_append(state, leader)
+    elif state.options.broadcast_commits and not is_own and progress.would_learn_commit(state.log.committed):
+        send_append(state, leader, answer.sender)
+    if is_own:
+        return
+    # The answer may have made room for more than one message.
+    while progress.next_index <= state.log.last_index and send_append(state, leader, answer.sender, even_empty=False):
+        pass
+    if answer.sender == leader.transferee and progress.match == state.log.last_index:
+        state.messages.append(TimeoutNow(state.peer, answer.sender, state.term))
+
+
+def on_tell_commit(state: RaftState, event: SendCommit) -> None:
+    leader = _leader(state)
+    for peer, progress in leader.progress.items():
+        is_meant = peer != state.peer and event.peer in (peer, NO_PEER)
+        if is_meant and progress.sent_commit < event.index and progress.would_learn_commit(state.log.committed):
+            send_append(state, leader, peer)
+
+
+def on_heartbeat_response(state: RaftState, answer: HeartbeatResponse) -> None:
+    leader = _leader(state)
+    progress = leader.progress.get(answer.sender)
+    if progress is None:
+        return
+    progress.recently_active = True
+    progress.is_paused = progress.mode is ReplicationMode.SNAPSHOT
+    # The peer lives but may have lost what was sent; or it has everything, and an empty append ends the probing.
+    if progress.match < state.log.last_index or progress.mode is ReplicationMode.PROBE:
+        send_append(state, leader, answer.sender)
+    if answer.read_context:
+        _confirmed_by(state, leader, answer.sender, answer.read_context)
+
+
+def on_snapshot_sent(state: RaftState, event: SnapshotSent) -> None:
+    progress = _leader(state).progress.get(event.peer)
+    if progress is None or progress.mode is not ReplicationMode.SNAPSHOT:
+        return
+    if not event.delivered:
+        progress.pending_snapshot = 0
+    progress.become_probe()
+    # Delivered: its acknowledgement says how to go on. Not delivered: try again after a heartbeat, not at once.
+    progress.is_paused = True
+
+
+def on_peer_unreachable(state: RaftState, event: PeerUnreachable) -> None:
+    progress = _leader(state).progress.get(event.peer)
+    if progress is not None and progress.mode is ReplicationMode.REPLICATE:
+        progress.become_probe()
+
+
+def on_peer_reachable(state: RaftState, event: PeerReachable) -> None:
+    leader = _leader(state)
+    progress = leader.progress.get(event.peer)
+    if progress is not None and event.peer != state.peer and progress.mode is ReplicationMode.PROBE:
+        progress.is_paused = False
+        send_append(state, leader, event.peer)
+
+
+# Reads.
+
+
+def on_read_index(state: RaftState, event: ReadIndex) -> StepRefusal | None:
+    return _take_read(state, state.peer, event.context)
+
+
+def on_read_request(state: RaftState, message: ReadIndexRequest) -> StepRefusal | None:
+    return _take_read(state, message.sender, message.read_context)
+
+
+def _take_read(state: RaftState, sender: PeerId, context: bytes) -> StepRefusal | None:
+    leader = _leader(state)
+    if len(leader.reads) >= state.options.waiting_reads_max:
+        return StepRefusal.TOO_MANY_READS
+    read = PendingRead(sender, context)
+    if state.log.term_at(state.log.committed) != state.term:
+        # An earlier leader may have committed more than we know, or we ourselves before a restart; our own first entry
+        # will tell.
+        leader.reads.early.append(read)
+    else:
+        _confirm_read(state, leader, read)
+    return None
+
+
+def _confirm_read(state: RaftState, leader: Leader, read: PendingRead) -> None:
+    if state.options.read_mode is ReadIndexMode.LEASE:
+        _answer_read(state, read.sender, state.log.committed, read.context)
+        return
+    read.index = state.log.committed
+    leader.reads.add(read)
+    broadcast_heartbeat(state, leader, read.context)
+    _confirmed_by(state, leader, state.peer, read.context)
+
+
+def _confirmed_by(state: RaftState, leader: Leader, peer: PeerId, context: bytes) -> None:
+    """A round of heartbeats that began after the read came: whoever answered it had elected nobody else by then."""
+    if joint_vote(state.membership, leader.reads.acknowledge(peer, context)) is VoteResult.WON:
+        for read in leader.reads.release(context):
+            _answer_read(state, read.sender, read.index, read.context)
+
+
+def _release_early_reads(state: RaftState, leader: Leader) -> None:
+    early, leader.reads.early = leader.reads.early, []
+    for read in early:
+        _confirm_read(state, leader, read)
+
+
+def _answer_read(state: RaftState, sender: PeerId, index: int, context: bytes) -> None:
+    if sender == state.peer:
+        state.reads.append(ConfirmedRead(index, context))
+    else:
+        state.messages.append(ReadIndexResponse(state.peer, sender, state.term, index, context))
+
+
+# Handing over.
+
+
+def on_transfer(state: RaftState, event: TransferLeadership) -> None:
+    _hand_over(state, event.target)
+
+
+def on_transfer_request(state: RaftState, message: LeaderTransferRequest) -> None:
+    _hand_over(state, message.target)
+
+
+def _hand_over(state: RaftState, target: PeerId) -> None:
+    leader = _leader(state)
+    progress = leader.progress.get(target)
+    if progress is None or progress.is_learner or leader.transferee == target:
+        return
+    leader.transferee = NO_PEER
+    if target == state.peer:
+        return
+    # It must be done within one election timeout, or we take proposals again.
+    state.election_elapsed = 0
+    leader.transferee = target
+    if progress.match == state.log.last_index:
+        state.messages.append(TimeoutNow(state.peer, target, state.term))
+    else:
+        send_append(state, leader, target)
+
+
+# Time.
+
+
+def check_quorum(state: RaftState) -> None:
+    """A leader that a quorum does not answer steps down: it cannot commit, and another may have been elected."""
+    leader = _leader(state)
+    active = {peer: progress.recently_active for peer, progress in leader.progress.items() if not progress.is_learner}
+    for peer, progress in leader.progress.items():
+        if peer != state.peer:
+            progress.recently_active = False
+    if joint_vote(state.membership, active) is not VoteResult.WON:
+        state.become_follower(state.term, NO_PEER)
+
+
+def tick(state: RaftState) -> None:
+    leader = _leader(state)
+    state.heartbeat_elapsed += 1
+    state.election_elapsed += 1
+    if state.election_elapsed >= state.options.election_ticks:
+        state.election_elapsed = 0
+        if state.options.check_quorum:
+            check_quorum(state)
+            if state.role is not leader:
+                return
+        leader.transferee = NO_PEER
+    if state.heartbeat_elapsed >= state.options.heartbeat_ticks:
+        state.heartbeat_elapsed = 0
+        broadcast_heartbeat(state, leader, leader.reads.last_context())

@@ -1,0 +1,123 @@
+"""Folds of a shard's stacks: one at a time, planned here, carried out elsewhere, swapped in here.
+
+A fold that comes to nothing (no bulk process, a full disk, a bulk process that was killed) leaves the stack as it was,
+and is tried again after a pause. Stacks take turns, so that one whose fold fails does not hold up the others.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from ebla.feed.topology_view import TopologyView, View
+from ebla.model.errors import EblaError, Stale
+from ebla.model.identity import HostId
+from ebla.model.token import TokenRange
+from ebla.observe.event_reporter import EventReporter
+from ebla.ports.clock import Clock
+from ebla.replica.replica_stacks import ReplicaStacks
+from ebla.replica.shard_metrics import ShardMetrics
+from ebla.replica.shard_services import Compactor
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
+from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
+from ebla.storage.stack import Stack
+from ebla.storage.store import ShardStore
+from ebla.wire.peers import Peers
+from ebla.wire.verbs import COMPACT
+
+CHECK_S = 1.0
+"""How often the stacks are looked at."""
+RETRY_PAUSE_S = 5.0
+"""After a fold that failed."""
+COMPACTION_MS = 3_600_000
+FAILED = "failed"
+
+
+class BulkCompactor:
+    """`Compactor`: the node's bulk process."""
+
+    def __init__(self, bulk: Peers, host: HostId) -> None:
+        self._bulk = bulk
+        self._host = host
+
+    async def compact(self, job: CompactionJob) -> CompactionResult:
+        return await self._bulk.call(self._host, COMPACT, job, COMPACTION_MS)
+
+
+class CompactionLoop:
+    """`run` must be running in the shard's task group."""
+
+    def __init__(
+        self, store: ShardStore, stacks: ReplicaStacks, place: Compactor, terms: Callable[[Stack], GcContext]
+    ) -> None:
+        self._store = store
+        self._stacks = stacks
+        self._place = place
+        self._terms = terms
+        self._last: Stack | None = None
+
+    async def run(self, metrics: ShardMetrics, report: EventReporter) -> None:
+        while True:
+            await self._wait()
+            for stack in self._in_turn():
+                try:
+                    end = await self.compact(stack)
+                except Stale:
+                    continue  # it was dropped
+                except EblaError as failure:
+                    metrics.compactions.series(FAILED).add()
+                    report("shard.fold_failed", {"stack": f"{stack.incarnation:016x}", "cause": failure.message})
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    break
+                if end is not None:
+                    metrics.compactions.series(end).add()
+
+    async def _wait(self) -> None:
+        """Until a stack is known to have grown, or a while: not all of them grow by adopting."""
+        wanted = self._store.compaction_wanted
+        try:
+            async with asyncio.timeout(CHECK_S):
+                await wanted.wait()
+        except TimeoutError:
+            pass
+        wanted.clear()
+
+    def _in_turn(self) -> list[Stack]:
+        """Those that have grown, beginning behind the one that was folded last."""
+        grown = [stack for stack in self._stacks.served() if self._store.needs_compaction(stack)]
+        if self._last in grown:
+            at = grown.index(self._last) + 1
+            return grown[at:] + grown[:at]
+        return grown
+
+    async def compact(self, stack: Stack) -> str | None:
+        """How it ended; None: there was nothing to fold."""
+        self._last = stack
+        job = await self._store.begin_compaction(stack, self._terms(stack))
+        if job is None:
+            return None
+        try:
+            result = await self._place.compact(job)
+        except BaseException:
+            # Also where this process stops. The other side ends with its connection, and writes to a folder that
+            # no manifest names.
+            await self._store.abandon_compaction(job)
+            raise
+        return (await self._store.finish_compaction(job, result)).value
+
+
+def gc_terms(view: View, stack: Stack, now_s: int) -> GcContext:
+    """What the topology says about the tombstones of a stack. Pure."""
+    table = stack.entry.table
+    factor = view.snapshot.replication_of(table).total if table in view.snapshot.tables else 0
+    return GcContext(now_s, factor, _repaired(view, stack.entry.range, stack))
+
+
+def _repaired(view: View, token_range: TokenRange, stack: Stack) -> tuple[RepairedRange, ...]:
+    tablets = view.snapshot.tablets.get(stack.entry.table)
+    if tablets is None:
+        return ()
+    time_ms = tablets.repair_time_ms(tablets.number_of(token_range.end))
+    return (RepairedRange(token_range, time_ms // 1000),) if time_ms else ()
+
+
+def gc_terms_by(view: TopologyView, clock: Clock) -> Callable[[Stack], GcContext]:
+    return lambda stack: gc_terms(view.current, stack, clock.wall_us() // 1_000_000)

@@ -1,0 +1,124 @@
+"""What a router is made of, and what it asks of those around it."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from ebla.feed.topology_view import TopologyView
+from ebla.model.identity import Replica, TableId
+from ebla.observe.metrics import Metrics
+from ebla.ports.clock import Clock
+from ebla.wire.row_messages import (
+    Item,
+    ReadRowsAnswer,
+    ReadRowsRequest,
+    Span,
+    WriteRowsAnswer,
+    WriteRowsRequest,
+)
+
+
+class Mutation(msgspec.Struct, frozen=True, gc=False):
+    """Items of one partition, with their timestamps: sent twice it has the effect of once."""
+
+    table: TableId
+    token: int
+    items: tuple[Item, ...]
+
+
+class ReadQuery(msgspec.Struct, frozen=True):
+    table: TableId
+    spans: tuple[Span, ...]
+    rows_max: int
+    now_s: int
+    is_reversed: bool = False
+    partition_rows_max: int = 0
+    position: bytes = b""
+    """Where the page before ended; empty: at the beginning."""
+
+
+class ReadPage(msgspec.Struct, frozen=True):
+    items: tuple[Item, ...]
+    position: bytes
+    """For the next page; empty: there is none."""
+
+
+class LocalReplica(Protocol):
+    """The replica side of the router's own shard, without a wire in between. Ends by the deadline and raises as
+    over the wire."""
+
+    async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
+
+    async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer: ...
+
+    def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
+        """At once, or None where it has to wait for something and `read` must be asked."""
+        ...
+
+
+class ReplicaClients(Protocol):
+    """The way to every replica. Each call ends by its deadline and raises errors that tell their outcome."""
+
+    @property
+    def refused(self) -> frozenset[Replica]:
+        """Where the last attempt to connect failed. Another object after each change, the same one in between."""
+        ...
+
+    async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
+
+    async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer: ...
+
+    def read_now(self, target: Replica, request: ReadRowsRequest) -> ReadRowsAnswer | None:
+        """None as well where the replica is not on this shard."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterLimits:
+    writes_in_flight_max: int = 32_768
+    """Copies of a write may still be under way after its client was answered; it counts until the last one ended."""
+    write_bytes_in_flight_max: int = 128 << 20
+    target_writes_max: int = 4_096
+    """Copies for one replica shard that wait or are sent and not answered. More make new writes wait, or do without
+    that copy."""
+    target_bytes_max: int = 16 << 20
+    waiting_writes_max: int = 4_096
+    """Requests that wait for room at a replica."""
+    lag_wait_ms: int = 200
+    """How long a write waits for room at a replica that answers, but slowly, and that it could do without."""
+    stalled_ms: int = 500
+    """A replica that has answered nothing for so long is not waited for where it can be done without."""
+    frame_writes_max: int = 256
+    frame_bytes_max: int = 1 << 20
+    frames_in_flight_max: int = 4
+    """Of one target. With so many under way, writes gather and leave together with the next answer."""
+    write_bytes_max: int = 8 << 20
+    """Of one mutation, which must fit a frame."""
+    request_writes_max: int = 10_000
+    """In one request."""
+    refresh_ms: int = 5_000
+    """How long a request that was refused as stale waits for a newer version of the topology."""
+    answer_margin_ms: int = 50
+    """Kept of a client's deadline, so that it hears what became of its request before its own time is over."""
+    reads_in_flight_max: int = 4_096
+
+    def __post_init__(self) -> None:
+        assert 0 < self.frame_writes_max <= self.target_writes_max <= self.writes_in_flight_max
+        assert 0 < self.frame_bytes_max <= self.target_bytes_max <= self.write_bytes_in_flight_max
+        assert self.frames_in_flight_max > 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterDeps:
+    view: TopologyView
+    own: Replica
+    """The shard this router runs in."""
+    datacenter: str
+    clients: ReplicaClients
+    clock: Clock
+    limits: RouterLimits
+    metrics: Metrics
+    tasks: asyncio.TaskGroup
+    """What a request leaves running behind it lives here and ends with it. Nothing in it may raise."""

@@ -1,0 +1,76 @@
+"""The first start of a node: an identity and certificates, made once and kept.
+
+A cluster begins with the node that makes its authority; every further node is given the authority first, because
+whoever makes one of his own has founded another cluster. On one machine the operator who owns all the folders hands
+it over as a file (`ebla up`); between machines a join token does it (`ebla token`, `ebla node --join`).
+"""
+
+import asyncio
+
+from ebla.model.errors import DeadlineExceeded, Refused, Unreachable
+from ebla.model.identity import Address, ClusterId, HostId
+from ebla.observe.event_reporter import discard_event
+from ebla.options import NodeOptions
+from ebla.ports.clock import Clock
+from ebla.ports.rng import Rng
+from ebla.runtime.authority_handover import JoiningNode, fetch_authority
+from ebla.runtime.data_folder import DataFolder, NodeIdentity
+from ebla.runtime.tcp_transport import TransportLimits
+from ebla.runtime.tls import AUTHORITY_DAYS, Authority, TlsFolder, TlsIdentity, Validity, make_authority
+from ebla.wire.frames import Introduction
+from ebla.wire.join_token import JoinToken
+from ebla.wire.limits import WireLimits
+from ebla.wire.verbs import HandOverAnswer
+
+
+def create_cluster(options: NodeOptions, clock: Clock, rng: Rng) -> NodeIdentity:
+    """The first node of a new cluster."""
+    identity = NodeIdentity(HostId(rng.uuid()), ClusterId(rng.uuid()), options.cluster_name)
+    authority = make_authority(identity.cluster, identity.cluster_name, Validity.days(clock, AUTHORITY_DAYS))
+    return _settle(options, identity, authority, clock)
+
+
+def join_from_folder(options: NodeOptions, member: DataFolder, clock: Clock, rng: Rng) -> NodeIdentity:
+    """A further node, given the authority of a member whose folder this user owns."""
+    known = member.read_identity()
+    assert known is not None
+    if known.cluster_name != options.cluster_name:
+        raise Refused(f"{member.path} belongs to cluster {known.cluster_name!r}, not to {options.cluster_name!r}")
+    identity = NodeIdentity(HostId(rng.uuid()), known.cluster, known.cluster_name)
+    return _settle(options, identity, TlsFolder(member.tls).authority(), clock)
+
+
+def join_by_token(options: NodeOptions, token: JoinToken, clock: Clock, rng: Rng) -> NodeIdentity:
+    """A further node, handed the authority by the first of its peers that answers."""
+    host = HostId(rng.uuid())
+    introduction = Introduction(host, None, options.cluster_name)
+    newcomer = JoiningNode(introduction, rng, WireLimits(), TransportLimits(), discard_event)
+    handed = asyncio.run(_first_to_answer(newcomer, options.peer_addresses, token))
+    identity = NodeIdentity(host, handed.cluster, handed.cluster_name)
+    return _settle(options, identity, Authority(handed.certificate_pem, handed.key_pem), clock)
+
+
+async def _first_to_answer(newcomer: JoiningNode, peers: tuple[Address, ...], token: JoinToken) -> HandOverAnswer:
+    """Only silence sends it to the next peer: a refusal is a refusal everywhere."""
+    silent: list[str] = []
+    for peer in peers:
+        try:
+            return await fetch_authority(newcomer, peer, token)
+        except (Unreachable, DeadlineExceeded) as error:
+            silent.append(error.message)
+    raise Unreachable(
+        "no peer handed over the cluster's authority: " + ("; ".join(silent) or "the options name none"),
+        advice="name running nodes of the cluster in `peers`",
+    )
+
+
+def _settle(options: NodeOptions, identity: NodeIdentity, authority: Authority, clock: Clock) -> NodeIdentity:
+    """The identity comes last: a start that was interrupted before leaves a folder that counts as fresh, and what is
+    in it is made again for the new host id."""
+    folder = DataFolder(options.folder)
+    folder.lay_out()
+    tls = TlsFolder(folder.tls)
+    tls.store_authority(authority)
+    tls.renew(TlsIdentity(identity.host, identity.cluster, identity.cluster_name), clock)
+    folder.store_identity(identity)
+    return identity

@@ -1,0 +1,226 @@
+"""Starts, watches, restarts and ends the children of a node. What is done when is decided in `child_policy.py`.
+
+Children end with this process in every case: see `death_signal.py` for the child's half. A child that is killed, or
+ends, takes along what it started: see `process_session.py`.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from ebla.observe.event_reporter import EventReporter
+from ebla.ports.clock import Clock
+from ebla.runtime.child_policy import (
+    ChildEffect,
+    ChildEvent,
+    ChildLimits,
+    ChildPolicy,
+    ChildState,
+    Exited,
+    Finished,
+    HeartbeatReceived,
+    Kill,
+    Killed,
+    NotStarted,
+    PolicyTick,
+    RunningChild,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Starting,
+    StartPending,
+    StopRequested,
+    Terminate,
+    Terminating,
+    WantedChanged,
+    pid_of,
+)
+from ebla.runtime.process_session import has_exited, kill_session
+from ebla.wire.verbs import ProcessState, ProcessStatus
+
+TICK_MS = 100
+PARENT_FLAG = "--parent"
+PIPE_FLAG = "--parent-pipe"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCommand:
+    """How a child is started. The flags by which it learns of its parent are added."""
+
+    name: str
+    arguments: tuple[str, ...]
+    optional: bool = False
+    """Runs while it is wanted; its ends never stop the node."""
+
+
+PROCESS_STATES: dict[type[ChildState], ProcessState] = {
+    NotStarted: ProcessState.GONE,
+    StartPending: ProcessState.WAITING,
+    Starting: ProcessState.STARTING,
+    RunningChild: ProcessState.RUNNING,
+    Terminating: ProcessState.STOPPING,
+    Killed: ProcessState.KILLED,
+    Finished: ProcessState.GONE,
+}
+
+
+class Supervisor:
+    """To be made and run on the main thread: the death signal of a child is tied to the thread that spawned it, and
+    the main thread lives as long as the process."""
+
+    def __init__(
+        self, commands: Sequence[ChildCommand], limits: ChildLimits, clock: Clock, report: EventReporter
+    ) -> None:
+        self._commands = {command.name: command for command in commands}
+        essential = [command.name for command in commands if not command.optional]
+        optional = [command.name for command in commands if command.optional]
+        self._policy = ChildPolicy(essential, limits, clock.boot_ms(), optional=optional)
+        self._clock = clock
+        self._report = report
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started_wall_us: dict[str, int] = {}
+        self._kept_signals: dict[int, dict[signal.Signals, None]] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def gave_up(self) -> str | None:
+        """Why the node must stop, once its children ended too often."""
+        return self._policy.gave_up
+
+    def heard(self, name: str, pid: int) -> None:
+        """A heartbeat of a child. One of a child that is not ours, or is dead, changes nothing."""
+        self._step(HeartbeatReceived(name, pid))
+        for number in self._kept_signals.pop(pid, ()):
+            self._signal(pid, number)
+
+    def want(self, name: str, wanted: bool) -> None:
+        """Whether an optional child is to run from now on. It is asked to end, then killed, where it is not."""
+        self._step(WantedChanged(name, wanted))
+        self._wake.set()
+
+    def statuses(self) -> tuple[ProcessStatus, ...]:
+        """Of every child but those that nobody wants and that are not there."""
+        return tuple(
+            ProcessStatus(
+                child.name,
+                pid_of(child.state) or 0,
+                self._started_wall_us.get(child.name, 0),
+                child.exits_total,
+                PROCESS_STATES[type(child.state)],
+                child.last_exit,
+            )
+            for child in self._policy.children.values()
+            if not isinstance(child.state, NotStarted)
+        )
+
+    def stop(self) -> None:
+        """Asks every child to end; `run` returns once all are reaped."""
+        self._step(StopRequested())
+        self._wake.set()
+
+    def forward_signal(self, number: signal.Signals) -> None:
+        """Sends a signal to every child that lives. One that was not heard yet may not be ready to take it, and would
+        be ended by it: it gets the signal with its first heartbeat."""
+        for child in self._policy.children.values():
+            match child.state:
+                case Starting(pid=pid):
+                    self._kept_signals.setdefault(pid, {})[number] = None
+                case RunningChild(pid=pid):
+                    self._signal(pid, number)
+                case _:
+                    pass
+
+    async def run(self) -> None:
+        """Returns once every child is gone for good: after `stop`, or when `gave_up` says why."""
+        self._pipe = os.pipe()
+        try:
+            while True:
+                self._reap()
+                self._step(PolicyTick())
+                if self._policy.finished:
+                    return
+                try:
+                    async with asyncio.timeout(TICK_MS / 1000):
+                        await self._wake.wait()
+                    self._wake.clear()
+                except TimeoutError:
+                    pass
+        finally:
+            # Only after an error or a cancellation is anything left to kill: `finished` means that all are reaped.
+            for process in self._processes.values():
+                kill_session(process.pid)
+                process.wait()
+            for end in self._pipe:
+                os.close(end)
+
+    def _step(self, event: ChildEvent) -> None:
+        for effect in self._policy.step(event, self._clock.boot_ms()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: ChildEffect) -> None:
+        match effect:
+            case Spawn(name):
+                self._spawn(self._commands[name])
+            case Terminate(pid):
+                self._report("child.asked", {"pid": pid})
+                self._signal(pid, signal.SIGTERM)
+            case Kill(pid):
+                self._report("child.killed", {"pid": pid})
+                self._kill(pid)
+            case _:
+                assert_never(effect)
+
+    def _spawn(self, command: ChildCommand) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        assert self._pipe is not None
+        reading, _ = self._pipe
+        arguments = [*command.arguments, PARENT_FLAG, str(os.getpid()), PIPE_FLAG, str(reading)]
+        try:
+            # A session of its own: Ctrl-C in a terminal reaches control alone, which then asks its children; and what a
+            # child starts is found by it.
+            process = subprocess.Popen(  # noqa: S603  # the arguments are our own
+                arguments, stdin=subprocess.DEVNULL, pass_fds=(reading,), start_new_session=True
+            )
+        except OSError as error:
+            self._report("child.not_started", {"child": command.name, "error": str(error)})
+            self._step(SpawnFailed(command.name, str(error)))
+            return
+        self._processes[command.name] = process
+        self._started_wall_us[command.name] = self._clock.wall_us()
+        self._report("child.started", {"child": command.name, "pid": process.pid})
+        self._step(Spawned(command.name, process.pid))
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        """Through Popen, which never signals a pid that it has reaped and the kernel may have given away."""
+        for process in self._processes.values():
+            if process.pid == pid:
+                process.send_signal(number)
+
+    def _kill(self, pid: int) -> None:
+        if any(process.pid == pid for process in self._processes.values()):
+            kill_session(pid)
+
+    def _reap(self) -> None:
+        """What an ended child leaves behind goes before it is reaped, and so before the next one starts."""
+        for name, process in list(self._processes.items()):
+            if has_exited(process.pid):
+                kill_session(process.pid)
+                status = process.wait()
+                del self._processes[name]
+                self._kept_signals.pop(process.pid, None)
+                how = _how_it_ended(status)
+                self._report("child.ended", {"child": name, "pid": process.pid, "how": how})
+                self._step(Exited(name, process.pid, how))
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    named = [known.name for known in signal.Signals if known == -status]
+    return f"was ended by {named[0] if named else f'signal {-status}'}"

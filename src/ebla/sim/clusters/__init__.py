@@ -1,0 +1,1 @@
+"""Whole simulated clusters, one kind per file."""

@@ -1,0 +1,110 @@
+"""A simulated node that runs group 0 and nothing else: the real parts on simulated ports."""
+
+import asyncio
+import functools
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ebla.control.group0.formation import FormationLimits
+from ebla.control.group0.node import Group0Config, Group0Node
+from ebla.control.group0.pages import PageLimits
+from ebla.control.group0.service import Group0Service
+from ebla.control.liveness.failure_detector import PeerState
+from ebla.control.liveness.heartbeats import HeartbeatConfig, HeartbeatMonitor, LivenessLimits
+from ebla.group0.members import Member, MemberRole
+from ebla.journal.segmented_log import LogFailed
+from ebla.model.errors import DiskFull, Refused
+from ebla.model.identity import Address, ClusterId, HostId
+from ebla.ports.environment import Environment
+from ebla.sim.checkers.formation import ClusterFoundings
+from ebla.sim.world import Unit, World
+from ebla.wire.frames import Introduction
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.server import Server
+
+PORT = 7000
+CLUSTER = ClusterId(uuid.UUID(int=0xEB1A))
+CLUSTER_NAME = "sim"
+PAGE_LIMITS = PageLimits(keys_max=2)
+"""So small that nothing is read whole at once."""
+
+
+@dataclass(slots=True)
+class SimGroup0Node:
+    """What outlives the node's crashes, for the scenario to look at."""
+
+    name: str
+    host: HostId
+    address: Address
+    contacts: tuple[Address, ...] = ()
+    rack: str = "rack1"
+    group0: Group0Node | None = None
+    """Of the present life; only to be read."""
+    removed: bool = False
+
+
+@dataclass(slots=True)
+class Group0Cluster:
+    nodes: dict[str, SimGroup0Node] = field(default_factory=dict)
+    foundings: ClusterFoundings = field(default_factory=ClusterFoundings)
+
+    def running(self) -> list[SimGroup0Node]:
+        return [node for node in self.nodes.values() if node.group0 is not None and node.group0.is_running]
+
+
+def add_node(world: World, cluster: Group0Cluster, name: str) -> Unit:
+    unit = world.unit(name, functools.partial(run_group0_node, world=world, cluster=cluster, name=name))
+    host = HostId(world.rng.uuid())
+    cluster.nodes[name] = SimGroup0Node(name, host, unit.address(PORT))
+    unit.expected_errors = (DiskFull, OSError, Refused, LogFailed)
+    return unit
+
+
+async def run_group0_node(environment: Environment, world: World, cluster: Group0Cluster, name: str) -> None:
+    node = cluster.nodes[name]
+
+    def report(event: str, details: Mapping[str, object]) -> None:
+        world.log(name, f"{event} {' '.join(f'{key}={value}' for key, value in details.items())}")
+        if event == "group0.created":
+            cluster.foundings.begun(str(details["history"]), name)
+
+    introduction = Introduction(node.host, CLUSTER, CLUSTER_NAME)
+    context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), report)
+    member = Member(node.host, MemberRole.LEARNER, node.address, rack=node.rack)
+    setup = Group0Config(
+        member,
+        CLUSTER,
+        CLUSTER_NAME,
+        node.contacts,
+        "/data/group0",
+        snapshot_entries_max=40,
+        kept_entries=10,
+        lost_leader_ms=3_000,
+        formation=FormationLimits(ask_again_ms=300),
+    )
+    async with asyncio.TaskGroup() as tasks:
+        peers = Peers(tasks, context)
+        node.group0 = group0 = Group0Node(environment, setup, context, peers)
+        liveness = HeartbeatMonitor(
+            peers, context, HeartbeatConfig(environment.clock, group0, LivenessLimits(), environment.clock.wall_us())
+        )
+        server = Server(tasks, introduction, WireLimits(), report)
+        doors = Group0Service(group0, peers, environment.rng, PAGE_LIMITS)
+        doors.serve_peers(server)
+        doors.serve_operator(server, shared=True)
+        liveness.serve_on(server)
+        await environment.transport.listen(node.address, server.accept)
+        tasks.create_task(liveness.run())
+        try:
+            await group0.run(_alive(liveness))
+        finally:
+            node.removed = node.removed or group0.removed.is_set()
+
+
+def _alive(liveness: HeartbeatMonitor) -> Callable[[HostId], bool]:
+    def alive(host: HostId) -> bool:
+        return all(one.state is PeerState.UP for one in liveness.opinions() if one.host == host)
+
+    return alive

@@ -1,0 +1,165 @@
+"""A small state machine for a simulated Raft group: numbers under keys, each command taken once, and the membership.
+
+It keeps a digest of everything it was given, so that two peers at the same index can be compared by it, however they
+got there: entry by entry, or by a snapshot.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from ebla.raft.membership import MembershipChange, MembershipRefused, apply_change
+from ebla.raft.messages import Entry, EntryKind, Membership
+from ebla.sim.checkers.models import RegisterCall, result_of
+
+CHUNK_BYTES = 100
+"""Small, so that even a little state travels in several pieces."""
+
+
+class RegisterCommand(msgspec.Struct, frozen=True, array_like=True):
+    """A client's call. It is taken once, however often it is proposed: `serial` grows with each call of the client."""
+
+    client: str
+    serial: int
+    key: str
+    call: RegisterCall
+
+
+class LastResult(msgspec.Struct, frozen=True, array_like=True):
+    """The last call of a client that was taken, and what it was answered."""
+
+    serial: int
+    result: int
+
+
+class RegisterContent(msgspec.Struct, frozen=True, array_like=True):
+    index: int
+    digest: bytes
+    membership: Membership
+    values: dict[str, int]
+    given: dict[str, LastResult]
+
+
+OnApplied = Callable[[RegisterContent, Entry | None], None]
+"""Told after each entry, and after a snapshot with None."""
+
+_encoder = msgspec.msgpack.Encoder(order="sorted")
+_command = msgspec.msgpack.Decoder(RegisterCommand)
+_content = msgspec.msgpack.Decoder(RegisterContent)
+
+encode_command = _encoder.encode
+
+
+def first_content(index: int, membership: Membership) -> RegisterContent:
+    return RegisterContent(index, b"", membership, {}, {})
+
+
+def chunks_of(content: RegisterContent) -> Iterator[bytes]:
+    data = _encoder.encode(content)
+    return (data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES))
+
+
+class ContentReceiver:
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    def add(self, data: bytes) -> None:
+        self._chunks.append(data)
+
+    def finish(self) -> RegisterContent:
+        return _content.decode(b"".join(self._chunks))
+
+
+class RegisterMachine:
+    """`control.raft_server.Machine` over `RegisterContent`, and what a node asks of it."""
+
+    def __init__(self, seen: OnApplied) -> None:
+        self._seen = seen
+        self.content = first_content(0, Membership())
+        self._answers: dict[tuple[str, int], list[asyncio.Future[int]]] = {}
+        self._by_index: list[tuple[int, asyncio.Future[None]]] = []
+
+    # ---- what the Raft server calls
+
+    def apply(self, entry: Entry) -> None:
+        content = self.content
+        values, given = content.values, content.given
+        if entry.data:
+            command = _command.decode(entry.data)
+            before = given.get(command.client)
+            if before is None or command.serial > before.serial:
+                result = result_of(command.call, values.get(command.key, 0))
+                values = {**values, command.key: result}
+                given = {**given, command.client: LastResult(command.serial, result)}
+        self._move(entry, RegisterContent(entry.index, self._digest_with(entry), content.membership, values, given))
+
+    def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
+        """An illegal change is void, on every peer alike."""
+        content, changed = self.content, True
+        try:
+            membership = apply_change(content.membership, change)
+        except MembershipRefused:
+            membership, changed = content.membership, False
+        self._move(
+            entry, RegisterContent(entry.index, self._digest_with(entry), membership, content.values, content.given)
+        )
+        return changed
+
+    def freeze(self) -> Iterator[bytes]:
+        return chunks_of(self.content)
+
+    def receiver(self) -> ContentReceiver:
+        return ContentReceiver()
+
+    def install(self, content: RegisterContent) -> None:
+        assert content.index >= self.content.index, "a snapshot never goes back"
+        self.content = content
+        self._tell(None)
+
+    def _digest_with(self, entry: Entry) -> bytes:
+        assert entry.index == self.content.index + 1, f"entry {entry.index} after {self.content.index}"
+        position = f"{entry.index} {entry.term} {entry.kind.value} ".encode()
+        return hashlib.blake2b(self.content.digest + position + entry.data, digest_size=12).digest()
+
+    def _move(self, entry: Entry, content: RegisterContent) -> None:
+        assert entry.kind is not EntryKind.COMMAND or content.membership == self.content.membership
+        self.content = content
+        self._tell(entry)
+
+    def _tell(self, entry: Entry | None) -> None:
+        self._seen(self.content, entry)
+        reached = [future for index, future in self._by_index if index <= self.content.index]
+        self._by_index = [waiter for waiter in self._by_index if waiter[0] > self.content.index]
+        for future in reached:
+            if not future.done():
+                future.set_result(None)
+        for key in list(self._answers):
+            known = self.answer_of(*key)
+            if known is not None:
+                for waiting in self._answers.pop(key):
+                    if not waiting.done():
+                        waiting.set_result(known)
+
+    # ---- what the node asks
+
+    def answer_of(self, client: str, serial: int) -> int | None:
+        given = self.content.given.get(client)
+        return given.result if given is not None and given.serial == serial else None
+
+    async def wait_answer(self, client: str, serial: int) -> int:
+        """Once the call is taken. The caller sets the bound."""
+        known = self.answer_of(client, serial)
+        if known is not None:
+            return known
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._answers.setdefault((client, serial), []).append(future)
+        return await future
+
+    async def wait_applied(self, index: int) -> None:
+        """The caller sets the bound."""
+        if self.content.index < index:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._by_index.append((index, future))
+            await future

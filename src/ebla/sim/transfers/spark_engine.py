@@ -1,0 +1,239 @@
+"""`ports.transfers.Transfers` in simulation: an engine that does everything a bad day of Spark does.
+
+Its driver lives and dies with the pipeline process; its executors are units of the world, on the nodes' machines and on
+others, which crash, freeze and lose their paths like any. By seeded chance it runs a piece of work twice, at once or
+while the first hangs; lets an attempt go on long after it was cancelled; kills one without a word; loses itself whole;
+tells of attempts that were overtaken, and of everything twice. What the attempts themselves do: `transfer_attempts.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ebla.model.errors import EblaError, Stale
+from ebla.model.identity import AttemptId, HostId, JobId, TransferId
+from ebla.model.transfers import FileMove, TransferResult, TransferTask
+from ebla.ports.environment import Environment
+from ebla.ports.transfer_engine import EngineState, EngineStatus, PipelineUnavailable, TaskCounts, WorkFailed
+from ebla.sim.rng import SimRng
+from ebla.sim.transfers.attempts import AttemptFaults, AttemptLost, SimAttempt, SimExecutor, draw_fault_plan
+from ebla.sim.transfers.flight import BulkHandle
+from ebla.sim.world import World
+from ebla.storage.layers.layer import Item
+
+ATTEMPTS_MAX = 3
+SPECULATE_AFTER_S = 3.0
+"""An attempt that has said nothing for so long gets a second one beside it."""
+GIVE_UP_AFTER_S = 15.0
+POLL_S = 0.2
+OUTAGE_MEAN_S = 4.0
+LOCAL_SHARE = 0.6
+
+
+def _unnoted(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFaults:
+    """How often the engine misbehaves, each of it by itself."""
+
+    duplicate: float = 0.2
+    report_superseded: float = 0.3
+    report_twice: float = 0.2
+    lose_engine: float = 0.02
+    attempts_faults: AttemptFaults = field(default_factory=AttemptFaults)
+
+
+NO_ENGINE_FAULTS = EngineFaults(0.0, 0.0, 0.0, 0.0, AttemptFaults(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+
+
+@dataclass(slots=True)
+class SimSparkEngine:
+    """What outlives every driver: the executors, and whether any of it can be used. `seat` finds the bulk process of a
+    node."""
+
+    world: World
+    seat: Callable[[HostId], BulkHandle]
+    executors: list[SimExecutor] = field(default_factory=list)
+    faults: EngineFaults = field(default_factory=EngineFaults)
+    generation: int = 0
+    """Grows when it is lost: nothing that was begun before counts."""
+    back_at: float = 0.0
+    attempts: int = 0
+    zombies: int = 0
+    """Attempts that went on though their job was over."""
+    refused: int = 0
+    """Attempts whose session was closed, or whose place had gone."""
+    note_files: Callable[[FileMove], None] = _unnoted
+    """Before the first attempt at it."""
+    note_rows: Callable[[TransferId, Sequence[Item]], None] = _unnoted
+
+    @property
+    def is_away(self) -> bool:
+        return self.world.now() < self.back_at
+
+    def lose(self, seconds: float) -> None:
+        """Whatever runs goes on, and nobody hears of it."""
+        self.world.log("engine", f"is lost for {seconds:.1f} s")
+        self.generation += 1
+        self.back_at = self.world.now() + seconds
+
+    def running(self) -> list[SimExecutor]:
+        return [one for one in self.executors if not one.unit.down and one.environment is not None]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One piece of work, as its driver sees it."""
+
+    work: TransferTask
+    job: "_Job"
+    attempts: list[SimAttempt] = field(default_factory=list)
+    results: list[Sequence[TransferResult]] = field(default_factory=list)
+    """What each attempt that came in has done, in that order."""
+    failures: list[str] = field(default_factory=list)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def is_running(self) -> bool:
+        return any(not one.ended for one in self.attempts)
+
+
+@dataclass(slots=True)
+class _Job:
+    generation: int
+    pieces: list[_Piece] = field(default_factory=list)
+    over: bool = False
+
+
+class SimTransfers:
+    """`ports.transfers.Transfers`, in one life of a pipeline process."""
+
+    def __init__(self, environment: Environment, engine: SimSparkEngine) -> None:
+        self._rng = SimRng(f"transfers {environment.rng.uuid()}")
+        self._engine = engine
+        self._jobs: dict[JobId, _Job] = {}
+
+    def status(self) -> EngineStatus:
+        if self._engine.is_away:
+            return EngineStatus(EngineState.UNAVAILABLE, "the simulated engine is away", "sim", "0")
+        return EngineStatus(EngineState.READY, "", "sim", "0")
+
+    def tasks(self, job: JobId) -> TaskCounts:
+        found = self._jobs.get(job)
+        if found is None:
+            return TaskCounts()
+        done = sum(bool(piece.results) for piece in found.pieces)
+        running = sum(piece.is_running() for piece in found.pieces)
+        return TaskCounts(done, running, len(found.pieces))
+
+    async def run(self, job: JobId, work: Sequence[TransferTask]) -> Sequence[TransferResult]:
+        engine, faults = self._engine, self._engine.faults
+        self._check(engine.generation)
+        if self._rng.happens(faults.lose_engine):
+            engine.lose(self._rng.exponential(OUTAGE_MEAN_S))
+        running = self._jobs[job] = _Job(engine.generation)
+        running.pieces = [_Piece(one, running) for one in work]
+        for one in work:
+            if isinstance(one, FileMove):
+                engine.note_files(one)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                ends = [tasks.create_task(self._carry_out(piece)) for piece in running.pieces]
+            for end in ends:
+                failure = end.result()
+                if failure is not None:
+                    raise failure
+        finally:
+            # Also where the caller was cancelled. Whoever minds it stops at its next step, and some never look.
+            running.over = True
+            self._jobs.pop(job, None)
+            for attempt in (one for piece in running.pieces for one in piece.attempts):
+                attempt.cancelled = True
+        results = [result for piece in running.pieces for result in self._told(piece)]
+        self._rng.shuffle(results)
+        return results
+
+    # -- one piece ---------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, piece: _Piece) -> EblaError | None:
+        """Why it is not done; None: it is."""
+        began = self._engine.world.now()
+        twice = self._rng.happens(self._engine.faults.duplicate)
+        self._launch(piece)
+        if twice:
+            self._launch(piece)
+        quiet_since = began
+        while not piece.results:
+            if self._is_lost(piece.job.generation):
+                return PipelineUnavailable("the simulated engine was lost", advice="it comes back by itself")
+            now = self._engine.world.now()
+            hangs = now - quiet_since > SPECULATE_AFTER_S
+            if hangs or not piece.is_running():
+                if len(piece.attempts) >= ATTEMPTS_MAX and (not piece.is_running() or now - began > GIVE_UP_AFTER_S):
+                    return WorkFailed(f"every attempt failed: {'; '.join(piece.failures) or 'no answer'}")
+                if len(piece.attempts) < ATTEMPTS_MAX:
+                    self._launch(piece)
+                quiet_since = now
+            piece.heard.clear()
+            await self._wait(piece)
+        if self._rng.happens(self._engine.faults.report_superseded):
+            await asyncio.sleep(self._rng.exponential(0.3))  # the others may come in, too
+        return None
+
+    async def _wait(self, piece: _Piece) -> None:
+        try:
+            async with asyncio.timeout(POLL_S):
+                await piece.heard.wait()
+        except TimeoutError:
+            pass
+
+    def _launch(self, piece: _Piece) -> None:
+        engine = self._engine
+        executors = engine.running()
+        if not executors:
+            piece.failures.append("there is no executor")
+            return
+        executor = self._rng.choice(self._near(piece.work, executors) or executors)
+        engine.attempts += 1
+        rng = self._rng.fork(f"attempt {engine.attempts}")
+        attempts_faults = engine.faults.attempts_faults
+        attempt = SimAttempt(AttemptId(self._rng.uuid()), piece.work, rng, draw_fault_plan(rng, attempts_faults))
+        piece.attempts.append(attempt)
+        executor.inbox.put_nowait((attempt, lambda end: self._ended(piece, attempt, end)))
+
+    def _near(self, work: TransferTask, executors: Sequence[SimExecutor]) -> list[SimExecutor]:
+        """Often those on the target's own machine, which may try the short cut."""
+        if not isinstance(work, FileMove) or not self._rng.happens(LOCAL_SHARE):
+            return []
+        disk = self._engine.seat(work.target.host).unit.machine.disk
+        return [one for one in executors if one.unit.machine.disk is disk]
+
+    def _ended(self, piece: _Piece, attempt: SimAttempt, end: "Sequence[TransferResult] | EblaError") -> None:
+        """Called in the executor's life: only notes are taken here."""
+        attempt.ended = True
+        if piece.job.over:
+            self._engine.zombies += 1
+        if isinstance(end, AttemptLost):
+            attempt.ended = False  # nobody is told; it looks as if it hung
+        elif isinstance(end, EblaError):
+            self._engine.refused += isinstance(end, Stale)
+            piece.failures.append(f"{type(end).__name__}: {end}")
+        else:
+            piece.results.append(end)
+        piece.heard.set()
+
+    def _told(self, piece: _Piece) -> list[TransferResult]:
+        """One attempt, not always the first to come in; or all that came in; or all of it twice."""
+        faults, told = self._engine.faults, list(piece.results)
+        if not self._rng.happens(faults.report_superseded):
+            told = [self._rng.choice(told)]
+        results = [result for results in told for result in results]
+        return results + results if self._rng.happens(faults.report_twice) else results
+
+    def _check(self, generation: int) -> None:
+        if self._is_lost(generation):
+            raise PipelineUnavailable("the simulated engine is away", advice="it comes back by itself")
+
+    def _is_lost(self, generation: int) -> bool:
+        return self._engine.is_away or self._engine.generation != generation

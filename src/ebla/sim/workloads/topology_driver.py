@@ -1,0 +1,389 @@
+"""Moves the topology on while rows are written: tablets through every stage of a move, tables that come and go,
+columns that are added, sessions that are opened and closed, versions and fences.
+
+It stands in for the coordinator and is worse than one: two of them run at once, each commits on what it read, sends
+pieces of streams again when their session is over, and dies at any point.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
+from ebla.feed.topology_view import TopologyView, View
+from ebla.group0.commands import Done
+from ebla.model.cql_types import parse_type
+from ebla.model.errors import EblaError
+from ebla.model.identity import HostId, Replica, SessionId, TableId, TopologyVersion
+from ebla.model.schema import Column, ColumnKind, decode_schema
+from ebla.ports.environment import Environment
+from ebla.sim.clusters.nodes import CONTROL_PORT, CONTROL_SOCKET, SHARD_PORT, SHARDS, WIRE, SimNode
+from ebla.sim.workloads.rows_client import RowsLoad
+from ebla.sim.workloads.rows_table import COLUMNS
+from ebla.storage.codec.key_codec import encode_token
+from ebla.topology.apply.command import Rejection
+from ebla.topology.apply.command_batch import apply_commands
+from ebla.topology.commands import (
+    AdvanceTablets,
+    CloseSessions,
+    Command,
+    LeaveMigrationTrack,
+    OpenBulkSession,
+    RaiseFence,
+    RefreshNode,
+    StartMoves,
+    TabletAdvance,
+    TabletMove,
+)
+from ebla.topology.snapshot import Keyspace, Replication, Session, Snapshot
+from ebla.topology.states import SessionKind, Strategy, TabletStage, TransitionKind, TransitionState
+from ebla.topology.tablet_map import TabletMap, TabletTransition
+from ebla.topology.tablet_stages import StageAction, stage_row, tablet_stream
+from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
+from ebla.wire.group0_messages import ExecuteRequest
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.row_messages import ReadRowsRequest, Span, StreamRowsRequest
+from ebla.wire.schema_messages import (
+    AlterTableRequest,
+    CreateKeyspaceRequest,
+    CreateTableRequest,
+    DropTableRequest,
+    SchemaAnswer,
+    SchemaChange,
+    SchemaRequest,
+)
+from ebla.wire.verbs import GROUP0_EXECUTE, NODE_BARRIER, READ_ROWS, SCHEMA, STREAM_ROWS
+
+CALL_MS = 2_000
+SCHEMA_MS = 4_000
+THINK_S = 0.15
+STREAM_ROWS_MAX = 12
+"""Of one piece: a tablet takes several."""
+LATE_CHUNKS_MAX = 40
+COLUMNS_MAX = 4
+CONCURRENT_MOVES = 2
+"""Tablets that begin to move at once."""
+JOB_MS = 4 * 3_600_000
+"""Longer than any jump of a clock."""
+ON_TABLETS, ON_VNODES = "tab", "vno"
+KEYSPACES = (
+    Keyspace(ON_TABLETS, Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), on_tablets=True, initial_tablets=4),
+    Keyspace(ON_VNODES, Replication(Strategy.SIMPLE, (("", 3),)), on_tablets=False),
+)
+
+
+MovingTablet = tuple[TabletMap, int, TabletTransition]
+
+
+@dataclass(frozen=True, slots=True)
+class LateStreamChunk:
+    """A piece of a stream whose session is closed."""
+
+    target: Replica
+    request: StreamRowsRequest
+
+
+class _Following:
+    """`wire.topology_feed.Follower`."""
+
+    async def prepare(self, view: View, before: View | None) -> None:
+        """Nothing: it holds no replica."""
+
+    def on_view_installed(self, view: View) -> None:
+        """It looks when it needs to."""
+
+
+class TopologyDriver:
+    def __init__(self, environment: Environment, load: RowsLoad, home: SimNode, tasks: asyncio.TaskGroup) -> None:
+        self._environment = environment
+        self._rng = environment.rng
+        self._load = load
+        self._cluster = load.cluster
+        self._home = home
+        self._tasks = tasks
+        self._late: list[LateStreamChunk] = []
+        self.view = TopologyView()
+        name = f"driver-{home.control.name}"
+        introduction = self._cluster.introduction(home.host, name)
+        context = PeersContext(environment.transport, environment.rng, introduction, WIRE, self._cluster.report(name))
+        self._own, self._controls = Peers(tasks, context), Peers(tasks, context)
+        self._own.set_address(home.host, CONTROL_SOCKET)
+        self._shards = {number: Peers(tasks, context) for number in SHARDS}
+        for node in self._cluster.nodes:
+            self._controls.set_address(node.host, node.control.address(CONTROL_PORT))
+            for number, peers in self._shards.items():
+                peers.set_address(node.host, node.control.address(SHARD_PORT + number))
+        setup = TopologyFollowerConfig(name, 1, home.host, environment.clock, self._cluster.report(name))
+        self._follower = TopologyFollower(self._own, setup, self.view, _Following(), self._report_of)
+
+    def _report_of(self, view: View) -> ChildReport:
+        return ChildReport(f"driver-{self._home.control.name}", 1, view.version, view.fence, view.version, True)
+
+    async def run(self) -> None:
+        self._tasks.create_task(self._follower.run())
+        while True:
+            try:
+                await (self._step() if self._load.tables else self._create_tables())
+            except EblaError:
+                pass  # the next look shows what became of it
+            await asyncio.sleep(self._rng.random() * THINK_S)
+
+    async def _create_tables(self) -> None:
+        for keyspace in KEYSPACES:
+            await self._wish(CreateKeyspaceRequest(keyspace, if_not_exists=True))
+        for keyspace in KEYSPACES:
+            for name in ("t", "p"):
+                await self._wish(CreateTableRequest(keyspace.name, name, COLUMNS, if_not_exists=True))
+        self._learn(await self._look())
+
+    # -- what to do --------------------------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        snapshot = await self._look()
+        if self._late and self._rng.random() < 0.3:
+            await self._send_late()
+        moving: list[MovingTablet] = [
+            (tablets, number, transition)
+            for _, tablets in sorted(snapshot.tablets.items())
+            for number, transition in tablets.transitions()
+        ]
+        if moving:
+            await self._advance(snapshot, moving)
+        elif snapshot.transition is TransitionState.TABLET_MIGRATION and self._rng.random() < 0.3:
+            await self._commit(snapshot, LeaveMigrationTrack())
+        elif not self._load.stopping:
+            await self._begin(snapshot)
+        elif snapshot.transition is not None:
+            await self._commit(snapshot, LeaveMigrationTrack())
+        else:
+            await self._drop_passing(snapshot)
+
+    async def _begin(self, snapshot: Snapshot) -> None:
+        kind = self._rng.randrange(0, 100)
+        if kind < 60:
+            await self._start_move(snapshot)
+        elif kind < 70:
+            await self._bump(snapshot)
+        elif kind < 80:
+            await self._run_job(snapshot)
+        elif kind < 88:
+            await self._raise_fence(snapshot)
+        elif kind < 92:
+            await self._add_column(snapshot)
+        else:
+            await self._come_and_go(snapshot)
+
+    async def _look(self) -> Snapshot:
+        revision = await self._follower.read_barrier(CALL_MS)
+        await self.view.wait_revision(revision, CALL_MS / 1000)
+        snapshot = self.view.current.snapshot
+        self._cluster.barriers.saw(snapshot)
+        return snapshot
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        """What every node that is up has been told of, so that rows of the new version may be written."""
+        for table in snapshot.tables.values():
+            schema = decode_schema(table.definition)
+            if table.name != "t":
+                self._load.passing[table.keyspace] = schema
+                continue
+            known = self._load.tables.get(table.keyspace)
+            if known is None or known.version < schema.version:
+                self._load.tables[table.keyspace] = schema
+
+    async def _commit(self, snapshot: Snapshot, *commands: Command) -> bool:
+        """Whether it is committed, for certain."""
+        applied = apply_commands(snapshot, commands)
+        if isinstance(applied, Rejection):
+            self._cluster.world.log("driver", f"refused: {applied.reason}")
+            return False
+        answer = await self._own.call(self._home.host, GROUP0_EXECUTE, ExecuteRequest(applied.transaction), CALL_MS)
+        done = isinstance(answer.answer, Done)
+        if done:
+            names = ", ".join(type(command).__name__ for command in commands)
+            self._cluster.world.log("driver", f"version {applied.snapshot.version}: {names}")
+            self._cluster.barriers.saw(applied.snapshot)
+        return done
+
+    async def _barrier(self, snapshot: Snapshot) -> bool:
+        """On every node, all at once; whoever answers is held to it, also where another one does not."""
+        async with asyncio.TaskGroup() as asking:
+            tasks = [asking.create_task(self._barrier_on(node, snapshot)) for node in self._cluster.nodes]
+        return all(task.result() for task in tasks)
+
+    async def _barrier_on(self, node: SimNode, snapshot: Snapshot) -> bool:
+        request = NodeBarrierRequest(snapshot.version)
+        try:
+            await self._controls.call(node.host, NODE_BARRIER, request, CALL_MS)
+        except EblaError:
+            return False
+        self._cluster.barrier_returned(node, snapshot)
+        return True
+
+    # -- tablets -----------------------------------------------------------------------------------------------------
+
+    async def _start_move(self, snapshot: Snapshot) -> None:
+        schema = self._load.tables[ON_TABLETS]
+        tablets = snapshot.tablets.get(schema.id)
+        if tablets is None:
+            return
+        numbers = sorted({self._rng.randrange(0, tablets.tablet_count) for _ in range(CONCURRENT_MOVES)})
+        moves = tuple(self._draw_move(tablets, number) for number in numbers)
+        await self._commit(snapshot, StartMoves(moves))
+
+    def _draw_move(self, tablets: TabletMap, number: int) -> TabletMove:
+        old = tablets.replicas(number)
+        leaving = self._rng.choice(old)
+        if self._rng.random() < 0.25:
+            kind = TransitionKind.INTRANODE_MIGRATION
+            coming = Replica(leaving.host, SHARDS[1 - leaving.shard])
+        else:
+            kind = TransitionKind.MIGRATION
+            hosts = [node.host for node in self._cluster.nodes if all(node.host != each.host for each in old)]
+            coming = Replica(self._rng.choice(hosts), self._rng.choice(SHARDS))
+        new = tuple(coming if each == leaving else each for each in old)
+        return TabletMove(tablets.table, number, kind, new)
+
+    async def _advance(self, snapshot: Snapshot, moving: Sequence[MovingTablet]) -> None:
+        """All of them by one step, some of them sometimes, so that stages mix."""
+        if self._rng.random() < 0.3:
+            moving = [self._rng.choice(moving)]
+        fence = TopologyVersion(0)
+        if any(stage_row(transition).barrier for _, _, transition in moving):
+            if not await self._barrier(snapshot):
+                return
+            fence = snapshot.version
+        sent: list[LateStreamChunk] = []
+        steps = []
+        for tablets, number, transition in moving:
+            if stage_row(transition).action in (StageAction.COPY_FILES, StageAction.LINK_FILES):
+                await self._copy(snapshot, tablets, number, sent)
+            gives_up = transition.stage is TabletStage.STREAMING and self._rng.random() < 0.15
+            session = SessionId(self._rng.uuid())
+            steps.append(
+                TabletAdvance(tablets.table, number, transition.stage, session, failed=gives_up, hopeless=gives_up)
+            )
+        if await self._commit(snapshot, AdvanceTablets(tuple(steps), fence)):
+            self._late = (self._late + sent)[-LATE_CHUNKS_MAX:]
+
+    async def _copy(self, snapshot: Snapshot, tablets: TabletMap, number: int, sent: list[LateStreamChunk]) -> None:
+        """From the replica that leaves, by this version, so that the fence of its stage is there already."""
+        transition = tablets.transition(number)
+        assert transition is not None
+        assert transition.session is not None
+        stream = tablet_stream(tablets.replicas(number), transition, ())
+        start = encode_token(tablets.after_token(number) + 1 if number else tablets.after_token(number))
+        end = encode_token(tablets.last_token(number) + 1) if number + 1 < tablets.tablet_count else None
+        for target in stream.destinations:
+            job = _Job(snapshot.version, tablets.table, transition.session, (start, end))
+            await self._stream(job, stream.sources[0], target, sent)
+
+    async def _stream(self, job: "_Job", source: Replica, target: Replica, sent: list[LateStreamChunk]) -> None:
+        start, end = job.span
+        while True:
+            now_s = self._environment.clock.wall_us() // 1_000_000
+            request = ReadRowsRequest(job.version, job.table, ((start, end),), STREAM_ROWS_MAX, now_s)
+            page = await self._shards[source.shard].call(source.host, READ_ROWS, request, CALL_MS)
+            if page.items:
+                await self._send(target, StreamRowsRequest(job.session, job.table, page.items), sent)
+            if page.is_whole:
+                return
+            start = page.last_key + b"\0"
+
+    async def _send(self, target: Replica, piece: StreamRowsRequest, sent: list[LateStreamChunk]) -> None:
+        sent.append(LateStreamChunk(target, piece))
+        if self._rng.random() < 0.3:
+            self._tasks.create_task(self._send_again(target, piece))
+        await self._shards[target.shard].call(target.host, STREAM_ROWS, piece, CALL_MS)
+
+    async def _send_again(self, target: Replica, piece: StreamRowsRequest) -> None:
+        """At any time, whatever has become of the session."""
+        await asyncio.sleep(self._rng.random() * self._rng.random() * 3)
+        try:
+            await self._shards[target.shard].call(target.host, STREAM_ROWS, piece, CALL_MS)
+        except EblaError:
+            pass
+
+    async def _send_late(self) -> None:
+        """After the session was closed, for certain: it must be refused."""
+        late = self._rng.choice(self._late)
+        try:
+            await self._shards[late.target.shard].call(late.target.host, STREAM_ROWS, late.request, CALL_MS)
+        except EblaError:
+            return
+        self._load.found(f"INV-ROWS-3: {late.target} took rows of session {late.request.session}, which is closed")
+
+    # -- versions, jobs and tables -----------------------------------------------------------------------------------
+
+    def _refresh(self, snapshot: Snapshot, host: HostId) -> RefreshNode:
+        """Another release, which the node corrects by itself: two versions for vnodes and tablets alike."""
+        node = snapshot.node(host)
+        release = f"sim {snapshot.version}"
+        return RefreshNode(host, release, node.address, node.shard_count, node.ignore_msb, node.supported_features)
+
+    async def _bump(self, snapshot: Snapshot) -> None:
+        await self._commit(snapshot, self._refresh(snapshot, self._rng.choice(self._cluster.nodes).host))
+
+    async def _raise_fence(self, snapshot: Snapshot) -> None:
+        if await self._barrier(snapshot):
+            await self._commit(snapshot, RaiseFence(snapshot.version))
+
+    async def _run_job(self, snapshot: Snapshot) -> None:
+        """Rows of a table on vnodes, merged from one replica into another under a session of their own."""
+        table = self._load.tables[ON_VNODES].id
+        session = SessionId(self._rng.uuid())
+        deadline_ms = self._environment.clock.wall_us() // 1000 + JOB_MS
+        opened = OpenBulkSession(Session(session, SessionKind.BULK_JOB, table, deadline_ms=deadline_ms))
+        refreshed = self._refresh(snapshot, self._home.host)
+        if not await self._commit(snapshot, opened, refreshed):
+            return
+        sent: list[LateStreamChunk] = []
+        snapshot = await self._look()
+        source, target = self._rng.choice(self._cluster.shards()), self._rng.choice(self._cluster.shards())
+        try:
+            job = _Job(snapshot.version, table, session, (b"", None))
+            await self._stream(job, source.own, target.own, sent)
+        finally:
+            snapshot = await self._look()
+            closing = (CloseSessions((session,)), self._refresh(snapshot, self._home.host))
+            if await self._commit(snapshot, *closing):
+                self._late = (self._late + sent)[-LATE_CHUNKS_MAX:]
+
+    async def _add_column(self, snapshot: Snapshot) -> None:
+        keyspace = self._rng.choice((ON_TABLETS, ON_VNODES))
+        count = len(self._load.tables[keyspace].columns)
+        if count < len(COLUMNS) + COLUMNS_MAX:
+            name = f"x{snapshot.version}"
+            added = Column(name, parse_type("int"), ColumnKind.REGULAR)
+            await self._wish(AlterTableRequest(keyspace, "t", added=(added,)))
+            self._learn(await self._look())
+
+    async def _come_and_go(self, snapshot: Snapshot) -> None:
+        keyspace = self._rng.choice((ON_TABLETS, ON_VNODES))
+        there = [table for table in snapshot.tables.values() if (table.keyspace, table.name) == (keyspace, "p")]
+        if there:
+            await self._wish(DropTableRequest(keyspace, "p", if_exists=True))
+            return
+        answer = await self._wish(CreateTableRequest(keyspace, "p", COLUMNS, if_not_exists=True))
+        made = (await self._look()).tables.get(answer.table) if answer.table is not None else None
+        if made is not None:
+            self._load.passing[keyspace] = decode_schema(made.definition)
+
+    async def _drop_passing(self, snapshot: Snapshot) -> None:
+        for table in snapshot.tables.values():
+            if table.name == "p":
+                await self._wish(DropTableRequest(table.keyspace, "p", if_exists=True))
+
+    async def _wish(self, wish: SchemaChange) -> SchemaAnswer:
+        return await self._own.call(self._home.host, SCHEMA, SchemaRequest(wish), SCHEMA_MS)
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """What is streamed, by which version and under which session."""
+
+    version: TopologyVersion
+    table: TableId
+    session: SessionId
+    span: Span

@@ -1,0 +1,204 @@
+"""Asks for transfers of every kind, cancels some, opens sessions that nobody closes, and repeats what is long over."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ebla.group0.commands import Done
+from ebla.model.errors import EblaError
+from ebla.model.identity import HostId, JobId, SessionId, TableId
+from ebla.model.records.jobs import (
+    ENDED_STATES,
+    JOBS_PREFIX,
+    CompareReplicas,
+    CopyTablets,
+    JobRecord,
+    JobSpec,
+    StreamRange,
+    job_key,
+)
+from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transaction import KeyMissing, KeyUnchanged, PutKey, Transaction
+from ebla.pipeline.job_plans import ReplicaRange, replica_ranges
+from ebla.ports.environment import Environment
+from ebla.sim.clusters.nodes import CONTROL_SOCKET, WIRE, SimNode
+from ebla.sim.workloads.rows_client import RowsLoad
+from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
+from ebla.topology.routing.replica_sets import ReplicaSets
+from ebla.topology.snapshot import Snapshot
+from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest
+from ebla.wire.group0_pages import ReadPager
+from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.transfer_messages import CloseSessionRequest, OpenSessionRequest
+from ebla.wire.verbs import CLOSE_SESSION, GROUP0_EXECUTE, GROUP0_READ, OPEN_SESSION
+
+CALL_MS = 2_000
+CLOSE_MS = 6_000
+THINK_S = 0.7
+UNDER_WAY_MAX = 8
+LIFE_MS = 40_000
+SHORT_LIFE_MS = 4_000
+"""So short that some do not live to their end."""
+ORPHAN_LIFE_MS = 3_000
+
+
+@dataclass(slots=True)
+class TransfersLoad:
+    """What askers share, outside every life."""
+
+    jobs: dict[JobId, JobSpec] = field(default_factory=dict)
+    orphans: dict[SessionId, None] = field(default_factory=dict)
+    """Sessions that nobody closes: only their deadline can."""
+    wanted: list[JobSpec] = field(default_factory=list)
+    """To be asked for next, whatever chance says."""
+    cancelled: int = 0
+
+
+class TransfersClient:
+    def __init__(
+        self, environment: Environment, load: RowsLoad, home: SimNode, asked: TransfersLoad, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._environment = environment
+        self._rng = environment.rng
+        self._load = load
+        self._home = home
+        self._asked = asked
+        name = f"asker-{home.control.name}"
+        introduction = load.cluster.introduction(home.host, name)
+        context = PeersContext(environment.transport, environment.rng, introduction, WIRE, load.cluster.report(name))
+        self._own = Peers(tasks, context)
+        self._own.set_address(home.host, CONTROL_SOCKET)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._rng.random() * THINK_S)
+            try:
+                if self._asked.wanted:
+                    await self._ask_wanted()
+                elif not self._load.stopping and len(self._load.tables) == 2:
+                    await self._act()
+            except EblaError:
+                pass  # whether it was taken shows in group 0
+
+    async def _ask_wanted(self) -> None:
+        spec = self._asked.wanted[0]
+        await self.ask(spec, LIFE_MS)
+        if self._asked.wanted and self._asked.wanted[0] is spec:
+            self._asked.wanted.pop(0)
+
+    async def _act(self) -> None:
+        snapshot = self._home.snapshot
+        if snapshot is None:
+            return
+        jobs = await self.jobs()
+        under_way = [job for job in jobs.values() if job.state not in ENDED_STATES]
+        kind = self._rng.randrange(0, 100)
+        if kind < 3 and under_way:
+            await self._cancel(self._rng.choice(under_way))
+        elif kind < 6:
+            await self._orphan()
+        elif len(under_way) < UNDER_WAY_MAX:
+            spec = self._draw(snapshot)
+            if spec is not None:
+                life_ms = SHORT_LIFE_MS if self._rng.random() < 0.1 else LIFE_MS
+                await self.ask(spec, life_ms)
+
+    # -- wishes ------------------------------------------------------------------------------------------------------
+
+    def _draw(self, snapshot: Snapshot) -> JobSpec | None:
+        kind = self._rng.randrange(0, 100)
+        if kind < 60:
+            return self._draw_copy(snapshot)
+        table = self._load.tables[self._rng.choice((ON_TABLETS, ON_VNODES))].id
+        if kind < 85:
+            return self._draw_stream(snapshot, table)
+        heal = self._rng.random() < 0.7
+        part = self._rng.choice(WHOLE_RING.split(4)) if self._rng.random() < 0.3 else None
+        return CompareReplicas(table, part, heal)
+
+    def _draw_copy(self, snapshot: Snapshot) -> JobSpec | None:
+        """Also of a table that may be dropped meanwhile, and to a replica that is about to be one."""
+        passing = self._load.passing.get(ON_TABLETS)
+        steady = self._load.tables[ON_TABLETS]
+        table = passing.id if passing is not None and self._rng.random() < 0.1 else steady.id
+        tablets = snapshot.tablets.get(table)
+        if tablets is None:
+            return None
+        number = self._rng.randrange(0, tablets.tablet_count)
+        source = self._rng.choice(tablets.replicas(number)).host
+        targets = sorted({one.host for one in tablets.all_replicas(number)} - {source})
+        if not targets:
+            return None
+        short_cut = self._rng.random() < 0.8
+        target = self._rng.choice(targets)
+        both = [
+            other
+            for other in range(tablets.tablet_count)
+            if source in [one.host for one in tablets.replicas(other)]
+            and target in [one.host for one in tablets.all_replicas(other)]
+        ]
+        numbers = tuple(both) if self._rng.random() < 0.3 else (number,)
+        return CopyTablets(table, numbers, source, target, short_cut)
+
+    def _draw_stream(self, snapshot: Snapshot, table: TableId) -> JobSpec | None:
+        pieces = list(replica_ranges(ReplicaSets(snapshot), table, WHOLE_RING))
+        piece: ReplicaRange = self._rng.choice(pieces)
+        hosts: list[HostId] = sorted({one.host for one in (*piece.replicas, *piece.pending)})
+        target = self._rng.choice(hosts)
+        sources = sorted({one.host for one in piece.replicas} - {target})
+        if not sources:
+            return None
+        self._rng.shuffle(sources)
+        count = self._rng.randrange(1, len(sources) + 1)
+        part: TokenRange = piece.range
+        if self._rng.random() < 0.3:
+            part = self._rng.choice(part.split(2))
+        return StreamRange(table, part, tuple(sources[:count]), target)
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    async def ask(self, spec: JobSpec, life_ms: int) -> JobId:
+        job = JobId(self._rng.uuid())
+        now_ms = self._environment.clock.wall_us() // 1000
+        record = JobRecord(job, spec, f"a {type(spec).__name__} of the simulation", now_ms, life_ms)
+        put = PutKey(job_key(job), encode_stored(StoredValue(record)))
+        self._asked.jobs[job] = spec
+        await self._execute(Transaction((KeyMissing(put.key),), (put,)))
+        return job
+
+    async def jobs(self) -> dict[JobId, JobRecord]:
+        pages = ReadPager(Group0ReadRequest(prefixes=(JOBS_PREFIX,)))
+        while (
+            whole := pages.take(await self._own.call(self._home.host, GROUP0_READ, pages.request(), CALL_MS))
+        ) is None:
+            pass
+        return {job.id: job for job in (decode_stored(JobRecord, found.value).value for found in whole.found)}
+
+    async def _cancel(self, job: JobRecord) -> None:
+        key = job_key(job.id)
+        answer = await self._own.call(self._home.host, GROUP0_READ, Group0ReadRequest((key,)), CALL_MS)
+        for found in answer.found:
+            stored = decode_stored(JobRecord, found.value)
+            wanted = stored.with_value(msgspec.structs.replace(stored.value, cancel_requested=True))
+            await self._execute(
+                Transaction((KeyUnchanged(key, found.revision),), (PutKey(key, encode_stored(wanted)),))
+            )
+            self._asked.cancelled += 1
+
+    async def _execute(self, transaction: Transaction) -> bool:
+        answer = await self._own.call(self._home.host, GROUP0_EXECUTE, ExecuteRequest(transaction), CALL_MS)
+        return isinstance(answer.answer, Done)
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    async def _orphan(self) -> None:
+        """Opened, and sometimes closed by somebody else; its owner never comes back."""
+        session = SessionId(self._rng.uuid())
+        table = self._load.tables[self._rng.choice((ON_TABLETS, ON_VNODES))].id
+        self._asked.orphans[session] = None
+        request = OpenSessionRequest(session, table, JobId(self._rng.uuid()), ORPHAN_LIFE_MS)
+        await self._own.call(self._home.host, OPEN_SESSION, request, CALL_MS)
+        if self._rng.random() < 0.3:
+            await self._own.call(self._home.host, CLOSE_SESSION, CloseSessionRequest(session), CLOSE_MS)

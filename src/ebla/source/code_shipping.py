@@ -1,0 +1,159 @@
+"""Our code on executors that do not have it: it travels inside whatever Spark pickles.
+
+An object that goes to executors is pickled as a function, which travels by value, with a zip of the pure Python that
+tasks need. Where the same release is installed that is used; elsewhere the zip is unpacked once on each machine, into a
+folder named for its content. What is compiled (msgspec, numpy, pyarrow) must be there.
+"""
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ebla
+
+REQUIRED_PACKAGES = ("numpy", "pyarrow", "msgspec")
+PACKAGES = ("model", "ports", "journal", "observe", "storage", "wire", "cql", "pipeline", "source")
+"""What tasks import, with all that it imports."""
+FRONT_PACKAGE = "pyspark_ebla"
+COMPRESSION_LEVEL = 6
+
+ReduceValue = tuple[Callable[..., object], tuple[object, ...]]
+
+
+def ship(module: str, name: str, *arguments: object) -> ReduceValue:
+    """What `__reduce__` returns, for an object that is made anew as `module.name(*arguments)` wherever it arrives."""
+    return _carrier(), (_code(), module, name, arguments)
+
+
+@cache
+def _code() -> tuple[str, str, bytes]:
+    """One object for all that is pickled together, so that it goes along once."""
+    return importlib.metadata.version("ebla"), _content_hash(), _archive()
+
+
+def _carrier() -> Callable[..., object]:
+    """A function within a function is pickled whole, for there is no name by which another Python could import it.
+    It must use nothing of this package."""
+    needed, folder_of = REQUIRED_PACKAGES, _unpacker()
+
+    def unpack_and_make(code: tuple[str, str, bytes], module: str, name: str, arguments: tuple[Any, ...]) -> object:
+        missing = [package for package in needed if importlib.util.find_spec(package) is None]
+        if missing:
+            raise ImportError(
+                f"the Python of this Spark executor, {sys.executable}, lacks {', '.join(missing)}; format('ebla') "
+                f"needs it: `pip install {' '.join(missing)}` there, or give Spark an environment packed by "
+                "`ebla spark-env`"
+            )
+        folder = folder_of(*code)
+        if folder is not None and folder not in sys.path:
+            for known in [one for one in sys.modules if one.partition(".")[0] in ("ebla", "pyspark_ebla")]:
+                del sys.modules[known]
+            sys.path.insert(0, folder)
+            importlib.invalidate_caches()
+        return getattr(importlib.import_module(module), name)(*arguments)
+
+    return unpack_and_make
+
+
+def _unpacker() -> Callable[[str, str, bytes], str | None]:
+    def unpacked(release: str, content: str, archive: bytes) -> str | None:
+        """Where it is unpacked; None where the same release is installed."""
+        user = os.getuid()
+        root = os.path.join(tempfile.gettempdir(), f"ebla-shipped-{user}")
+        folder = os.path.join(root, content)
+        if folder in sys.path:
+            return folder
+        try:
+            if importlib.metadata.version("ebla") == release:
+                return None
+        except importlib.metadata.PackageNotFoundError:
+            pass  # the usual case on an executor that is not ours
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        if os.stat(root).st_uid != user:
+            # Somebody else waits for us to run what they put there.
+            root = tempfile.mkdtemp(prefix="ebla-shipped-")
+            folder = os.path.join(root, content)
+        if not os.path.isdir(folder):
+            fresh = tempfile.mkdtemp(dir=root)
+            packed = os.path.join(fresh, "code.zip")
+            with open(packed, "wb") as writing:
+                writing.write(archive)
+            with zipfile.ZipFile(packed) as reading:
+                reading.extractall(os.path.join(fresh, "code"))
+            try:
+                os.rename(os.path.join(fresh, "code"), folder)
+            except OSError:
+                if not os.path.isdir(folder):  # else another worker was quicker, with the same
+                    raise
+            shutil.rmtree(fresh, ignore_errors=True)
+        return folder
+
+    return unpacked
+
+
+# ---- the zip
+
+
+@cache
+def _content_hash() -> str:
+    """Changes with any file. By their sizes and times: to read them all for each query would take longer than many
+    queries."""
+    found = hashlib.sha256()
+    for name, path in _files():
+        known = path.stat()
+        found.update(f"{name} {known.st_size} {known.st_mtime_ns}\n".encode())
+    return found.hexdigest()[:24]
+
+
+@cache
+def _archive() -> bytes:
+    """Kept on disk: Spark plans each query in a fresh process."""
+    root = Path(tempfile.gettempdir(), f"ebla-shipped-{os.getuid()}")
+    root.mkdir(mode=0o700, exist_ok=True)
+    kept = root / f"{_content_hash()}.zip"
+    is_ours = root.stat().st_uid == os.getuid()
+    if is_ours and kept.exists():
+        return kept.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "code.zip")
+        _pack(made)
+        data = made.read_bytes()
+        if is_ours:
+            whole = root / f"{kept.name}.{os.getpid()}"
+            whole.write_bytes(data)
+            whole.replace(kept)
+    return data
+
+
+def _pack(made: Path) -> None:
+    release = importlib.metadata.version("ebla")
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION_LEVEL) as archive:
+        for name, path in _files():
+            archive.writestr(name, path.read_bytes())
+        # So that what asks for the version of this code is told it there too.
+        about = f"Metadata-Version: 2.1\nName: ebla\nVersion: {release}\n"
+        archive.writestr(f"ebla-{release}.dist-info/METADATA", about)
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """With their names in the zip, in a fixed order."""
+    root = Path(next(iter(ebla.__path__)))
+    for path in sorted(root.glob("*.py")):
+        yield f"ebla/{path.name}", path
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            yield f"ebla/{path.relative_to(root)}", path
+    front = importlib.util.find_spec(FRONT_PACKAGE)
+    assert front is not None
+    assert front.origin is not None
+    yield f"{FRONT_PACKAGE}/__init__.py", Path(front.origin)

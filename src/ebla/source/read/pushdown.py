@@ -1,0 +1,286 @@
+"""Conditions of a query that nodes apply by keys: which of Spark's filters they are, exactly. Pure.
+
+A filter that is kept here is trusted by Spark and not looked at again, so one is kept only where CQL's order and
+equality are those of the column as Spark sees it. Texts compare by their bytes on both sides; numbers of a floating
+point do not compare alike, nor does what is only shown as text (uuids but for equality, varints, decimals, addresses).
+"""
+
+import datetime
+import itertools
+import math
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from ebla.model.cql_types import Scalar, ScalarType
+from ebla.model.errors import InvalidRequest, TooLarge
+from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.selection import ColumnSelector, KeyCondition, KeyOperator, SelectorKind
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange, composite_key, token_of
+from ebla.model.values import encode
+from ebla.source.read.planner import clip_range
+from ebla.storage.codec.key_codec import partition_prefix
+
+PARTITIONS_MAX = 4_096
+"""Read one by one; with more of them a scan that leaves rows out is better."""
+
+_OPERATORS: Mapping[type[Filter], KeyOperator] = {
+    EqualTo: KeyOperator.EQUAL,
+    EqualNullSafe: KeyOperator.EQUAL,
+    LessThan: KeyOperator.LESS,
+    LessThanOrEqual: KeyOperator.LESS_OR_EQUAL,
+    GreaterThan: KeyOperator.GREATER,
+    GreaterThanOrEqual: KeyOperator.GREATER_OR_EQUAL,
+    In: KeyOperator.IN,
+}
+_EQUALITY = (KeyOperator.EQUAL, KeyOperator.IN)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseConditions:
+    """What holds before any filter does."""
+
+    conditions: tuple[KeyCondition, ...] = ()
+    ranges: tuple[TokenRange, ...] | None = None
+    """None: the whole ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushedFilters:
+    conditions: tuple[KeyCondition, ...] = ()
+    ranges: tuple[TokenRange, ...] | None = None
+    """None: the whole ring; empty: nothing can be found."""
+    partitions: tuple[bytes, ...] | None = None
+    left: tuple[Filter, ...] = ()
+    """For Spark to apply."""
+
+
+@dataclass(slots=True)
+class _Sorting:
+    conditions: dict[int, KeyCondition] = field(default_factory=dict)
+    ranges: list[TokenRange] | None = None
+    kept: set[int] = field(default_factory=set)
+    """Places of filters that are applied wholly."""
+
+
+def push_filters(
+    schema: TableSchema, asked: Sequence[ColumnSelector], filters: Sequence[Filter], start: BaseConditions | None = None
+) -> PushedFilters:
+    shown = {one.label: one for one in asked}
+    base = start or BaseConditions()
+    sorting = _Sorting(ranges=None if base.ranges is None else list(base.ranges))
+    for place, one in enumerate(filters):
+        _sort(schema, shown, place, one, sorting)
+    conditions = [*base.conditions, *sorting.conditions.values()]
+    _keep_not_null(schema, shown, filters, conditions, sorting)
+    partitions = _partitions(schema, conditions)
+    if partitions is not None:
+        keys = {column.name for column in schema.partition_key}
+        conditions = [
+            one for one in conditions if one.column not in keys or one.operator not in _EQUALITY
+        ]  # those that are not equalities still hold
+        ranges = sorting.ranges if sorting.ranges is not None else [WHOLE_RING]
+        tokens = sorted({token for token, _ in partitions})
+        sorting.ranges = [found for token in tokens for found in clip_range(_just(token), ranges)]
+    left = tuple(one for place, one in enumerate(filters) if place not in sorting.kept)
+    ranges_found = None if sorting.ranges is None else tuple(sorting.ranges)
+    prefixes = None if partitions is None else tuple(sorted(partition_prefix(*one) for one in partitions))
+    return PushedFilters(tuple(conditions), ranges_found, prefixes, left)
+
+
+def _sort(schema: TableSchema, shown: Mapping[str, ColumnSelector], place: int, one: Filter, sorting: _Sorting) -> None:
+    operator = _OPERATORS.get(type(one))
+    asked = _asked_of(shown, one)
+    if operator is None or asked is None:
+        return
+    value = one.value  # type: ignore[attr-defined]  # all of those operators have one
+    values = [part for part in (value if operator is KeyOperator.IN else [value]) if part is not None]
+    if not values:
+        return
+    if asked.kind is SelectorKind.TOKEN:
+        found = token_ranges(operator, values)
+        if found is not None:
+            known = sorting.ranges if sorting.ranges is not None else [WHOLE_RING]
+            sorting.ranges = [part for other in found for part in clip_range(other, known)]
+            sorting.kept.add(place)
+        return
+    column = schema.by_name.get(asked.name)
+    condition = None if column is None else _condition(column, operator, values)
+    if condition is not None:
+        sorting.conditions[place] = condition
+        sorting.kept.add(place)
+
+
+def _asked_of(shown: Mapping[str, ColumnSelector], one: Filter) -> ColumnSelector | None:
+    attribute: tuple[str, ...] = getattr(one, "attribute", ())
+    return shown.get(attribute[0]) if len(attribute) == 1 else None
+
+
+def _keep_not_null(
+    schema: TableSchema,
+    shown: Mapping[str, ColumnSelector],
+    filters: Sequence[Filter],
+    conditions: Sequence[KeyCondition],
+    sorting: _Sorting,
+) -> None:
+    """A partition key is never null, nor a token; a clustering column that meets a condition is not."""
+    met = {condition.column for condition in conditions} | {column.name for column in schema.partition_key}
+    for place, one in enumerate(filters):
+        asked = _asked_of(shown, one) if isinstance(one, IsNotNull) else None
+        if asked is None:
+            continue
+        if asked.kind is SelectorKind.TOKEN or (asked.kind is SelectorKind.VALUE and asked.name in met):
+            sorting.kept.add(place)
+
+
+# ---- values
+
+
+def _condition(column: Column, operator: KeyOperator, values: Sequence[Any]) -> KeyCondition | None:
+    """None where it would not say exactly the same."""
+    if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING) or not isinstance(column.type, ScalarType):
+        return None
+    rule = _RULES.get(column.type.scalar)
+    if rule is None or (rule.is_equality_only and operator not in _EQUALITY):
+        return None
+    wire = []
+    for value in values:
+        plain = rule.plain(value)
+        if plain is None:
+            return None
+        try:
+            wire.append(encode(column.type, plain))
+        except InvalidRequest:
+            return None
+    return KeyCondition(column.name, operator, tuple(dict.fromkeys(wire)))
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _boolean(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _blob(value: Any) -> bytes | None:
+    return bytes(value) if isinstance(value, bytes | bytearray) else None
+
+
+def _uuid(value: Any) -> uuid.UUID | None:
+    """Only in the form in which it is shown: another is equal to none of the texts."""
+    try:
+        found = uuid.UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return found if found is not None and str(found) == value else None
+
+
+def _days(value: Any) -> int | None:
+    if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
+        return None
+    return (value - _EPOCH.date()).days
+
+
+def _milliseconds(value: Any) -> int | None:
+    """A number is one already, of a column that is read as such."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, datetime.datetime) or value.tzinfo is None:
+        return None
+    found, rest = divmod(value - _EPOCH, _MILLISECOND)
+    return None if rest else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    plain: Callable[[Any], object | None]
+    is_equality_only: bool = False
+
+
+_RULES: Mapping[Scalar, _Rule] = {
+    Scalar.ASCII: _Rule(_text),
+    Scalar.BIGINT: _Rule(_integer),
+    Scalar.BLOB: _Rule(_blob, is_equality_only=True),
+    Scalar.BOOLEAN: _Rule(_boolean, is_equality_only=True),
+    Scalar.DATE: _Rule(_days),
+    Scalar.INT: _Rule(_integer),
+    Scalar.SMALLINT: _Rule(_integer),
+    Scalar.TEXT: _Rule(_text),
+    Scalar.TIME: _Rule(_integer),
+    Scalar.TIMESTAMP: _Rule(_milliseconds),
+    Scalar.TIMEUUID: _Rule(_uuid, is_equality_only=True),
+    Scalar.TINYINT: _Rule(_integer),
+    Scalar.UUID: _Rule(_uuid, is_equality_only=True),
+}
+
+
+# ---- tokens and partitions
+
+
+def token_ranges(operator: KeyOperator, values: Sequence[Any]) -> list[TokenRange] | None:
+    """None where the values are no tokens."""
+    numbers = [_integer(value) for value in values]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
+        return None
+    if operator in _EQUALITY:
+        tokens = sorted({number for number in known if TOKEN_MIN < number <= TOKEN_MAX})
+        return [_just(Token(number)) for number in tokens]
+    bound = known[0]
+    match operator:
+        case KeyOperator.LESS:
+            return _between(TOKEN_MIN, bound - 1)
+        case KeyOperator.LESS_OR_EQUAL:
+            return _between(TOKEN_MIN, bound)
+        case KeyOperator.GREATER:
+            return _between(bound, TOKEN_MAX)
+        case _:
+            return _between(bound - 1, TOKEN_MAX)
+
+
+def _between(start: int, end: int) -> list[TokenRange]:
+    start, end = max(start, TOKEN_MIN), min(end, TOKEN_MAX)
+    return [TokenRange(Token(start), Token(end))] if start < end else []
+
+
+def _just(token: Token) -> TokenRange:
+    return TokenRange(Token(token - 1), token)
+
+
+def _partitions(schema: TableSchema, conditions: Iterable[KeyCondition]) -> list[tuple[Token, bytes]] | None:
+    """Token and key of each partition there can be; None where they are not all named, or too many."""
+    allowed: dict[str, list[bytes]] = {}
+    for condition in conditions:
+        if condition.operator in _EQUALITY:
+            known = allowed.get(condition.column)
+            both = [value for value in condition.values if known is None or value in known]
+            allowed[condition.column] = both
+    parts = [allowed.get(column.name) for column in schema.partition_key]
+    named = [part for part in parts if part is not None]
+    if len(named) < len(parts) or math.prod(len(part) for part in named) > PARTITIONS_MAX:
+        return None
+    try:
+        keys = [composite_key(values) for values in itertools.product(*named)]
+    except TooLarge:
+        return None
+    return [(token_of(key), key) for key in keys if key]

@@ -1,0 +1,80 @@
+"""Rows of several replicas made one in a task, and shown as a user sees them: what a consistency level above one needs.
+
+Each replica sends what it has stored, deletions and write times included; who wins is decided here, by the rule by
+which layers of one node are merged. Pure over the streams.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebla.storage.codec.row_file import ROWS_SCHEMA
+from ebla.storage.columns.chunks import KEY, ChunkShape, chunk_of, whole_shape, with_completeness
+from ebla.storage.columns.key_columns import partition_prefixes
+from ebla.storage.scan.stack_scan import CHUNK_BYTES, CHUNK_ROWS, ScanQuery, output_schema, show_rows
+
+StoredBatches = Iterable[pa.RecordBatch]
+"""The answer to a `StoredRowsQuestion`, by column or not: in key order, every key once."""
+
+
+def merge_replicas(question: ScanQuery, replicas: Sequence[StoredBatches]) -> Iterator[pa.RecordBatch]:
+    """What all of them together show of the question, in key order. The streams must be of its spans, or of a part of
+    them; rows beyond its conditions and partitions may be among them. What a stream raises ends the answer; a question
+    without sense is `InvalidRequest` before any is read."""
+    output_schema(question)
+    streams = [_nonempty(replica) for replica in replicas]
+    firsts = [next(stream, None) for stream in streams]
+    by_column = any(first is not None and _is_by_column(first) for first in firsts)
+    shape = whole_shape(question.schema) if by_column else ChunkShape(question.schema)
+    chunks = [
+        _chunks(question, shape, chain((first,), stream)) for first, stream in zip(firsts, streams) if first is not None
+    ]
+    yield from show_rows(question, shape, chunks)
+
+
+def _nonempty(replica: StoredBatches) -> Iterator[pa.RecordBatch]:
+    return (batch for batch in replica if len(batch))
+
+
+def _is_by_column(batch: pa.RecordBatch) -> bool:
+    return len(batch.schema) > len(ROWS_SCHEMA)
+
+
+def _chunks(question: ScanQuery, shape: ChunkShape, replica: StoredBatches) -> Iterator[pa.RecordBatch]:
+    """Batches come as large as the network wants them; many small ones cost more to merge than few large ones."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for batch in replica:
+        chosen = _of_partitions(question, batch)
+        if not len(chosen):
+            continue
+        waiting.append(chosen)
+        rows += len(chosen)
+        size_bytes += chosen.nbytes
+        if rows >= CHUNK_ROWS or size_bytes >= CHUNK_BYTES:
+            yield _chunk(shape, waiting)
+            waiting, rows, size_bytes = [], 0, 0
+    if waiting:
+        yield _chunk(shape, waiting)
+
+
+def _chunk(shape: ChunkShape, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    if not _is_by_column(joined):
+        return chunk_of(shape, joined.column(0), joined.column(1))
+    wanted = shape.arrow_schema
+    if joined.schema.equals(wanted):
+        return joined
+    # The node has seen columns come or go that this task has not, or the other way round.
+    names = joined.schema.names
+    columns = [joined.column(one.name) if one.name in names else pa.nulls(len(joined), one.type) for one in wanted]
+    return with_completeness(shape, pa.RecordBatch.from_arrays(columns, schema=wanted))
+
+
+def _of_partitions(question: ScanQuery, batch: pa.RecordBatch) -> pa.RecordBatch:
+    if not question.partitions:
+        return batch
+    wanted = pa.array(question.partitions, pa.binary())
+    return batch.filter(pc.is_in(partition_prefixes(batch.column(KEY)), value_set=wanted))

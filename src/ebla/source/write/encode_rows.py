@@ -1,0 +1,172 @@
+"""Batches of Spark's as stored rows: types as storage has them, the job's time and TTL, and what is to become of each.
+
+With an operation column each row says what it is for: `upsert` writes its columns, `delete` deletes the row of its key
+whatever the other columns hold, `delete_partition` deletes the partition and looks at the partition key alone. All of a
+job has one timestamp, so a deletion also covers what the same job writes to that row or partition.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebla.model.errors import InvalidRequest
+from ebla.model.schema import Column, TableSchema
+from ebla.source.arrow_conversion import ConversionRules, column_to_stored
+from ebla.source.column_names import find_column
+from ebla.storage.columns.binary_columns import Mask, concat_columns
+from ebla.storage.columns.cell_columns import Seconds
+from ebla.storage.columns.load_encoding import (
+    EncodedRows,
+    WriteStamp,
+    encode_partition_deletions,
+    encode_row_deletions,
+    encode_upserts,
+)
+from ebla.storage.columns.wire_columns import valid_of
+
+SHOWN_CHARACTERS = 80
+
+
+class RowOperation(enum.StrEnum):
+    UPSERT = "upsert"
+    """Also where the column is null."""
+    DELETE = "delete"
+    DELETE_PARTITION = "delete_partition"
+
+
+@dataclass(frozen=True, slots=True)
+class RowEncoding:
+    """How rows of Spark's become rows of the table."""
+
+    schema: TableSchema
+    stamp: WriteStamp
+    ttl_column: str = ""
+    """Seconds for each row; where it is null, the stamp's. Empty: no such column."""
+    op_column: str = ""
+    rules: ConversionRules = field(default_factory=ConversionRules)
+
+    @property
+    def own_columns(self) -> tuple[str, ...]:
+        """Those that are no columns of the table."""
+        return tuple(name for name in (self.ttl_column, self.op_column) if name)
+
+
+def encode_rows(form: RowEncoding, batch: pa.RecordBatch) -> EncodedRows:
+    """In no order; a key may be there several times. `InvalidRequest` names the column, and the row by its key."""
+    typed, ttls_s = stored_columns(form, batch)
+    parts = [
+        _encoded(form, operation, *_chosen(typed, ttls_s, members))
+        for operation, members in rows_by_operation(form, batch).items()
+    ]
+    return concat_columns([keys for keys, _ in parts]), concat_columns([values for _, values in parts])
+
+
+def stored_columns(form: RowEncoding, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Seconds | None]:
+    """The table's columns in storage's types, and each row's TTL where rows have their own."""
+    given = {name: find_column(form.schema, name) for name in batch.schema.names if name not in form.own_columns}
+    arrays = [column_to_stored(column.type, batch.column(name), name, form.rules) for name, column in given.items()]
+    ttls_s = _ttls(form, batch.column(form.ttl_column)) if form.ttl_column else None
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in given.values()]), ttls_s
+
+
+def rows_by_operation(form: RowEncoding, batch: pa.RecordBatch) -> dict[RowOperation, Mask | None]:
+    """Which rows each is for; None: all."""
+    if not form.op_column:
+        return {RowOperation.UPSERT: None}
+    asked = pc.utf8_lower(batch.column(form.op_column).cast(pa.string())).fill_null(RowOperation.UPSERT.value)
+    wanted: dict[RowOperation, Mask | None] = {}
+    for word in pc.unique(asked).to_pylist():
+        if word not in list(RowOperation):
+            raise InvalidRequest(
+                f"column {form.op_column!r} asks for {word[:SHOWN_CHARACTERS]!r}",
+                advice=f"it may say {', '.join(RowOperation)}; null is upsert",
+            )
+        wanted[RowOperation(word)] = np.asarray(pc.equal(asked, word).to_numpy(zero_copy_only=False))
+    return wanted if len(wanted) > 1 else dict.fromkeys(wanted)
+
+
+_ENCODERS: Mapping[RowOperation, Callable[[TableSchema, pa.RecordBatch, WriteStamp], EncodedRows]] = {
+    RowOperation.DELETE: encode_row_deletions,
+    RowOperation.DELETE_PARTITION: encode_partition_deletions,
+}
+
+
+def _encoded(form: RowEncoding, operation: RowOperation, typed: pa.RecordBatch, ttls_s: Seconds | None) -> EncodedRows:
+    check_keys_not_null(form.schema, operation, typed)
+    if operation is RowOperation.UPSERT:
+        return encode_upserts(form.schema, typed, form.stamp, ttls_s)
+    return _ENCODERS[operation](form.schema, typed, form.stamp)
+
+
+def _chosen(
+    typed: pa.RecordBatch, ttls_s: Seconds | None, members: Mask | None
+) -> tuple[pa.RecordBatch, Seconds | None]:
+    if members is None:
+        return typed, ttls_s
+    return typed.filter(pa.array(members)), None if ttls_s is None else ttls_s[members]
+
+
+def _ttls(form: RowEncoding, column: pa.Array) -> Seconds:
+    if not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
+        raise InvalidRequest(f"the TTL column {form.ttl_column!r} is of type {column.type}, it must be whole seconds")
+    filled = column.cast(pa.int64()).fill_null(form.stamp.ttl_s)
+    return np.asarray(filled.to_numpy(zero_copy_only=False))
+
+
+# ---- keys that are not there
+
+
+def check_keys_not_null(schema: TableSchema, operation: RowOperation, typed: pa.RecordBatch) -> None:
+    """Raises `InvalidRequest` by the first such row."""
+    columns = schema.partition_key
+    if operation is not RowOperation.DELETE_PARTITION:
+        columns += schema.clustering
+    names = typed.schema.names
+    for column in columns:
+        if column.name not in names and not _may_lack(schema, operation, names, column):
+            raise InvalidRequest(f"key column {column.name!r} of {schema.full_name} is missing")
+    absent = {column: _absent(typed, column) for column in columns}
+    wrong = reduce(or_, (absent[column] for column in columns))
+    if not wrong.any():
+        return
+    if operation is RowOperation.UPSERT and _has_static(schema, names):
+        alone = reduce(and_, (absent[column] for column in schema.clustering))
+        wrong &= ~alone | reduce(or_, (absent[column] for column in schema.partition_key))
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        (name, *_) = [column.name for column in columns if absent[column][first]]
+        raise InvalidRequest(
+            f"key column {name!r} of {schema.full_name} is null in {int(wrong.sum())} rows of a batch, "
+            f"the first of which is {_shown(typed, columns, first)}",
+            advice="leave such rows out, for example by df.dropna(subset=[…])",
+        )
+
+
+def _may_lack(schema: TableSchema, operation: RowOperation, names: Sequence[str], column: Column) -> bool:
+    """Static columns are written without any clustering column, too."""
+    if operation is not RowOperation.UPSERT or column in schema.partition_key:
+        return False
+    return _has_static(schema, names) and not any(one.name in names for one in schema.clustering)
+
+
+def _has_static(schema: TableSchema, names: Sequence[str]) -> bool:
+    return any(column.name in names for column in schema.static)
+
+
+def _absent(typed: pa.RecordBatch, column: Column) -> Mask:
+    if column.name not in typed.schema.names:
+        return np.ones(len(typed), np.bool_)
+    valid = valid_of(typed.column(column.name))
+    return np.zeros(len(typed), np.bool_) if valid is None else ~valid
+
+
+def _shown(typed: pa.RecordBatch, columns: Sequence[Column], place: int) -> str:
+    names = [column.name for column in columns if column.name in typed.schema.names]
+    values = (str(typed.column(name)[place])[:SHOWN_CHARACTERS] for name in names)
+    return ", ".join(f"{name}={value}" for name, value in zip(names, values))

@@ -1,0 +1,134 @@
+"""The begin of a write, in Spark's driver: the table is looked at, the DataFrame is compared with it, and the nodes are
+asked for a place for its rows."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, NullType, ShortType, StringType, StructType
+
+from ebla.model.errors import InvalidRequest, NotFound, Refused
+from ebla.model.identity import SessionId
+from ebla.model.records.write_jobs import WriteJobState
+from ebla.model.schema import TableSchema
+from ebla.source.column_names import find_column
+from ebla.source.contact_points import CqlClient
+from ebla.source.cql_client import BoundStatement
+from ebla.source.options import suggest_name
+from ebla.source.spark_types import write_mismatch
+from ebla.source.suggestions import missing_table
+from ebla.source.write.task_messages import new_session_id
+from ebla.source.write.write_options import WriteOptions
+from ebla.wire.table_calls import (
+    ABORT_WRITE,
+    DESCRIBE_TABLE,
+    OPEN_WRITE,
+    AbortWriteRequest,
+    DescribeTableRequest,
+    OpenWriteRequest,
+    StagingPlan,
+)
+
+_WHOLE_NUMBERS = (ByteType, ShortType, IntegerType, LongType, NullType)
+_TEXTS = (StringType, NullType)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedWrite:
+    plan: StagingPlan
+    session: SessionId
+    job: str
+
+
+def describe(contact: CqlClient, options: WriteOptions) -> TableSchema:
+    """Raises `Refused` where layers are not taken."""
+    access = options.access
+    try:
+        answer = contact.call(DESCRIBE_TABLE, DescribeTableRequest(access.keyspace, access.table), access.timeout_s)
+    except NotFound as error:
+        raise missing_table(contact, access, error) from None
+    if answer.is_cdc_enabled:
+        raise Refused(
+            f"changes of {access.full_name} are captured (CDC), and rows that Spark brings would not be among them",
+            advice="write to it over CQL, or turn capturing off for the table",
+        )
+    return answer.schema
+
+
+def open_write(contact: CqlClient, options: WriteOptions, given: StructType, *, overwrite: bool) -> OpenedWrite:
+    """With `overwrite` the table is emptied, unless the job has ended well before."""
+    schema = describe(contact, options)
+    check_columns(schema, given, options)
+    if not overwrite:
+        return _opened(contact, options, schema)
+    if not options.may_truncate:
+        raise InvalidRequest(
+            f"mode overwrite deletes all rows of {schema.full_name} first, in all its replicas",
+            advice="say so by the option confirm.truncate=true, or use mode append, which replaces rows by their keys",
+        )
+    if options.job:
+        found = _opened(contact, options, schema)
+        if found.plan.state is WriteJobState.DONE:
+            return found
+        # An emptied table goes on under another id, and this place is in the one from before.
+        contact.call(ABORT_WRITE, AbortWriteRequest(found.session, schema.id, found.job), options.access.timeout_s)
+    names = ".".join('"' + name.replace('"', '""') + '"' for name in (schema.keyspace, schema.name))
+    contact.query(BoundStatement(f"TRUNCATE {names}"), options.access.timeout_s, is_idempotent=True)
+    return _opened(contact, options, describe(contact, options))
+
+
+def _opened(contact: CqlClient, options: WriteOptions, schema: TableSchema) -> OpenedWrite:
+    session = new_session_id()
+    job = options.job or str(session)
+    request = OpenWriteRequest(session, schema.id, options.access.level, job, life_ms=options.life_ms)
+    return OpenedWrite(contact.call(OPEN_WRITE, request, options.access.timeout_s), session, job)
+
+
+# ---- the DataFrame and the table
+
+
+def check_columns(schema: TableSchema, given: StructType, options: WriteOptions) -> None:
+    """Raises `InvalidRequest` for what no row could mend."""
+    for name, count in Counter(given.names).items():
+        if count > 1:
+            raise InvalidRequest(f"the DataFrame has {count} columns named {name!r}")
+    _check_own(given, "ttl_column", options.ttl_column, _WHOLE_NUMBERS)
+    _check_own(given, "op", options.op_column, _TEXTS)
+    own = (options.ttl_column, options.op_column)
+    names = [_checked_column(schema, field.name, field.dataType) for field in given if field.name not in own]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidRequest(f"{count} columns of the DataFrame are meant for {name!r} of {schema.full_name}")
+    static = any(column.name in names for column in schema.static)
+    some_clustering = any(column.name in names for column in schema.clustering)
+    needed = schema.partition_key
+    if some_clustering or not (static or options.op_column):
+        needed += schema.clustering
+    missing = [column.name for column in needed if column.name not in names]
+    if missing:
+        raise InvalidRequest(
+            f"the DataFrame lacks key columns of {schema.full_name}: {', '.join(missing)}",
+            advice="every row needs its whole key",
+        )
+
+
+def _checked_column(schema: TableSchema, name: str, kind: DataType) -> str:
+    """Its name in the table."""
+    column = find_column(schema, name)
+    reason = write_mismatch(column.type, kind)
+    if reason is not None:
+        raise InvalidRequest(f"column {name!r}: {reason}", advice="cast it")
+    return column.name
+
+
+def _check_own(given: StructType, option: str, name: str, kinds: tuple[type[DataType], ...]) -> None:
+    if not name:
+        return
+    if name not in given.names:
+        raise InvalidRequest(
+            f"option {option}={name!r} names no column of the DataFrame", advice=suggest_name(name, tuple(given.names))
+        )
+    if not isinstance(given[name].dataType, kinds):
+        wanted = "text" if kinds is _TEXTS else "whole numbers"
+        raise InvalidRequest(
+            f"column {name!r} of option {option} is {given[name].dataType.simpleString()}, not {wanted}"
+        )

@@ -1,0 +1,94 @@
+"""A digest of stored rows that replicas can compare: of what they say, whatever their bytes. Pure.
+
+Two replicas that hold the same cells answer with the same digest, however the cells are spread over layers, in
+whichever shape a row is stored and by whichever version of the table it was written. Tombstones and expired cells
+whose time has passed are left out: one replica may have collected them already.
+
+Most rows are plain and of the table's current version. Their bytes are what they say, and go into the digest as they
+are.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TypeVar
+
+import msgspec
+
+from ebla.model.rows import EMPTY_HEAD, EMPTY_ROW, Cell, CollectionCells, PartitionHead, Row, merge_heads, merge_rows
+from ebla.model.schema import TableSchema
+from ebla.model.token import WHOLE_RING, Token
+from ebla.storage.codec.row_codec import (
+    NO_CELL,
+    PLAIN_HEADER,
+    RowFlag,
+    decode_head,
+    decode_row,
+    encode_head,
+    encode_row,
+)
+from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.layer_facts import ALWAYS_US
+
+DIGEST_BYTES = 16
+
+_PLAIN, _MARKED, _HEAD = int(RowFlag.PLAIN), int(RowFlag.MARKED), int(RowFlag.HEAD)
+_NOWHERE = Token(0)
+_encode = msgspec.msgpack.Encoder().encode
+
+K = TypeVar("K", int, bytes)
+
+
+@lru_cache(maxsize=1024)
+def _current_of(version: int, column_count: int) -> tuple[bytes, bytes]:
+    """The version as stored, and what stands behind the header of a plain row without cells."""
+    return version.to_bytes(2), NO_CELL * column_count
+
+
+def digest_rows(items: Sequence[Item], schema: TableSchema, gc_before_s: int) -> bytes:
+    """Of merged items, rows without what their heads delete."""
+    version, bare = _current_of(schema.version, len(schema.layouts[-1]))
+    said: list[Item] = []
+    collector: TombstoneCollector | None = None
+    for item in items:
+        value = item[1]
+        flags = value[1]
+        if flags & _PLAIN and value[2:4] == version and (flags & _MARKED or value[PLAIN_HEADER.size :] != bare):
+            said.append(item)
+            continue
+        if collector is None:
+            collector = TombstoneCollector(GcRule((GcSpan(WHOLE_RING, gc_before_s),), ALWAYS_US))
+        canonical = canonical_value(value, schema, collector)
+        if canonical is not None:
+            said.append((item[0], canonical))
+    return blake2b(_encode(said), digest_size=DIGEST_BYTES).digest()
+
+
+def canonical_value(value: bytes, schema: TableSchema, collector: TombstoneCollector) -> bytes | None:
+    """The one form of what a value says; None where it says nothing."""
+    if value[1] & _HEAD:
+        head = decode_head(value)
+        # Merged with itself, what it covers of its own goes, and its ranges stand in their order.
+        head = collector.head(_NOWHERE, merge_heads(head, head))
+        head = PartitionHead(head.deletion, head.ranges, _in_order(head.static, schema))
+        return None if head == EMPTY_HEAD else encode_head(head, schema.version)
+    row = decode_row(value, schema.layouts)
+    row = _in_order(collector.row(_NOWHERE, merge_rows(row, row)), schema)
+    return None if row == EMPTY_ROW else encode_row(row, schema.version, schema.layouts[-1])
+
+
+def _in_order(row: Row, schema: TableSchema) -> Row:
+    """Cells by number and path, without those of columns that were dropped."""
+    columns = schema.by_number
+    cells = {number: cell for number, cell in _sorted(row.cells).items() if number in columns}
+    collections = {
+        number: CollectionCells(elements.deletion, _sorted(elements.cells))
+        for number, elements in sorted(row.collections.items())
+        if number in columns
+    }
+    return Row(row.marker, row.deletion, cells, collections)
+
+
+def _sorted(cells: Mapping[K, Cell]) -> dict[K, Cell]:
+    return {place: cells[place] for place in sorted(cells)}

@@ -1,0 +1,295 @@
+"""Batches of typed columns as stored rows, ready for a layer: what a bulk load writes.
+
+Plain rows, rows with cells that expire or are deleted, static cells and deletions are encoded by vector operations;
+rows with a collection of many cells go one at a time.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ebla.model.cql_types import CqlType, ListType, MapType, SetType, is_multi_cell
+from ebla.model.errors import InvalidRequest
+from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, Row, RowMarker, list_path
+from ebla.model.schema import TTL_S_MAX, Column, TableSchema
+from ebla.model.values import split_elements
+from ebla.storage.codec.row_codec import encode_head, encode_row
+from ebla.storage.columns.binary_columns import Mask, as_binary, concat_columns, repeat_value
+from ebla.storage.columns.cell_columns import BatchStamp, Seconds, encode_cell_values, encode_static_values
+from ebla.storage.columns.chunks import ChunkShape, chunk_of
+from ebla.storage.columns.key_columns import encode_head_keys, encode_keys
+from ebla.storage.columns.plain_columns import encode_plain_values
+from ebla.storage.columns.wire_columns import cast_to_type, check_values, to_wire, valid_of
+from ebla.storage.merge.chunk_merge import merge_duplicates
+from ebla.storage.merge.row_sort import drop_repeats
+
+BATCH_BYTES_MAX = 1 << 30
+"""Arrow counts the bytes of a binary column in 31 bits, and keys and lengths come on top."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStamp:
+    """When rows are written. A null is no cell at all (unset), or deletes the cell. With a TTL everything but a
+    deletion expires so long after `at_s`."""
+
+    timestamp_us: int
+    at_s: int
+    nulls_delete: bool = False
+    ttl_s: int = 0
+
+
+EncodedRows = tuple[pa.Array, pa.Array]
+"""Stored keys and values, in no order; a key may be there several times."""
+Columns = Mapping[int, pa.Array]
+"""Typed columns by number."""
+
+
+def encode_batch(schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp) -> pa.RecordBatch:
+    """A chunk of the raw shape. A key that is there twice is merged by the one rule of all rows. `InvalidRequest`
+    where a column is unknown, or a value is not of its type."""
+    shape = ChunkShape(schema)
+    return merge_duplicates(shape, chunk_of(shape, *encode_upserts(schema, batch, stamp)))
+
+
+def encode_upserts(
+    schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp, ttls_s: Seconds | None = None
+) -> EncodedRows:
+    """Each row as INSERT writes it. `ttls_s`: of each row, in place of the stamp's. Rows without any clustering column
+    are of static cells alone."""
+    columns, count = _typed(schema, batch), len(batch)
+    moment = BatchStamp(stamp.timestamp_us, stamp.at_s, stamp.nulls_delete, _checked_ttls(stamp, ttls_s, count))
+    static = {column.number: columns[column.name] for column in schema.static if column.name in columns}
+    parts = []
+    is_head = _static_alone(schema, columns, count) if static else None
+    if static:
+        parts.append(_heads(schema, columns, static, moment))
+    if is_head is not None:
+        members = np.flatnonzero(~is_head)
+        chosen = pa.array(members)
+        columns = {name: values.take(chosen) for name, values in columns.items()}
+        count, moment = len(members), moment.of(members)
+    if count:
+        regular = {column.number: columns[column.name] for column in schema.regular if column.name in columns}
+        parts.append((encode_keys(schema, columns, count), _row_values(schema, regular, moment)))
+    return concat_columns([keys for keys, _ in parts]), concat_columns([values for _, values in parts])
+
+
+def encode_row_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp) -> EncodedRows:
+    """The rows of these keys are deleted. Other columns than those of the key say nothing."""
+    columns = _typed(schema, _only(batch, (*schema.partition_key, *schema.clustering)))
+    gone = Row(deletion=Deletion(stamp.timestamp_us, stamp.at_s))
+    value = encode_row(gone, schema.version, schema.layouts[-1])
+    return encode_keys(schema, columns, len(batch)), as_binary(repeat_value(value, len(batch)))
+
+
+def encode_partition_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp) -> EncodedRows:
+    """The partitions of these keys are deleted. Other columns than those of the partition key say nothing."""
+    if not schema.clustering:
+        return encode_row_deletions(schema, batch, stamp)  # as CQL does it: a partition is one row
+    columns = _typed(schema, _only(batch, schema.partition_key))
+    value = encode_head(PartitionHead(Deletion(stamp.timestamp_us, stamp.at_s)), schema.version)
+    return encode_head_keys(schema, columns, len(batch)), as_binary(repeat_value(value, len(batch)))
+
+
+def element_cells(kind: CqlType, value: bytes, cell: Callable[[bytes], Cell], timestamp_us: int) -> dict[bytes, Cell]:
+    """The cells of a whole collection, given in wire form."""
+    match kind:
+        case ListType():
+            parts = enumerate(split_elements(value, 1))
+            return {list_path(timestamp_us, place): cell(_element(part)) for place, part in parts}
+        case SetType():
+            return {_element(part): cell(b"") for part in split_elements(value, 1)}
+        case MapType():
+            parts_of_map = split_elements(value, 2)
+            pairs = zip(parts_of_map[::2], parts_of_map[1::2], strict=True)
+            return {_element(key): cell(_element(part)) for key, part in pairs}
+        case _:
+            raise AssertionError(f"a {kind} has one cell")
+
+
+def _element(part: bytes | None) -> bytes:
+    if part is None:
+        raise InvalidRequest("null is not supported inside collections")
+    return part
+
+
+def _only(batch: pa.RecordBatch, columns: tuple[Column, ...]) -> pa.RecordBatch:
+    return batch.select([column.name for column in columns if column.name in batch.schema.names])
+
+
+def _typed(schema: TableSchema, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    if batch.nbytes > BATCH_BYTES_MAX:
+        raise InvalidRequest(f"a batch has {batch.nbytes} bytes, at most {BATCH_BYTES_MAX} go into one")
+    columns: dict[str, pa.Array] = {}
+    for name, values in zip(batch.schema.names, batch.columns):
+        column = schema.column(name)
+        if name in columns:
+            raise InvalidRequest(f"column {name!r} is given twice")
+        columns[name] = cast_to_type(column.type, values)
+        check_values(column.type, columns[name])
+    return columns
+
+
+def _checked_ttls(stamp: WriteStamp, ttls_s: Seconds | None, count: int) -> Seconds:
+    if ttls_s is None:
+        ttls_s = np.full(count, stamp.ttl_s, np.int64)
+    assert len(ttls_s) == count
+    if count and not 0 <= ttls_s.min() <= ttls_s.max() <= TTL_S_MAX:
+        wrong = ttls_s.min() if ttls_s.min() < 0 else ttls_s.max()
+        raise InvalidRequest(f"a TTL of {wrong} s is not possible: 0 to {TTL_S_MAX}, where 0 is for ever")
+    return ttls_s
+
+
+# ---- rows
+
+
+def _row_values(schema: TableSchema, columns: Columns, moment: BatchStamp) -> pa.Array:
+    """Each row in the way that fits it."""
+    many = [number for number in columns if is_multi_cell(schema.by_number[number].type)]
+    by_cells = _has_own_cells(columns, many, moment)
+    one_by_one = _has_elements(columns, many, moment)
+    ways: tuple[tuple[Mask, Callable[[TableSchema, Columns, BatchStamp], pa.Array]], ...] = (
+        (~by_cells & ~one_by_one, _plain_values),
+        (by_cells & ~one_by_one, encode_cell_values),
+        (one_by_one, _encoded_one_by_one),
+    )
+    parts, places = [], []
+    for chosen, encode in ways:
+        if chosen.all():
+            return encode(schema, _without(columns, () if encode is _encoded_one_by_one else many), moment)
+        if not chosen.any():
+            continue
+        members = np.flatnonzero(chosen)
+        left = _without(columns, () if encode is _encoded_one_by_one else many)
+        taken = {number: values.take(pa.array(members)) for number, values in left.items()}
+        parts.append(encode(schema, taken, moment.of(members)))
+        places.append(members)
+    order = np.argsort(np.concatenate(places), kind="stable")
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
+def _without(columns: Columns, numbers: list[int] | tuple[int, ...]) -> Columns:
+    return {number: values for number, values in columns.items() if number not in numbers}
+
+
+def _has_own_cells(columns: Columns, many: list[int], moment: BatchStamp) -> Mask:
+    """Rows with a cell that expires or is deleted."""
+    found: Mask = moment.ttls_s > 0
+    if moment.nulls_delete:
+        for number, values in columns.items():
+            valid = valid_of(values)
+            if number not in many and valid is not None:
+                found = found | ~valid
+    return found
+
+
+def _has_elements(columns: Columns, many: list[int], moment: BatchStamp) -> Mask:
+    """Rows that say something of a collection of many cells."""
+    found: Mask = np.zeros(len(moment), np.bool_)
+    for number in many:
+        valid = valid_of(columns[number])
+        found |= True if valid is None or moment.nulls_delete else valid
+    return found
+
+
+def _plain_values(schema: TableSchema, columns: Columns, moment: BatchStamp) -> pa.Array:
+    timestamps = np.full(len(moment), moment.timestamp_us, np.int64)
+    return encode_plain_values(schema, columns, timestamps, np.ones(len(moment), np.bool_))
+
+
+def _encoded_one_by_one(schema: TableSchema, columns: Columns, moment: BatchStamp) -> pa.Array:
+    layout = schema.layouts[-1]
+    markers = [
+        RowMarker(moment.timestamp_us, ttl_s, expires_s)
+        for ttl_s, expires_s in zip(moment.ttls_s.tolist(), moment.expiries_s.tolist())
+    ]
+    rows = _drafted(schema, columns, moment)
+    marked = (msgspec.structs.replace(row, marker=marker) for row, marker in zip(rows, markers))
+    return pa.array([encode_row(row, schema.version, layout) for row in marked], pa.binary())
+
+
+def _drafted(schema: TableSchema, columns: Columns, moment: BatchStamp) -> list[Row]:
+    """The cells and collections of each row."""
+    drafts = [_Draft(moment, *times) for times in zip(moment.ttls_s.tolist(), moment.expiries_s.tolist())]
+    rows = [Row(cells={}, collections={}) for _ in drafts]
+    for number, values in columns.items():
+        column = schema.by_number[number]
+        for row, draft, value in zip(rows, drafts, to_wire(column.type, values).to_pylist()):
+            if value is None and not moment.nulls_delete:
+                continue
+            if is_multi_cell(column.type):
+                row.collections[number] = draft.elements(column, value)
+            else:
+                row.cells[number] = draft.dead() if value is None else draft.live(value)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """Cells of one row."""
+
+    moment: BatchStamp
+    ttl_s: int
+    expires_s: int
+
+    def live(self, value: bytes) -> Cell:
+        return Cell(self.moment.timestamp_us, value, self.ttl_s, self.expires_s)
+
+    def dead(self) -> Cell:
+        return Cell(self.moment.timestamp_us, None, 0, self.moment.at_s)
+
+    def elements(self, column: Column, value: bytes | None) -> CollectionCells:
+        """Assigning a collection deletes what it held, a microsecond before."""
+        timestamp_us, at_s = self.moment.timestamp_us, self.moment.at_s
+        if value is None:
+            return CollectionCells(Deletion(timestamp_us, at_s))
+        cells = element_cells(column.type, value, self.live, timestamp_us)
+        return CollectionCells(Deletion(timestamp_us - 1, at_s), cells)
+
+
+# ---- static cells
+
+
+def _static_alone(schema: TableSchema, columns: Mapping[str, pa.Array], count: int) -> Mask | None:
+    """Which rows name a partition and no row of it; None where none does."""
+    alone: Mask = np.ones(count, np.bool_)
+    for column in schema.clustering:
+        values = columns.get(column.name)
+        if values is not None:
+            valid = valid_of(values)
+            if valid is None:
+                return None
+            alone &= ~valid
+    if not alone.any():
+        return None
+    for column in schema.regular:
+        valid = valid_of(columns[column.name]) if column.name in columns else ~alone
+        if valid is None or (alone & valid).any():
+            raise InvalidRequest(
+                f"rows of {schema.full_name} have a value in {column.name!r} and no clustering key",
+                advice="without a clustering key only static columns may have values",
+            )
+    return alone
+
+
+def _heads(schema: TableSchema, columns: Mapping[str, pa.Array], static: Columns, moment: BatchStamp) -> EncodedRows:
+    """A head for each row that has static cells; those of one partition are merged later."""
+    some: npt.NDArray[np.bool_] = np.zeros(len(moment), np.bool_)
+    for values in static.values():
+        valid = valid_of(values)
+        some |= True if valid is None or moment.nulls_delete else valid
+    members = np.flatnonzero(some)
+    chosen = pa.array(members)
+    taken = {number: values.take(chosen) for number, values in static.items()}
+    partitions = {column.name: columns[column.name] for column in schema.partition_key if column.name in columns}
+    keys = encode_head_keys(schema, {name: values.take(chosen) for name, values in partitions.items()}, len(members))
+    if any(is_multi_cell(schema.by_number[number].type) for number in static):
+        rows = _drafted(schema, taken, moment.of(members))
+        heads = pa.array([encode_head(PartitionHead(static=row), schema.version) for row in rows], pa.binary())
+    else:
+        heads = encode_static_values(schema, taken, moment.of(members))
+    return drop_repeats(keys, heads)

@@ -1,0 +1,1 @@
+"""Which layers are merged, and what a compaction may drop."""

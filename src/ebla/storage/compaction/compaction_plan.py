@@ -1,0 +1,136 @@
+"""Which layers of a stack to fold, what the fold may drop, and whether its result may still be swapped in. Pure.
+
+Folds read checkpoints in another process while the stack goes on. So two questions are asked twice: (b) and (c) of
+`INV-LAYER-GC` (`tombstone_gc.py`) when the fold is planned, and again when it comes back, by then about what it did.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ebla.model.rows import NEVER_US
+from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
+from ebla.storage.compaction.tombstone_gc import KEEP_ALL, GcContext, GcRule, gc_rule
+from ebla.storage.layers.layer_facts import ALWAYS_US, LayerFacts
+from ebla.storage.manifest import Incarnation, LayerId
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionLimits:
+    bases_max: int = 4
+    """As many bases may stand still; one more and some are folded."""
+    growth: int = 4
+    """An older base joins a fold if it is at most so many times as large as all the newer ones of it together: each
+    row is then copied a bounded number of times while a stack grows."""
+    live_bytes_max: int = 64 << 20
+    """A larger live layer is sealed."""
+
+
+class LayerSummary(msgspec.Struct, frozen=True, array_like=True):
+    """A layer as decisions see it."""
+
+    id: LayerId
+    range: TokenRange
+    facts: LayerFacts
+    size_bytes: int
+    is_live: bool = False
+    is_damaged: bool = False
+
+
+class CompactionInput(msgspec.Struct, frozen=True, array_like=True):
+    id: LayerId
+    folder: str
+    """Of a checkpoint, which nobody else changes or removes."""
+    range: TokenRange
+    """Rows outside of it are not part of the stack."""
+
+
+class CompactionJob(msgspec.Struct, frozen=True, array_like=True):
+    """Everything a fold needs to know, in whatever process it runs."""
+
+    incarnation: Incarnation
+    inputs: tuple[CompactionInput, ...]
+    output: LayerId
+    output_folder: str
+    range: TokenRange
+    rule: GcRule
+    schema: TableSchema
+    scratch_folder: str = ""
+    """Holds the checkpoints; goes when the fold is over."""
+
+
+class CompactionResult(msgspec.Struct, frozen=True, array_like=True):
+    facts: LayerFacts
+    dropped_greatest_us: int = NEVER_US
+    """The newest timestamp among the tombstones and expired cells it dropped."""
+
+
+class SwapOutcome(enum.Enum):
+    SWAPPED = "swapped"
+    INPUTS_GONE = "inputs gone"
+    """Dropped, folded by another, or set aside meanwhile."""
+    OLDER_CELLS = "older cells arrived"
+    """Something older than what the fold dropped is now in a layer that it did not read."""
+    HELD = "held"
+    """It dropped something, and meanwhile a transition or a staging began."""
+
+
+def choose_inputs(layers: Sequence[LayerSummary], limits: CompactionLimits) -> tuple[LayerId, ...]:
+    """The bases to fold, oldest first as they stand; empty: none. A stack with a damaged layer stands still."""
+    if any(layer.is_damaged for layer in layers):
+        return ()
+    bases = [layer for layer in layers if not layer.is_live]
+    if len(bases) <= limits.bases_max:
+        return ()
+    chosen = [bases[-1], bases[-2]]
+    total_bytes = sum(layer.size_bytes for layer in chosen)
+    for base in reversed(bases[:-2]):
+        # As many as bring the stack back under its bound join whatever their size.
+        if base.size_bytes > total_bytes * limits.growth and len(bases) - len(chosen) + 1 <= limits.bases_max:
+            break
+        chosen.append(base)
+        total_bytes += base.size_bytes
+    return tuple(layer.id for layer in reversed(chosen))
+
+
+def least_outside_us(layers: Iterable[LayerSummary], inputs: Sequence[LayerId]) -> int:
+    """(b): the least timestamp of the layers that overlap the inputs and are none of them."""
+    stacked = tuple(layers)
+    ranges = [layer.range for layer in stacked if layer.id in inputs]
+    outside = [
+        layer.facts.least_us
+        for layer in stacked
+        if layer.id not in inputs and any(layer.range.overlaps(one) for one in ranges)
+    ]
+    return min(outside, default=ALWAYS_US)
+
+
+def plan_gc_rule(
+    layers: Sequence[LayerSummary], inputs: Sequence[LayerId], schema: TableSchema, terms: GcContext, *, held: bool
+) -> GcRule:
+    if held:
+        return KEEP_ALL
+    token_ranges = [layer.range for layer in layers if layer.id in inputs]
+    rules = [gc_rule(schema.options, terms, one, least_outside_us(layers, inputs)) for one in token_ranges]
+    spans = dict.fromkeys(span for rule in rules for span in rule.spans)
+    return GcRule(tuple(spans), least_outside_us(layers, inputs)) if spans else KEEP_ALL
+
+
+def judge_result(
+    layers: Sequence[LayerSummary], job: CompactionJob, result: CompactionResult, *, held: bool
+) -> SwapOutcome:
+    """Whether the result may take the place of its inputs, as the stack is now. `INV-LAYER-GC`, looked at again."""
+    inputs = [one.id for one in job.inputs]
+    usable = [layer.id for layer in layers if not layer.is_live and not layer.is_damaged]
+    if any(one not in usable for one in inputs):
+        return SwapOutcome.INPUTS_GONE
+    if result.dropped_greatest_us == NEVER_US:
+        return SwapOutcome.SWAPPED
+    if held:
+        return SwapOutcome.HELD
+    if result.dropped_greatest_us >= least_outside_us(layers, inputs):
+        return SwapOutcome.OLDER_CELLS
+    return SwapOutcome.SWAPPED

@@ -1,0 +1,1 @@
+"""Reading a store from outside, for `ebla store`."""

@@ -1,0 +1,1 @@
+"""One sorted store: the contract, RocksDB, and the in-memory engine."""

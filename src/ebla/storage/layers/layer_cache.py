@@ -1,0 +1,163 @@
+"""Which layers of a shard are open: each at most once, and not more of them than the process has files for.
+
+A layer is opened by the first who needs it and stays open until the bound makes the one that was idle longest give
+way. Whoever works without an await between finding a layer and its last use needs no more than `find`; everybody else
+holds it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from ebla.model.errors import EblaError, Overloaded
+from ebla.storage.layers.layer import Layer, LayerEngine
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRef:
+    folder: str
+    writable: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """`layer` is None while it is being opened or closed; whoever does so is a holder and has `busy`."""
+
+    layer: Layer | None = None
+    holders: int = 0
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class LayerHold:
+    """Not a generator: one that is dropped while it opens a layer would go on at some later time."""
+
+    def __init__(self, layers: "LayerCache", place: LayerRef) -> None:
+        self._layers = layers
+        self._place = place
+
+    async def __aenter__(self) -> Layer:
+        return await self._layers.enter(self._place)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._layers.leave(self._place)
+
+
+class LayerCache:
+    """The bound counts layers that are open, being opened or being closed. Held ones are never closed for it."""
+
+    def __init__(self, engine: LayerEngine, *, open_max: int) -> None:
+        assert open_max >= 1
+        self._engine = engine
+        self._open_max = open_max
+        self._open_count = 0
+        self._entries: dict[str, _Entry] = {}
+        """The one used longest ago first."""
+        self._making_room = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return self._open_count
+
+    def find(self, folder: str) -> Layer | None:
+        """The layer if it is open. Good until the next await."""
+        entry = self._entries.get(folder)
+        if entry is None or entry.layer is None:
+            return None
+        del self._entries[folder]
+        self._entries[folder] = entry
+        return entry.layer
+
+    async def open_all(self, places: Sequence[LayerRef]) -> list[Layer]:
+        """All of them open, good until the next await. `Overloaded` where the bound does not allow it."""
+        async with AsyncExitStack() as held:
+            return [await held.enter_async_context(self.hold(place)) for place in places]
+
+    def hold(self, place: LayerRef) -> "LayerHold":
+        """For `async with`: opened if need be, and not closed before the holder leaves."""
+        return LayerHold(self, place)
+
+    async def enter(self, place: LayerRef) -> Layer:
+        """What `hold` does at its beginning; `leave` is its end."""
+        entry = self._entries.setdefault(place.folder, _Entry())
+        entry.holders += 1
+        try:
+            layer = self.find(place.folder) or await self._open(place, entry)
+            assert layer.writable or not place.writable, f"{place.folder} is open as a base"
+        except BaseException:
+            self._leave(place.folder, entry)
+            raise
+        return layer
+
+    def leave(self, place: LayerRef) -> None:
+        self._leave(place.folder, self._entries[place.folder])
+
+    async def close(self, folder: str, *, flush: bool = True) -> None:
+        """Closes it if it is open; nobody may hold it. Without a flush, what was not flushed is lost: for a layer that
+        goes away. A flush that fails leaves it open."""
+        entry = self._entries.get(folder)
+        if entry is None:
+            return
+        assert entry.holders == 0, f"{folder} is still held"
+        await self._close(folder, entry, flush=flush)
+
+    async def close_all(self, *, flush: bool = True) -> None:
+        """One after the other; the first failure ends it."""
+        for folder in tuple(self._entries):
+            await self.close(folder, flush=flush)
+
+    async def _open(self, place: LayerRef, entry: _Entry) -> Layer:
+        async with entry.busy:
+            if entry.layer is None:
+                await self._take_room()
+                try:
+                    entry.layer = await self._engine.open(place.folder, writable=place.writable)
+                except BaseException:
+                    self._open_count -= 1
+                    raise
+            return entry.layer
+
+    async def _take_room(self) -> None:
+        """One at a time, or two would count on closing the same layer."""
+        async with self._making_room:
+            while self._open_count >= self._open_max:
+                await self._close_idlest()
+            self._open_count += 1
+
+    async def _close_idlest(self) -> None:
+        """One that cannot be closed (its flush finds the disk full) must not be in the way of reading others."""
+        failure: Exception | None = None
+        for folder, entry in tuple(self._entries.items()):
+            if entry.holders or entry.layer is None:
+                continue
+            try:
+                await self._close(folder, entry, flush=True)
+            except (EblaError, OSError) as problem:
+                failure = problem
+            else:
+                return
+        raise Overloaded(
+            f"all {self._open_max} layers that may be open are in use",
+            advice="raise the limit of open files, or have fewer tablets per shard",
+        ) from failure
+
+    async def _close(self, folder: str, entry: _Entry, *, flush: bool) -> None:
+        """Not found from here on. Who asks for it meanwhile waits for `busy` and opens it again."""
+        entry.holders += 1
+        try:
+            async with entry.busy:
+                layer, entry.layer = entry.layer, None
+                assert layer is not None
+                try:
+                    await (layer.close() if flush else layer.discard())
+                finally:
+                    if layer.closed:
+                        self._open_count -= 1
+                    else:
+                        entry.layer = layer
+        finally:
+            self._leave(folder, entry)
+
+    def _leave(self, folder: str, entry: _Entry) -> None:
+        entry.holders -= 1
+        if not entry.holders and entry.layer is None:
+            del self._entries[folder]

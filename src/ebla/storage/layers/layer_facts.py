@@ -1,0 +1,110 @@
+"""What is known of a layer without reading it: the span of its timestamps and which shapes it holds.
+
+Folds, reads and scans decide by these, so they may be wider than the truth and never narrower: a least timestamp that
+is too high would let a fold drop a tombstone whose older cells still stand in this layer.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ebla.model.rows import NEVER_US, Cell, CollectionCells, PartitionHead, Row
+from ebla.storage.codec.row_codec import PLAIN_HEADER
+
+ALWAYS_US = (1 << 63) - 1
+"""Newer than every write: the least timestamp of nothing."""
+
+
+class LayerFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Without arguments: the facts of nothing."""
+
+    least_us: int = ALWAYS_US
+    greatest_us: int = NEVER_US
+    rows: int = 0
+    """Puts, so an upper bound where keys were put again. Exact in a built layer."""
+    has_heads: bool = False
+    """Some partition head is there; without one, a read of a row needs no second get."""
+    has_tombstones: bool = False
+    """Some deletion of any kind, or a cell without value."""
+    has_expiring: bool = False
+    """Some cell or marker has a TTL."""
+    all_plain: bool = True
+    """Every value is a row of the plain shape."""
+
+    def widened(self, other: "LayerFacts") -> "LayerFacts":
+        """The facts of both together."""
+        return LayerFacts(
+            min(self.least_us, other.least_us),
+            max(self.greatest_us, other.greatest_us),
+            self.rows + other.rows,
+            self.has_heads or other.has_heads,
+            self.has_tombstones or other.has_tombstones,
+            self.has_expiring or other.has_expiring,
+            self.all_plain and other.all_plain,
+        )
+
+    def covers(self, other: "LayerFacts") -> bool:
+        """Whether these stay true of a layer once what `other` tells of is put there too. Counts of rows aside."""
+        return (
+            self.least_us <= other.least_us
+            and self.greatest_us >= other.greatest_us
+            and self.has_heads >= other.has_heads
+            and self.has_tombstones >= other.has_tombstones
+            and self.has_expiring >= other.has_expiring
+            and self.all_plain <= other.all_plain
+        )
+
+
+NO_FACTS = LayerFacts()
+
+
+def plain_facts(value: bytes) -> LayerFacts:
+    """Of one encoded row of the plain shape, by its header alone."""
+    timestamp_us = PLAIN_HEADER.unpack_from(value)[3]
+    return LayerFacts(timestamp_us, timestamp_us, 1)
+
+
+def row_facts(row: Row) -> LayerFacts:
+    """Of one row that is stored in another shape than the plain one."""
+    timestamps = list(_timestamps(row))
+    cells = list(_cells(row))
+    has_tombstones = row.deletion is not None or any(cell.value is None for cell in cells)
+    has_tombstones = has_tombstones or any(one.deletion is not None for one in row.collections.values())
+    has_expiring = any(cell.ttl_s for cell in cells) or (row.marker is not None and row.marker.ttl_s > 0)
+    least, greatest = min(timestamps, default=ALWAYS_US), max(timestamps, default=NEVER_US)
+    return LayerFacts(least, greatest, 1, False, has_tombstones, has_expiring, False)
+
+
+def head_facts(head: PartitionHead) -> LayerFacts:
+    static = row_facts(head.static)
+    deletions = [one.deletion for one in head.ranges]
+    if head.deletion is not None:
+        deletions.append(head.deletion)
+    timestamps = [one.timestamp_us for one in deletions]
+    least = min(timestamps, default=ALWAYS_US)
+    greatest = max(timestamps, default=NEVER_US)
+    return static.widened(LayerFacts(least, greatest, 0, True, bool(deletions), False, False))
+
+
+def _cells(row: Row) -> Iterable[Cell]:
+    yield from row.cells.values()
+    for elements in row.collections.values():
+        yield from elements.cells.values()
+
+
+def _timestamps(row: Row) -> Iterable[int]:
+    if row.marker is not None:
+        yield row.marker.timestamp_us
+    if row.deletion is not None:
+        yield row.deletion.timestamp_us
+    for cell in row.cells.values():
+        yield cell.timestamp_us
+    for elements in row.collections.values():
+        yield from _element_timestamps(elements)
+
+
+def _element_timestamps(elements: CollectionCells) -> Iterable[int]:
+    if elements.deletion is not None:
+        yield elements.deletion.timestamp_us
+    for cell in elements.cells.values():
+        yield cell.timestamp_us

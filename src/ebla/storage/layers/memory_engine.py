@@ -1,0 +1,317 @@
+"""The in-memory twin of the real engine, on the disk port: for the simulator and for fast tests.
+
+Rows live in memory. A flush writes what was put since the last one as one immutable file, which is there wholly or not
+at all, and opening reads all of them; so a crash takes exactly what was not flushed, and a checkpoint is hard links.
+"""
+
+import asyncio
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import msgspec
+
+from ebla.journal.checked_file import TEMPORARY_SUFFIX, parent_folder, read_checked_file, replace_file
+from ebla.model.errors import Corruption, DiskFull, Overloaded, Stale
+from ebla.ports.disk import Disk
+from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
+from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
+
+_SUFFIX = ".run"
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Run(msgspec.Struct, frozen=True, array_like=True):
+    """One flush. `facts` are those of the whole layer, this run included."""
+
+    facts: LayerFacts
+    items: list[Item]
+
+
+_decode = msgspec.msgpack.Decoder(_Run).decode
+
+
+class MemoryLimits(msgspec.Struct, frozen=True):
+    unflushed_bytes_max: int = 16 << 20
+    """Where the real engine would stall and this one, which never flushes by itself, refuses puts until a flush."""
+
+
+class MemoryEngine:
+    """`layer.LayerEngine`."""
+
+    def __init__(self, disk: Disk, limits: MemoryLimits | None = None) -> None:
+        self._disk = disk
+        self._limits = limits or MemoryLimits()
+        self._open: dict[str, MemoryLayer] = {}
+
+    async def create(self, folder: str) -> "MemoryLayer":
+        assert not self._disk.exists(folder), f"{folder} is already there"
+        return await self.open(folder, writable=True)
+
+    async def open(self, folder: str, *, writable: bool) -> "MemoryLayer":
+        layer = MemoryLayer(self, folder, writable=writable)
+        self.note_open(layer)
+        try:
+            if self._disk.exists(folder):
+                await layer.read_files()
+            elif not writable:
+                raise LayerDamaged(folder, "its folder is missing")
+        except BaseException:
+            self.note_closed(layer)
+            raise
+        return layer
+
+    def builder(self, folder: str) -> "MemoryBuilder":
+        return MemoryBuilder(self, folder)
+
+    async def drop(self, folder: str) -> None:
+        assert folder not in self._open, f"{folder} is open"
+        self._disk.remove_folder(folder)
+
+    # -- for the layers and builders of this module -----------------------------------------------------------------
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    @property
+    def limits(self) -> MemoryLimits:
+        return self._limits
+
+    def note_open(self, layer: "MemoryLayer") -> None:
+        assert layer.folder not in self._open, f"{layer.folder} is already open"
+        self._open[layer.folder] = layer
+
+    def note_closed(self, layer: "MemoryLayer") -> None:
+        self._open.pop(layer.folder, None)
+
+
+class MemoryLayer:
+    """`layer.Layer`."""
+
+    def __init__(self, engine: MemoryEngine, folder: str, *, writable: bool) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._writable = writable
+        self._keys: list[bytes] = []
+        self._values: dict[bytes, bytes] = {}
+        self._unflushed: dict[bytes, bytes] = {}
+        self._unflushed_bytes = 0
+        self._facts = NO_FACTS
+        self._runs = 0
+        self._flushed_bytes = 0
+        self._disk_is_full = False
+        self._takes_puts = writable
+        self._closed = False
+        self._slow_work = asyncio.Lock()
+
+    @property
+    def folder(self) -> str:
+        return self._folder
+
+    @property
+    def writable(self) -> bool:
+        return self._writable
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def facts(self) -> LayerFacts:
+        return self._facts
+
+    @property
+    def unflushed_bytes(self) -> int:
+        return self._unflushed_bytes
+
+    @property
+    def has_files(self) -> bool:
+        """A put goes to memory."""
+        return True
+
+    async def make_files(self) -> None:
+        """Nothing: a flush makes them."""
+
+    async def read_files(self) -> None:
+        disk = self._engine.disk
+        names = [name for name in disk.list_folder(self._folder) if name.endswith(_SUFFIX)]
+        for number, name in enumerate(names):
+            if name != _run_name(number):
+                raise LayerDamaged(self._folder, f"{_run_name(number)} is missing")
+            run, size = await self._read_run(f"{self._folder}/{name}")
+            self._apply(run.items)
+            self._facts = run.facts
+            self._flushed_bytes += size
+        if not names and not self._writable:
+            raise LayerDamaged(self._folder, "it has no files")
+        self._runs = len(names)
+
+    async def _read_run(self, path: str) -> tuple[_Run, int]:
+        try:
+            data = await read_checked_file(self._engine.disk, path)
+            return _decode(data), len(data)
+        except (Corruption, msgspec.DecodeError) as failure:
+            raise LayerDamaged(self._folder, str(failure)) from failure
+
+    def get(self, key: bytes) -> bytes | None:
+        self._check_open()
+        return self._values.get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._check_open()
+        return [self._values.get(key) for key in keys]
+
+    def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        return chain.from_iterable(self.scan_batches(start, end))
+
+    def scan_batches(
+        self, start: bytes = b"", end: bytes | None = None, rows_max: int = SCAN_ROWS_MAX
+    ) -> Iterator[list[Item]]:
+        return self._in_batches(self._rows(start, end), rows_max)
+
+    def scan_reverse(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        rows = self._rows(start, end)
+        rows.reverse()
+        return chain.from_iterable(self._in_batches(rows, SCAN_ROWS_MAX))
+
+    def _rows(self, start: bytes, end: bytes | None) -> list[Item]:
+        self._check_open()
+        first = bisect_left(self._keys, start)
+        last = len(self._keys) if end is None else bisect_left(self._keys, end)
+        return [(key, self._values[key]) for key in self._keys[first:last]]
+
+    def _in_batches(self, rows: list[Item], rows_max: int) -> Iterator[list[Item]]:
+        for place in range(0, len(rows), rows_max):
+            if self._closed:
+                raise Stale(f"layer {self._folder} was closed during a scan of it")
+            yield rows[place : place + rows_max]
+
+    def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
+        assert self._writable, f"{self._folder} is a base, which is never written to"
+        if not self._takes_puts:
+            raise Stale(f"layer {self._folder} is closed")
+        if self._disk_is_full:
+            raise DiskFull(f"no space left for layer {self._folder}", advice="free space on its file system")
+        if self._unflushed_bytes >= self._engine.limits.unflushed_bytes_max:
+            raise Overloaded(f"layer {self._folder} is not flushed", advice="try again in a moment")
+        assert all(len(key) >= KEY_BYTES_MIN for key, _ in items), "a key begins with a token"
+        if not self._runs and not self._unflushed:
+            self._engine.disk.make_folder(self._folder)
+        self._apply(items)
+        self._unflushed.update(items)
+        self._unflushed_bytes += sum(len(key) + len(value) for key, value in items)
+        self._facts = self._facts.widened(facts)
+
+    def size_bytes(self) -> int:
+        return self._flushed_bytes + self._unflushed_bytes
+
+    async def flush(self) -> None:
+        async with self._slow_work:
+            self._check_open()
+            await self._flush()
+
+    async def checkpoint(self, folder: str, *, durable: bool = True) -> None:
+        async with self._slow_work:
+            self._check_open()
+            await self._flush()
+            if not self._runs:
+                await self._write_run({})
+            disk = self._engine.disk
+            assert not disk.exists(folder), f"{folder} is already there"
+            disk.make_folder(folder)
+            for name in disk.list_folder(self._folder):
+                if not name.endswith(TEMPORARY_SUFFIX):
+                    disk.link(f"{self._folder}/{name}", f"{folder}/{name}")
+            if durable:
+                await disk.sync_folder(folder)
+                await disk.sync_folder(parent_folder(folder))
+
+    async def close(self) -> None:
+        async with self._slow_work:
+            if self._closed:
+                return
+            self._takes_puts = False
+            try:
+                await self._flush()
+            except BaseException:
+                self._takes_puts = self._writable
+                raise
+            self._let_go()
+
+    async def discard(self) -> None:
+        async with self._slow_work:
+            if not self._closed:
+                self._let_go()
+
+    def _apply(self, items: Iterable[Item]) -> None:
+        for key, value in items:
+            if key not in self._values:
+                insort(self._keys, key)
+            self._values[key] = value
+
+    async def _flush(self) -> None:
+        if not self._unflushed:
+            return
+        taken, self._unflushed = self._unflushed, {}
+        taken_bytes = self._unflushed_bytes
+        try:
+            await self._write_run(taken)
+        except BaseException as failure:
+            self._unflushed = {**taken, **self._unflushed}
+            self._disk_is_full = isinstance(failure, DiskFull)
+            raise
+        self._unflushed_bytes -= taken_bytes
+        self._disk_is_full = False
+
+    async def _write_run(self, rows: dict[bytes, bytes]) -> None:
+        """The facts may already tell of puts that came after `rows` were taken: wider, which is allowed."""
+        disk = self._engine.disk
+        disk.make_folder(self._folder)
+        data = _encode(_Run(self._facts, sorted(rows.items())))
+        await replace_file(disk, f"{self._folder}/{_run_name(self._runs)}", data)
+        await disk.sync_folder(parent_folder(self._folder))
+        self._runs += 1
+        self._flushed_bytes += len(data)
+
+    def _let_go(self) -> None:
+        self._closed = True
+        self._takes_puts = False
+        self._engine.note_closed(self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Stale(f"layer {self._folder} is closed")
+
+
+class MemoryBuilder:
+    """`layer.LayerBuilder`."""
+
+    def __init__(self, engine: MemoryEngine, folder: str) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._items: list[Item] = []
+        self._finished = False
+        assert not engine.disk.exists(folder), f"{folder} is already there"
+        engine.disk.make_folder(folder)
+
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        for item in zip(keys, values, strict=True):
+            assert len(item[0]) >= KEY_BYTES_MIN, "a key begins with a token"
+            assert not self._items or self._items[-1][0] < item[0], "keys of a layer being built must ascend"
+            self._items.append(item)
+
+    async def finish(self, facts: LayerFacts) -> None:
+        disk = self._engine.disk
+        await replace_file(disk, f"{self._folder}/{_run_name(0)}", _encode(_Run(facts, self._items)))
+        await disk.sync_folder(parent_folder(self._folder))
+        self._finished = True
+
+    async def abandon(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._engine.disk.remove_folder(self._folder)
+
+
+def _run_name(number: int) -> str:
+    return f"{number:08d}{_SUFFIX}"

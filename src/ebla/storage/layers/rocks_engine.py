@@ -1,0 +1,591 @@
+"""Layers on RocksDB, and the only module that knows the library.
+
+Some of its habits give wrong results in silence; this module is where they stop (`test_rocks_traps.py` pins each):
+
+- a scan over a damaged block simply ends: every scan here asks for the status behind its last row;
+- the setter of the lower bound overwrites the upper one: it is never called;
+- an opened database takes its options from disk and drops the shared cache, unless they are given per column family;
+- a database stays locked while any cursor or checkpoint object of it lives: none leaves this module;
+- cursors of a snapshot see what was put after it: none is used.
+
+Also: a put that would have to wait is refused at once (waiting would stop the whole process, for the library does not
+let go of the interpreter), and its own log is off, since the shard has one for all its layers.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+from weakref import WeakSet
+
+import msgspec
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+    WriteBatch,
+    WriteBufferManager,
+    WriteOptions,
+)
+
+from ebla.journal.checked_file import parent_folder
+from ebla.model.errors import Overloaded, Stale
+from ebla.ports.disk import Disk
+from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
+from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
+from ebla.storage.layers.malloc_trim import MallocTrimmer
+from ebla.storage.layers.rocks_errors import translate_errors, translated_error
+
+FACTS_KEY = b"\0"
+"""Shorter than a token, so before every row."""
+FIRST_KEY = bytes(KEY_BYTES_MIN)
+GREATEST_SLACK_US = 10_000_000
+"""Facts are written in the batch that widens them, so that rows never become durable without. A later write widens the
+greatest timestamp almost every time; storing it this much too late makes that one batch in many."""
+FIRST_ROWS = 16
+
+_LZ4_WINDOW_BITS = -14
+"""Says nothing to LZ4: the library's own default."""
+_NOT_OF_A_CHECKPOINT = ("LOCK", "LOG")
+_BUILD_SUFFIX = ".build"
+_encode_facts = msgspec.msgpack.Encoder().encode
+_decode_facts = msgspec.msgpack.Decoder(LayerFacts).decode
+
+
+class RocksLimits(msgspec.Struct, frozen=True):
+    write_buffer_bytes: int = 4 << 20
+    """Of one layer; when it is full the library flushes it by itself."""
+    write_buffers: int = 4
+    """Full ones that may wait to be flushed before puts are refused."""
+    write_buffers_total_bytes: int = 256 << 20
+    cache_bytes: int = 64 << 20
+    block_bytes: int = 16 << 10
+    arena_block_bytes: int = 64 << 10
+    """Each layer takes one as soon as it is written to."""
+    bloom_bits: int = 10
+    compression_haste: int = 3
+    """How fast LZ4 passes over what it finds no match in. At three times its own pace a file takes about a fifth less
+    time to write, and was 1 to 2 % larger with rows of the benchmarks, 8 % with words that hardly repeat."""
+    background_jobs: int = 2
+    built_file_bytes: int = 256 << 20
+    info_log_bytes: int = 256 << 10
+    info_log_folder: str = ""
+    """Where the library takes its notes; empty: in each layer's folder. Elsewhere, a layer opened read-only is left as
+    it was found."""
+
+
+class RocksEngine:
+    """The layers of one process: they share a cache and a bound on unflushed memory."""
+
+    def __init__(self, disk: Disk, limits: RocksLimits | None = None) -> None:
+        self._disk = disk
+        self._limits = limits or RocksLimits()
+        self._freed = MallocTrimmer()
+        self._cache = Cache(self._limits.cache_bytes)
+        self._options = _options(self._limits, self._cache)
+
+    async def create(self, folder: str) -> "RocksLayer":
+        assert not self._disk.exists(folder), f"{folder} is already there"
+        return RocksLayer(self, folder, writable=True)
+
+    async def open(self, folder: str, *, writable: bool) -> "RocksLayer":
+        layer = RocksLayer(self, folder, writable=writable)
+        if self._disk.exists(folder):
+            try:
+                await self._disk.run(layer.open_files)
+            except BaseException:
+                # Whoever asks next must not find it locked by a database that nobody has.
+                layer.forget_files()
+                raise
+        elif not writable:
+            raise LayerDamaged(folder, "its folder is missing")
+        return layer
+
+    @property
+    def cache_used_bytes(self) -> int:
+        return self._cache.get_usage()
+
+    def builder(self, folder: str) -> "RocksBuilder":
+        return RocksBuilder(self, folder)
+
+    async def drop(self, folder: str) -> None:
+        await self._disk.run(partial(self._disk.remove_folder, folder))
+
+    # -- for the layers and builders of this module -----------------------------------------------------------------
+
+    async def closed_one(self) -> None:
+        if self._freed.is_due():
+            await self._disk.run(self._freed.trim)
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    @property
+    def limits(self) -> RocksLimits:
+        return self._limits
+
+    def open_database(self, folder: str, *, writable: bool) -> Rdict:
+        access = AccessType.read_write() if writable else AccessType.read_only(False)
+        with_options = {"default": self._options}
+        return translate_errors(folder, partial(Rdict, folder, self._options, with_options, access))
+
+    def new_file(self, path: str) -> SstFileWriter:
+        writer = SstFileWriter(self._options)
+        translate_errors(path, partial(writer.open, path))
+        return writer
+
+
+class RocksLayer:
+    """`layer.Layer`."""
+
+    def __init__(self, engine: RocksEngine, folder: str, *, writable: bool) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._writable = writable
+        self._database: Rdict | None = None
+        self._facts = NO_FACTS
+        self._stored = NO_FACTS
+        self._unflushed_bytes = 0
+        self._name_is_durable = False
+        self._takes_puts = writable
+        self._closed = False
+        self._scans: WeakSet[_Scan] = WeakSet()
+        self._slow_work = asyncio.Lock()
+        self._write_options = _write_options()
+
+    @property
+    def folder(self) -> str:
+        return self._folder
+
+    @property
+    def writable(self) -> bool:
+        return self._writable
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def facts(self) -> LayerFacts:
+        return self._facts
+
+    @property
+    def unflushed_bytes(self) -> int:
+        return self._unflushed_bytes
+
+    @property
+    def has_files(self) -> bool:
+        return self._database is not None
+
+    async def make_files(self) -> None:
+        async with self._slow_work:
+            self._check_open()
+            if self._database is None:
+                await self._engine.disk.run(self._make_files)
+
+    def _make_files(self) -> None:
+        """There were none, so there are no facts to be read."""
+        self._database = self._engine.open_database(self._folder, writable=True)
+
+    def open_files(self) -> None:
+        """Blocks for some milliseconds; where the machine is short of processors, for a good part of a second."""
+        self._database = self._engine.open_database(self._folder, writable=self._writable)
+        stored = self.get(FACTS_KEY)
+        if stored is not None:
+            self._facts = self._stored = _read_facts(self._folder, stored)
+        elif next(self.scan(), None) is not None:
+            raise LayerDamaged(self._folder, "it holds rows and does not tell their facts")
+
+    def get(self, key: bytes) -> bytes | None:
+        if self._database is None:
+            self._check_open()
+            return None
+        try:
+            found: bytes | None = self._database.get(key)
+        except Exception as failure:
+            raise translated_error(failure, self._folder) from failure
+        return found
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._database is None:
+            self._check_open()
+            return [None] * len(keys)
+        try:
+            found: Any = self._database.get(list(keys))
+        except Exception as failure:
+            raise translated_error(failure, self._folder) from failure
+        return list(found)
+
+    def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        return chain.from_iterable(self.scan_batches(start, end))
+
+    def scan_batches(
+        self, start: bytes = b"", end: bytes | None = None, rows_max: int = SCAN_ROWS_MAX
+    ) -> Iterator[list[Item]]:
+        start = max(start, FIRST_KEY)
+        if self._database is None or (end is not None and end <= start):
+            self._check_open()
+            return iter(())
+        scan = _Scan(self, self._database, (start, end), rows_max)
+        self._scans.add(scan)
+        return scan
+
+    def scan_reverse(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+        start = max(start, FIRST_KEY)
+        if self._database is None or (end is not None and end <= start):
+            self._check_open()
+            return iter(())
+        scan = _BackScan(self, self._database, (start, end))
+        self._scans.add(scan)
+        return chain.from_iterable(scan)
+
+    def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
+        assert self._writable, f"{self._folder} is a base, which is never written to"
+        if not self._takes_puts:
+            raise Stale(f"layer {self._folder} is closed")
+        if self._database is None:
+            self.open_files()
+        assert self._database is not None
+        batch = WriteBatch(raw_mode=True)
+        size = 0
+        for key, value in items:
+            batch[key] = value
+            size += len(key) + len(value)
+        stored = self._stored
+        if not stored.covers(facts):
+            stored = _with_slack(self._facts.widened(facts))
+            batch[FACTS_KEY] = _encode_facts(stored)
+        try:
+            self._database.write(batch, self._write_options)
+        except Exception as failure:
+            raise translated_error(failure, self._folder) from failure
+        self._stored = stored
+        self._facts = self._facts.widened(facts)
+        self._unflushed_bytes += size
+
+    def size_bytes(self) -> int:
+        if self._database is None:
+            return 0
+        return (self._database.property_int_value("rocksdb.live-sst-files-size") or 0) + self._unflushed_bytes
+
+    async def flush(self) -> None:
+        async with self._slow_work:
+            self._check_open()
+            await self._flush()
+
+    async def checkpoint(self, folder: str, *, durable: bool = True) -> None:
+        async with self._slow_work:
+            self._check_open()
+            await self._flush()
+            disk = self._engine.disk
+            if self._writable:
+                await disk.run(partial(self._checkpoint, folder))
+            else:
+                await disk.run(partial(_link_files, disk, self._folder, folder))
+            if durable:
+                await disk.sync_folder(folder)
+                await disk.sync_folder(parent_folder(folder))
+
+    async def close(self) -> None:
+        async with self._slow_work:
+            if self._closed:
+                return
+            self._takes_puts = False
+            try:
+                await self._flush()
+            except BaseException:
+                self._takes_puts = self._writable
+                raise
+            await self._let_go()
+
+    async def discard(self) -> None:
+        async with self._slow_work:
+            if not self._closed:
+                await self._let_go()
+
+    async def _flush(self) -> None:
+        database = self._database
+        if database is None or not self._unflushed_bytes:
+            return
+        begun_bytes = self._unflushed_bytes
+        self._store_exact_facts(database)
+        disk = self._engine.disk
+        await disk.run(partial(translate_errors, self._folder, database.flush))
+        if not self._name_is_durable:
+            await disk.sync_folder(parent_folder(self._folder))
+            self._name_is_durable = True
+        self._unflushed_bytes -= begun_bytes
+
+    def _store_exact_facts(self, database: Rdict) -> None:
+        """Without the slack. Where the library refuses, the wider ones that are there stay true."""
+        batch = WriteBatch(raw_mode=True)
+        batch[FACTS_KEY] = _encode_facts(self._facts)
+        try:
+            translate_errors(self._folder, partial(database.write, batch, self._write_options))
+        except Overloaded:
+            return
+        self._stored = self._facts
+
+    def _checkpoint(self, folder: str) -> None:
+        if self._database is None:
+            self.open_files()
+        assert self._database is not None
+        translate_errors(self._folder, partial(Checkpoint(self._database).create_checkpoint, folder))
+
+    def forget_files(self) -> None:
+        """Of a layer that was opened for nobody. Blocks for a moment."""
+        self._closed = True
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    async def _let_go(self) -> None:
+        self._closed = True
+        self._takes_puts = False
+        database, self._database = self._database, None
+        for scan in tuple(self._scans):
+            scan.end()
+        if database is not None:
+            await self._engine.disk.run(partial(translate_errors, self._folder, database.close))
+            del database
+            await self._engine.closed_one()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Stale(f"layer {self._folder} is closed")
+
+
+class _Scan:
+    """Lists of rows, in order. The library's cursors stay in here, also when an error travels on: its traceback would
+    keep local names alive, and with them the lock of the database.
+
+    The first rows come by the cursor that tells its status, which is all that a short scan costs. In a base the faster
+    one takes over, and the first comes back to look behind its last row. In a layer that is written to meanwhile a
+    second cursor would see another moment than the first (and a snapshot is no help), so there the first one goes all
+    the way.
+    """
+
+    def __init__(self, layer: RocksLayer, database: Rdict, bounds: tuple[bytes, bytes | None], rows_max: int) -> None:
+        self._folder = layer.folder
+        self._changes = layer.writable
+        self._last, end = bounds
+        self._rows_max = rows_max
+        self._rows_next = min(FIRST_ROWS, rows_max)
+        self._bound = ReadOptions()
+        if end is not None:
+            self._bound.set_iterate_upper_bound(end)
+        self._database: Rdict | None = database
+        self._fast: Any = None
+        self._cursor: Any = database.iter(self._bound)
+        self._cursor.seek(self._last)
+        self._ended = False
+
+    def __iter__(self) -> Iterator[list[Item]]:
+        return self
+
+    def __next__(self) -> list[Item]:
+        if self._ended:
+            raise StopIteration
+        if self._database is None:
+            raise Stale(f"layer {self._folder} was closed during a scan of it")
+        try:
+            rows = self._slow_rows() if self._fast is None else self._fast_rows()
+        except Exception as failure:
+            self._finish()
+            raise translated_error(failure, self._folder) from failure
+        if not rows:
+            raise StopIteration
+        self._rows_next = min(self._rows_next * 4, self._rows_max)
+        return rows
+
+    def end(self) -> None:
+        """Its layer is closed."""
+        self._database = self._cursor = self._fast = None
+
+    def _finish(self) -> None:
+        self._ended = True
+        self.end()
+
+    def _slow_rows(self) -> list[Item]:
+        rows: list[Item] = []
+        cursor = self._cursor
+        try:
+            while len(rows) < self._rows_next and cursor.valid():
+                rows.append((cursor.key(), cursor.value()))
+                cursor.next()
+            cursor.status()
+            if not cursor.valid():
+                self._finish()
+            elif not self._changes:
+                assert self._database is not None
+                self._fast = self._database.items(from_key=cursor.key(), read_opt=self._bound)
+                self._last = rows[-1][0]
+        finally:
+            del cursor
+        return rows
+
+    def _fast_rows(self) -> list[Item]:
+        rows: list[Item] = list(islice(self._fast, self._rows_next))
+        if rows:
+            self._last = rows[-1][0]
+        if len(rows) < self._rows_next:
+            self._check_end()
+            self._finish()
+        return rows
+
+    def _check_end(self) -> None:
+        """The faster cursor ends in silence at what it cannot read: only behind its last row is the truth."""
+        self._cursor.seek(self._last)
+        self._cursor.next()
+        self._cursor.status()
+        if self._cursor.valid():
+            raise LayerDamaged(self._folder, f"a scan ended at key {self._last.hex()}, and more rows follow")
+
+
+class _BackScan(_Scan):
+    """From the last row to the first, all the way by the cursor that tells its status."""
+
+    def __init__(self, layer: RocksLayer, database: Rdict, bounds: tuple[bytes, bytes | None]) -> None:
+        super().__init__(layer, database, bounds, SCAN_ROWS_MAX)
+        self._start = bounds[0]
+        self._cursor.seek_to_last()
+
+    def _slow_rows(self) -> list[Item]:
+        rows: list[Item] = []
+        cursor, start = self._cursor, self._start
+        try:
+            while len(rows) < self._rows_next and cursor.valid() and (key := cursor.key()) >= start:
+                rows.append((key, cursor.value()))
+                cursor.prev()
+            cursor.status()
+            if len(rows) < self._rows_next:
+                self._finish()
+        finally:
+            del cursor
+        return rows
+
+
+class RocksBuilder:
+    """`layer.LayerBuilder`. Rows go to files that the finished database takes over as they are."""
+
+    def __init__(self, engine: RocksEngine, folder: str) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._writer: SstFileWriter | None = None
+        self._paths: list[str] = []
+        self._finished = False
+        assert not engine.disk.exists(folder), f"{folder} is already there"
+        engine.disk.make_folder(folder)
+
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        if not keys:
+            return
+        assert len(keys[0]) >= KEY_BYTES_MIN, "a key begins with a token"
+        if self._writer is None:
+            self._writer = self._new_file()
+        writer = self._writer
+        try:
+            for key, value in zip(keys, values, strict=True):
+                writer[key] = value
+        except Exception as failure:
+            raise translated_error(failure, self._folder) from failure
+        if writer.file_size() >= self._engine.limits.built_file_bytes:
+            self._end_file()
+
+    async def finish(self, facts: LayerFacts) -> None:
+        disk = self._engine.disk
+        await disk.run(partial(self._assemble, facts))
+        await disk.sync_folder(self._folder)
+        await disk.sync_folder(parent_folder(self._folder))
+        self._finished = True
+
+    async def abandon(self) -> None:
+        if not self._finished:
+            self._writer = None
+            await self._engine.drop(self._folder)
+            self._finished = True
+
+    def _assemble(self, facts: LayerFacts) -> None:
+        self._end_file()
+        writer = self._writer = self._new_file()
+        writer[FACTS_KEY] = _encode_facts(facts)
+        self._end_file()
+        database = self._engine.open_database(self._folder, writable=True)
+        try:
+            taking_over = IngestExternalFileOptions()
+            taking_over.set_move_files(True)
+            translate_errors(self._folder, partial(database.ingest_external_file, self._paths, taking_over))
+        finally:
+            database.close()
+
+    def _new_file(self) -> SstFileWriter:
+        path = f"{self._folder}/{len(self._paths):06d}{_BUILD_SUFFIX}"
+        self._paths.append(path)
+        return self._engine.new_file(path)
+
+    def _end_file(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            translate_errors(self._folder, writer.finish)
+
+
+def _options(limits: RocksLimits, cache: Cache) -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_block_size(limits.block_bytes)
+    table.set_bloom_filter(limits.bloom_bits, False)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_compression_options(_LZ4_WINDOW_BITS, -limits.compression_haste, 0, 0)
+    options.set_write_buffer_size(limits.write_buffer_bytes)
+    options.set_max_write_buffer_number(limits.write_buffers)
+    options.set_arena_block_size(limits.arena_block_bytes)
+    options.set_write_buffer_manager(WriteBufferManager(limits.write_buffers_total_bytes, False))
+    options.set_max_background_jobs(limits.background_jobs)
+    # Of its own accord the library starts sixteen threads to open what are, in a layer, a few files.
+    options.set_max_file_opening_threads(1)
+    # One database would hardly notice these; hundreds of them would fill the folder and the disk with their notes.
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(limits.info_log_bytes)
+    if limits.info_log_folder:
+        options.set_db_log_dir(limits.info_log_folder)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    options.set_manifest_preallocation_size(64 << 10)
+    return options
+
+
+def _write_options() -> WriteOptions:
+    options = WriteOptions()
+    options.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, whatever the stub says
+    options.no_slowdown = True
+    return options
+
+
+def _link_files(disk: Disk, source: str, target: str) -> None:
+    disk.make_folder(target)
+    for name in disk.list_folder(source):
+        if not name.startswith(_NOT_OF_A_CHECKPOINT) and not name.endswith(_BUILD_SUFFIX):
+            disk.link(f"{source}/{name}", f"{target}/{name}")
+
+
+def _with_slack(facts: LayerFacts) -> LayerFacts:
+    return msgspec.structs.replace(facts, greatest_us=facts.greatest_us + GREATEST_SLACK_US)
+
+
+def _read_facts(folder: str, data: bytes) -> LayerFacts:
+    try:
+        return _decode_facts(data)
+    except msgspec.DecodeError as failure:
+        raise LayerDamaged(folder, f"its facts cannot be read ({failure})") from failure

@@ -1,0 +1,1 @@
+"""Merging rows of several layers or runs."""

@@ -1,0 +1,234 @@
+"""Chunks of several layers become one stream in key order, each key once: `merge.py` by vector operations.
+
+The layers advance together from window to window: a window ends at the least of the last keys at hand, so that every
+row up to there is known. Within it, a plain row that is newer than the others of its key and has every cell wins as
+it stands; whole columns of such decisions are one operation. The other keys that are there twice go one at a time.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebla.storage.columns.binary_columns import Mask, Positions
+from ebla.storage.columns.chunks import (
+    KEY,
+    ChunkFlag,
+    ChunkShape,
+    chunk_of,
+    concat_chunks,
+    flags_of,
+    splice_chunks,
+    stored_values,
+    timestamps_of,
+)
+from ebla.storage.columns.key_columns import token_words
+from ebla.storage.merge.equal_rows import same_keys, same_rows
+from ebla.storage.merge.row_merge import merge_all
+
+
+def merge_chunks(shape: ChunkShape, streams: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Each stream in key order, with every key once. The shape must be whole or raw."""
+    if len(streams) == 1:
+        yield from streams[0]
+        return
+    sources = [_Source(stream) for stream in streams]
+    while any(source.rest is not None for source in sources):
+        ahead = [source for source in sources if source.rest is not None]
+        if len(ahead) == 1:
+            yield ahead[0].take_all()
+            continue
+        end = min(source.last_key() for source in ahead)
+        parts = [part for source in ahead if len(part := source.take_through(end))]
+        yield _merged_window(shape, parts)
+
+
+def _merged_window(shape: ChunkShape, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Replicas have the same keys as a rule, and most rows of them are the same: those are not even sorted."""
+    first, *others = parts
+    if not all(same_keys(first, other) for other in others):
+        return merge_duplicates(shape, concat_chunks(parts))
+    same: Mask = np.ones(len(first), np.bool_)
+    for other in others:
+        same &= same_rows(shape, first, other)
+    if same.all():
+        return first
+    if 2 * np.count_nonzero(same) < len(same):
+        return merge_duplicates(shape, concat_chunks(parts))
+    differing = pa.array(~same)
+    merged = merge_duplicates(shape, concat_chunks([part.filter(differing) for part in parts]))
+    return splice_chunks([first.filter(pa.array(same)), merged], [np.flatnonzero(same), np.flatnonzero(~same)])
+
+
+def merge_duplicates(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows in any order, of which keys may be there several times, as a chunk."""
+    order, same_key = key_order(chunk.column(KEY))
+    chunk = chunk.take(pa.array(order))
+    if not same_key.any():
+        return chunk
+    groups = KeyGroups.of(same_key)
+    winners, settled = _winners(shape, chunk, groups, same_key)
+    if settled.all():
+        return chunk.take(pa.array(winners))
+    parts = [chunk.take(pa.array(winners[settled])), _merged_one_by_one(shape, chunk, groups, ~settled)]
+    places = np.arange(len(groups.starts))
+    return splice_chunks(parts, [places[settled], places[~settled]])
+
+
+class _Source:
+    """One stream, and what of its current chunk is not yet taken."""
+
+    def __init__(self, stream: Iterator[pa.RecordBatch]) -> None:
+        self._stream = stream
+        self.rest: pa.RecordBatch | None = None
+        self._advance()
+
+    def last_key(self) -> bytes:
+        assert self.rest is not None
+        key: bytes = self.rest.column(KEY)[-1].as_py()
+        return key
+
+    def take_all(self) -> pa.RecordBatch:
+        taken = self.rest
+        self._advance()
+        return taken
+
+    def take_through(self, end: bytes) -> pa.RecordBatch:
+        assert self.rest is not None
+        count = rows_through(self.rest.column(KEY), end)
+        if count == len(self.rest):
+            return self.take_all()
+        taken = self.rest.slice(0, count)
+        self.rest = self.rest.slice(count)
+        return taken
+
+    def _advance(self) -> None:
+        self.rest = next((chunk for chunk in self._stream if len(chunk)), None)
+
+
+class KeySequence(Sequence[bytes]):
+    """A column of keys, one by one: a search looks at a few of them."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, place: int) -> bytes:  # type: ignore[override]  # a search asks for single places only
+        key: bytes = self._column[place].as_py()
+        return key
+
+
+def rows_through(keys: pa.Array, end: bytes) -> int:
+    """How many of the ascending keys are at most `end`."""
+    return bisect_right(KeySequence(keys), end)
+
+
+def rows_before(keys: pa.Array, end: bytes) -> int:
+    """How many of the ascending keys are below `end`."""
+    return bisect_left(KeySequence(keys), end)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroups:
+    """Rows of one key each, in a chunk in key order."""
+
+    starts: Positions
+    sizes: Positions
+
+    @classmethod
+    def of(cls, same_key: Mask) -> "KeyGroups":
+        starts = np.concatenate(([0], np.flatnonzero(~same_key) + 1))
+        return cls(starts, np.diff(starts, append=len(same_key) + 1))
+
+
+def key_order(keys: pa.Array, words: npt.NDArray[np.uint64] | None = None) -> tuple[Positions, Mask]:
+    """The places of the keys in ascending order (equal ones as they came), and which of them equals the next. `words`
+    are their tokens (`token_words`), where they are known already.
+
+    Sorting by token alone is many times faster, and right unless two different keys share a token: rows of one
+    partition, as a rule.
+    """
+    words = token_words(keys) if words is None else words
+    order = np.argsort(words)
+    ascending = words[order]
+    tokens_tie = ascending[1:] == ascending[:-1]
+    if not tokens_tie.any():
+        return order, tokens_tie
+    # Only now: keeping equal ones as they came takes five times as long, and most loads have none.
+    order = np.argsort(words, kind="stable")
+    in_order = keys.take(pa.array(order))
+    same = same_as_next(in_order)
+    if (same == tokens_tie).all():
+        return order, same
+    by_key = np.asarray(pc.array_sort_indices(in_order)).astype(np.int64)
+    return order[by_key], same_as_next(in_order.take(pa.array(by_key)))
+
+
+def same_as_next(column: pa.Array) -> Mask:
+    """For all but the last value whether the next one is equal."""
+    if len(column) < 2:
+        return np.zeros(0, np.bool_)
+    same = pc.equal(column.slice(0, len(column) - 1), column.slice(1))
+    return np.asarray(same.fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def _winners(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> tuple[Positions, Mask]:
+    """The place of each group's newest row, and for which groups that row is the result."""
+    flags, timestamps = flags_of(chunk), timestamps_of(chunk)
+    newest = np.maximum.reduceat(timestamps, groups.starts)
+    is_newest = timestamps == np.repeat(newest, groups.sizes)
+    places = np.where(is_newest, np.arange(len(chunk)), -1)
+    winners = np.maximum.reduceat(places, groups.starts)
+    alone = np.add.reduceat(is_newest, groups.starts, dtype=np.int64) == 1
+    all_flags = np.bitwise_and.reduceat(flags, groups.starts)
+    any_flags = np.bitwise_or.reduceat(flags, groups.starts)
+    won_flags = flags[winners]
+    covers = (won_flags & ChunkFlag.COMPLETE) != 0
+    marked = ((won_flags & ChunkFlag.MARKED) != 0) | ((any_flags & ChunkFlag.MARKED) == 0)
+    plain = (all_flags & ChunkFlag.PLAIN) != 0
+    may_stand = covers & marked & plain
+    settled = (groups.sizes == 1) | (alone & may_stand)
+    if not settled.all():
+        settled |= _all_equal(shape, chunk, groups, same_key)
+    if (may_stand & ~settled).any():
+        looked_at = np.repeat(may_stand & ~settled, groups.sizes) & is_newest
+        settled |= may_stand & _newest_agree(shape, chunk, groups, (looked_at, winners))
+    return winners, settled
+
+
+def _newest_agree(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, newest: tuple[Mask, Positions]) -> Mask:
+    """Groups in which each of the newest rows that are looked at says the same as the one that would win: two replicas
+    have seen a write, and a third has not."""
+    looked_at, winners = newest
+    rivals = np.flatnonzero(looked_at)
+    theirs = np.repeat(winners, groups.sizes)[rivals]
+    differs = np.zeros(len(chunk), np.bool_)
+    differs[rivals] = ~same_rows(shape, chunk.take(pa.array(rivals)), chunk.take(pa.array(theirs)))
+    return ~np.logical_or.reduceat(differs, groups.starts)
+
+
+def _all_equal(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> Mask:
+    """Groups whose rows say the same: a layer that was adopted twice, or another replica."""
+    differs = np.zeros(len(chunk), np.bool_)
+    differs[:-1] = same_key & ~same_rows(shape, chunk.slice(0, len(chunk) - 1), chunk.slice(1))
+    return ~np.logical_or.reduceat(differs, groups.starts)
+
+
+def _merged_one_by_one(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, chosen: Mask) -> pa.RecordBatch:
+    sizes = groups.sizes[chosen].tolist()
+    members = chunk.filter(pa.array(np.repeat(chosen, groups.sizes)))
+    keys = members.column(KEY).to_pylist()
+    values = stored_values(shape, members).to_pylist()
+    merged_keys, merged_values = [], []
+    start = 0
+    for size in sizes:
+        merged_keys.append(keys[start])
+        merged_values.append(merge_all(values[start : start + size], shape.schema))
+        start += size
+    return chunk_of(shape, pa.array(merged_keys, pa.binary()), pa.array(merged_values, pa.binary()))

@@ -1,0 +1,1 @@
+"""Reading many rows at once."""

@@ -1,0 +1,168 @@
+"""A range of a checkpoint that is made of several stacks, read as one.
+
+Tablets of a table have ranges of their own, which are read one after another. Stacks of a table on vnodes all have the
+whole ring as their range, each with the rows of its shard, and are merged like layers of one stack.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ebla.model.schema import TableSchema
+from ebla.model.selection import KeyCondition
+from ebla.model.token import TokenRange
+from ebla.ports.disk import Disk
+from ebla.storage.codec.row_file import ROWS_SCHEMA
+from ebla.storage.columns.chunks import KEY, STORED, ChunkShape
+from ebla.storage.layers.layer import LayerEngine
+from ebla.storage.merge.row_merge import KeySpan, clip_span, key_spans
+from ebla.storage.scan.key_filter import KeyFilter
+from ebla.storage.scan.range_hashes import RangeHasher
+from ebla.storage.scan.scan_stack import ScanStack
+from ebla.storage.scan.stack_scan import (
+    ScanLayer,
+    ScanQuery,
+    close_scan,
+    open_scan,
+    query_spans,
+    scan_columns,
+    scan_rows,
+    scan_stored,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSegment:
+    """A run of keys, and the stacks (by their place) that have rows in it."""
+
+    span: KeySpan
+    stacks: tuple[int, ...]
+
+
+LayerLookup = Callable[[str, TokenRange], ScanLayer]
+
+
+def scan_segments(stacks: Sequence[ScanStack], token_range: TokenRange) -> list[ScanSegment]:
+    """In key order and without overlap; all the keys of the range that some stack has in its own."""
+    found = [
+        (part, number)
+        for span in key_spans(token_range)
+        for number, stack in enumerate(stacks)
+        for part in clip_span(span, key_spans(stack.range))
+    ]
+    pieces: list[ScanSegment] = []
+    for span, number in sorted(found, key=lambda one: one[0][0]):
+        if pieces and _reaches(pieces[-1].span[1], span[0]):
+            last = pieces.pop()
+            span = (last.span[0], _later(last.span[1], span[1]))
+            pieces.append(ScanSegment(span, (*last.stacks, number)))
+        else:
+            pieces.append(ScanSegment(span, (number,)))
+    return pieces
+
+
+def _reaches(end: bytes | None, start: bytes) -> bool:
+    return end is None or end > start
+
+
+def _later(one: bytes | None, other: bytes | None) -> bytes | None:
+    return None if one is None or other is None else max(one, other)
+
+
+def intersect_ranges(one: TokenRange, other: TokenRange) -> list[TokenRange]:
+    """What is in both, in ranges that do not go over the top."""
+    return [
+        TokenRange(max(first.start, second.start), min(first.end, second.end))
+        for first in one.unwrapped()
+        for second in other.unwrapped()
+        if max(first.start, second.start) < min(first.end, second.end)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointScan:
+    """Opened layers of a checkpoint. `opened` answers for each folder once."""
+
+    schema: TableSchema
+    stacks: tuple[ScanStack, ...]
+    opened: LayerLookup
+
+    def stored(
+        self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Merged rows as they are stored, in the shape in which nodes send them to one another. Heads come with the
+        rows that meet the conditions, and may come alone."""
+        shape, kept = ChunkShape(self.schema), KeyFilter(self.schema, conditions)
+        asked = ScanQuery(self.schema, (), 0, conditions=conditions, partitions=partitions)
+        for piece in scan_segments(self.stacks, token_range):
+            spans = query_spans(replace(asked, spans=(piece.span,)))
+            for chunk in scan_stored(self.schema, self._layers(piece), spans):
+                rows = kept.kept(shape, chunk)
+                yield pa.RecordBatch.from_arrays([rows.column(KEY), rows.column(STORED)], schema=ROWS_SCHEMA)
+
+    def has_columns(self) -> bool:
+        """Whether some of it is read faster by column."""
+        return any(
+            self.opened(folder, within).sidecar is not None for stack in self.stacks for folder, within in stack.layers
+        )
+
+    def by_column(
+        self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The same rows, as chunks of the whole shape."""
+        asked = ScanQuery(self.schema, (), 0, conditions=conditions, partitions=partitions)
+        for piece in scan_segments(self.stacks, token_range):
+            yield from scan_columns(self._layers(piece), replace(asked, spans=(piece.span,)))
+
+    def typed(self, token_range: TokenRange, question: ScanQuery) -> Iterator[pa.RecordBatch]:
+        """What a user sees; the question's own spans do not count."""
+        for piece in scan_segments(self.stacks, token_range):
+            yield from scan_rows(self._layers(piece), replace(question, spans=(piece.span,)))
+
+    def hashes(self, token_range: TokenRange, buckets: int, gc_before_s: int) -> pa.RecordBatch:
+        hashes = RangeHasher(self.schema, token_range, buckets, gc_before_s)
+        for chunk in self._chunks(token_range):
+            hashes.add(chunk)
+        return hashes.result()
+
+    def _chunks(self, token_range: TokenRange) -> Iterator[pa.RecordBatch]:
+        for piece in scan_segments(self.stacks, token_range):
+            yield from scan_stored(self.schema, self._layers(piece), (piece.span,))
+
+    def _layers(self, piece: ScanSegment) -> list[ScanLayer]:
+        """A layer may reach beyond its stack; what it has there is no part of it."""
+        return [
+            self.opened(folder, within)
+            for number in piece.stacks
+            for folder, layer_range in self.stacks[number].layers
+            for within in intersect_ranges(layer_range, self.stacks[number].range)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanContext:
+    """Where the layers of a checkpoint are, and what opens them."""
+
+    engine: LayerEngine
+    disk: Disk
+
+
+@asynccontextmanager
+async def open_checkpoint(
+    place: ScanContext, schema: TableSchema, stacks: tuple[ScanStack, ...]
+) -> AsyncIterator[CheckpointScan]:
+    """Every layer is open once, whatever stacks share it. Folders are absolute."""
+    folders = {folder: layer_range for stack in stacks for folder, layer_range in stack.layers}
+    layers: list[ScanLayer] = []
+    try:
+        layers = await open_scan(place.engine, place.disk, list(folders.items()))
+        by_folder = dict(zip(folders, layers))
+        yield CheckpointScan(
+            schema,
+            stacks,
+            lambda folder, within: ScanLayer(by_folder[folder].layer, within, by_folder[folder].sidecar),
+        )
+    finally:
+        await close_scan(layers)

@@ -1,0 +1,342 @@
+"""A stack read as Arrow: layers merged by key, filtered by key and token ranges, as users or other nodes see it.
+
+It works on layers that nobody writes to: a checkpoint, opened in another process. A layer's sidecar is read in its
+place where it has one. Every layer ends its scan by the end check of the engine, so a stream that ends is complete.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ebla.model.rows import Cell
+from ebla.model.schema import TableSchema
+from ebla.model.selection import ColumnSelector, KeyCondition, SelectorKind
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.ports.disk import Disk
+from ebla.storage.codec.key_codec import KeyKind, head_key, prefix_end, row_key
+from ebla.storage.columns.chunks import (
+    KEY,
+    STORED,
+    TIMESTAMP,
+    ChunkFlag,
+    ChunkShape,
+    chunk_of,
+    concat_chunks,
+    field_name,
+    flags_of,
+    whole_shape,
+)
+from ebla.storage.columns.key_columns import key_kinds, partition_prefixes
+from ebla.storage.columns.sidecar import Sidecar, open_sidecar
+from ebla.storage.columns.wire_columns import from_wire
+from ebla.storage.layers.layer import Layer, LayerEngine
+from ebla.storage.merge.chunk_merge import KeyGroups, merge_chunks, same_as_next
+from ebla.storage.merge.partition_heads import PartitionHeadPass, PartitionHeadSpan
+from ebla.storage.merge.row_merge import KeySpan, clip_span, key_spans
+from ebla.storage.scan.key_filter import KeyFilter, clustering_slice
+from ebla.storage.scan.scan_columns import (
+    CellTimeIndex,
+    ScanColumn,
+    arrow_schema_of,
+    cell_time,
+    resolve_selectors,
+    row_column_numbers,
+    token_column,
+)
+from ebla.storage.scan.visible_rows import VisibleTransform, live_static, static_values
+
+CHUNK_ROWS = 16 * 1024
+CHUNK_BYTES = 32 << 20
+LIST_ROWS = 256
+"""Of rows that are Python objects for a moment: so few that the memory of the last ones is still near."""
+PARTITIONS_BY_COLUMN_MAX = 16
+ALL_KEYS: tuple[KeySpan, ...] = key_spans(WHOLE_RING)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLayer:
+    """A layer of a stack, clipped to the range that it has there."""
+
+    layer: Layer
+    range: TokenRange = WHOLE_RING
+    sidecar: Sidecar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanQuery:
+    """What a user asks of a table. `columns` in the order wanted; `spans` ascending, without overlap."""
+
+    schema: TableSchema
+    columns: tuple[ColumnSelector, ...]
+    now_s: int
+    spans: tuple[KeySpan, ...] = ALL_KEYS
+    conditions: tuple[KeyCondition, ...] = ()
+    partitions: tuple[bytes, ...] = ()
+    """Only these, by their prefixes, and only within the spans; none: all."""
+
+
+def partition_span(prefix: bytes) -> KeySpan:
+    return prefix, prefix_end(prefix)
+
+
+def slice_spans(prefix: bytes, start: bytes, end: bytes | None) -> tuple[KeySpan, KeySpan]:
+    """Rows of a partition from one clustering prefix up to and without another. The head comes along: what it deletes
+    is deleted in every slice."""
+    head = head_key(prefix)
+    last = prefix_end(prefix) if end is None else row_key(prefix, end)
+    return (head, head + b"\0"), (row_key(prefix, start), last)
+
+
+async def open_scan(engine: LayerEngine, disk: Disk, parts: Sequence[tuple[str, TokenRange]]) -> list[ScanLayer]:
+    """Opens the layers of a checkpoint with their sidecars; `close_scan` closes them."""
+    opened: list[ScanLayer] = []
+    try:
+        for folder, token_range in parts:
+            layer = await engine.open(folder, writable=False)
+            opened.append(ScanLayer(layer, token_range))
+            opened[-1] = ScanLayer(layer, token_range, await open_sidecar(disk, folder))
+    except BaseException:
+        await close_scan(opened)
+        raise
+    return opened
+
+
+async def close_scan(layers: Sequence[ScanLayer]) -> None:
+    for one in layers:
+        if one.sidecar is not None:
+            one.sidecar.close()
+        await one.layer.close()
+
+
+def layer_chunks(shape: ChunkShape, layer: Layer, spans: Sequence[KeySpan]) -> Iterator[pa.RecordBatch]:
+    """The rows of one layer within the spans, in chunks of about `CHUNK_ROWS` and not many more than `CHUNK_BYTES`."""
+    rows_max = _list_rows(layer)
+    keys: list[pa.Array] = []
+    values: list[pa.Array] = []
+    count = size_bytes = 0
+    for start, end in spans:
+        for items in layer.scan_batches(start, end, rows_max):
+            some_keys, some_values = zip(*items)
+            keys.append(pa.array(some_keys, pa.binary()))
+            values.append(pa.array(some_values, pa.binary()))
+            count += len(items)
+            size_bytes += values[-1].nbytes
+            if count >= CHUNK_ROWS or size_bytes >= CHUNK_BYTES:
+                yield chunk_of(shape, pa.concat_arrays(keys), pa.concat_arrays(values))
+                keys, values = [], []
+                count = size_bytes = 0
+    if count:
+        yield chunk_of(shape, pa.concat_arrays(keys), pa.concat_arrays(values))
+
+
+def _list_rows(layer: Layer) -> int:
+    """How many rows to ask for at once: few where they are large."""
+    row_bytes = layer.size_bytes() // max(layer.facts.rows, 1) + 1
+    return max(1, min(CHUNK_ROWS, LIST_ROWS, CHUNK_BYTES // row_bytes))
+
+
+def scan_stored(
+    schema: TableSchema, layers: Sequence[ScanLayer], spans: Sequence[KeySpan] = ALL_KEYS
+) -> Iterator[pa.RecordBatch]:
+    """Merged rows as they are stored, heads and tombstones included, in chunks of the raw shape: what nodes send one
+    another, and what folds read."""
+    shape = ChunkShape(schema)
+    if not layers:
+        return iter(())
+    return merge_chunks(shape, [layer_chunks(shape, one.layer, _clipped(one, spans)) for one in layers])
+
+
+def scan_rows(layers: Sequence[ScanLayer], question: ScanQuery) -> Iterator[pa.RecordBatch]:
+    """What a user sees, as batches of typed columns under their names, in key order."""
+    view = _View(question)
+    if layers:
+        shape, chunks = _merged(layers, question, view.numbers)
+        yield from view.shown(shape, chunks)
+
+
+def scan_columns(layers: Sequence[ScanLayer], question: ScanQuery) -> Iterator[pa.RecordBatch]:
+    """Merged rows with all that is stored of them, as chunks of the whole shape: for who merges them with others.
+    Of the conditions those on rows leave the heads of their partitions."""
+    shape, kept = whole_shape(question.schema), KeyFilter(question.schema, question.conditions)
+    if layers:
+        for chunk in merge_chunks(shape, _streams(shape, layers, question)):
+            yield kept.kept(shape, chunk)
+
+
+def show_rows(
+    question: ScanQuery, shape: ChunkShape, streams: Sequence[Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """What a user sees of rows that come from elsewhere, as streams of chunks of the raw or the whole shape. What is
+    outside of the question's spans and partitions must not be among them."""
+    view = _View(question)
+    if streams:
+        yield from view.shown(shape, merge_chunks(shape, streams))
+
+
+def query_spans(question: ScanQuery) -> list[KeySpan]:
+    """The keys that a question is about: its partitions, of which only the part that can meet its conditions."""
+    if not question.partitions:
+        return list(question.spans)
+    part = clustering_slice(question.schema, question.conditions)
+    return [
+        clipped
+        for prefix in sorted(set(question.partitions))
+        for span in part.spans(prefix)
+        for clipped in clip_span(span, question.spans)
+    ]
+
+
+def _merged(
+    layers: Sequence[ScanLayer], question: ScanQuery, numbers: tuple[int, ...]
+) -> tuple[ChunkShape, Iterator[pa.RecordBatch]]:
+    """Merging needs whole rows: columns where some sidecar is read, else stored values, of which only those that win
+    are decoded. One layer alone is decoded straight to what is asked for."""
+    schema = question.schema
+    if len(layers) == 1:
+        shape = ChunkShape(schema, numbers)
+    else:
+        has_columns = _reads_columns(question) and any(one.sidecar is not None for one in layers)
+        shape = whole_shape(schema) if has_columns else ChunkShape(schema)
+    return shape, merge_chunks(shape, _streams(shape, layers, question))
+
+
+def _streams(shape: ChunkShape, layers: Sequence[ScanLayer], question: ScanQuery) -> list[Iterator[pa.RecordBatch]]:
+    asked = query_spans(question)
+    streams: list[Iterator[pa.RecordBatch]] = []
+    for one in layers:
+        spans = _clipped(one, asked)
+        if one.sidecar is None or shape.is_raw or not _reads_columns(question):
+            streams.append(layer_chunks(shape, one.layer, spans))
+        else:
+            streams.append(one.sidecar.chunks(shape, spans))
+    return streams
+
+
+def _reads_columns(question: ScanQuery) -> bool:
+    """A sidecar is read a block at a time: for many partitions the rows, found one by one, are less work."""
+    return len(question.partitions) <= PARTITIONS_BY_COLUMN_MAX
+
+
+def _clipped(one: ScanLayer, spans: Sequence[KeySpan]) -> list[KeySpan]:
+    within = key_spans(one.range)
+    return [part for span in spans for part in clip_span(span, within)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Static:
+    """What a partition shows of its static columns, by number."""
+
+    values: Mapping[int, bytes]
+    cells: Mapping[int, Cell]
+
+
+_NO_STATIC = _Static({}, {})
+
+
+class _View:
+    """Merged chunks as a user sees them. Raises `InvalidRequest` where the question makes no sense."""
+
+    def __init__(self, question: ScanQuery) -> None:
+        self._question = question
+        self._columns = resolve_selectors(question.schema, question.columns)
+        self._arrow_schema = arrow_schema_of(self._columns)
+        self._filter = KeyFilter(question.schema, question.conditions)
+        self._shows_static = any(column.is_static for column in self._columns)
+        self._shows_heads = self._shows_static and not self._filter.needs_rows
+        self._noted = CellTimeIndex(question.now_s)
+        self._statics: dict[bytes, _Static] = {}
+        self._held: pa.RecordBatch | None = None
+        """The row of a head at the end of a chunk: it shows only if no row of its partition follows."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the columns that chunks must carry. One at least: without any they would carry whole rows."""
+        needed = tuple(dict.fromkeys((*row_column_numbers(self._columns), *self._filter.numbers)))
+        return needed or (self._question.schema.partition_key[0].number,)
+
+    def shown(self, shape: ChunkShape, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        question = self._question
+        notes_times = any(column.is_time and not column.is_static for column in self._columns)
+        rule = VisibleTransform(
+            question.schema, question.now_s, self._shows_heads, self._noted.note if notes_times else None
+        )
+        heads = PartitionHeadPass(shape, rule)
+        for chunk in chunks:
+            self._noted.clear()
+            shown = _without_bare(heads.treated(self._filter.kept(shape, chunk)))
+            if self._shows_static:
+                self._note_statics(heads.spans)
+            if self._shows_heads:
+                shown = self._settled(shown)
+            if len(shown):
+                yield self._named(shape, shown)
+        if self._held is not None:
+            yield self._named(shape, self._held)
+
+    def _note_statics(self, spans: Sequence[PartitionHeadSpan]) -> None:
+        last = max(self._statics, default=None)
+        self._statics = {} if last is None else {last: self._statics[last]}
+        schema, now_s = self._question.schema, self._question.now_s
+        for span in spans:
+            cells = live_static(span.head).cells
+            self._statics[span.prefix] = _Static(static_values(schema, span.head, now_s), cells)
+
+    def _settled(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        if self._held is not None:
+            chunk = concat_chunks([self._held, chunk])
+            self._held = None
+        keys = chunk.column(KEY)
+        is_head = key_kinds(keys) == KeyKind.PARTITION_HEAD
+        if not is_head.any():
+            return chunk
+        if is_head[-1]:
+            self._held = chunk.slice(len(chunk) - 1)
+        shown = ~is_head
+        shown[:-1] |= ~same_as_next(partition_prefixes(keys))
+        return chunk.filter(pa.array(shown))
+
+    def _named(self, shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """The asked columns of plain rows."""
+        numbers = row_column_numbers(self._columns)
+        if shape.is_raw and numbers:
+            chunk = chunk_of(ChunkShape(self._question.schema, numbers), chunk.column(KEY), chunk.column(STORED))
+        arrays = [self._array(column, chunk) for column in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
+
+    def _array(self, asked: ScanColumn, chunk: pa.RecordBatch) -> pa.Array:
+        keys = chunk.column(KEY)
+        if asked.kind is SelectorKind.TOKEN:
+            return token_column(keys)
+        if asked.is_static:
+            return self._static_column(asked, keys)
+        values = chunk.column(field_name(asked.number))
+        return self._noted.times(asked, (keys, chunk.column(TIMESTAMP)), values) if asked.is_time else values
+
+    def _static_column(self, asked: ScanColumn, keys: pa.Array) -> pa.Array:
+        prefixes = partition_prefixes(keys)
+        groups = KeyGroups.of(same_as_next(prefixes))
+        firsts = prefixes.take(pa.array(groups.starts)).to_pylist()
+        of_partitions = [self._statics.get(prefix, _NO_STATIC) for prefix in firsts]
+        number, now_s = asked.number, self._question.now_s
+        if asked.is_time:
+            times = [cell_time(asked.kind, one.cells.get(number), now_s) for one in of_partitions]
+            values = pa.array(times, asked.arrow_type)
+        else:
+            assert asked.column is not None
+            wire = pa.array([one.values.get(number) for one in of_partitions], pa.binary())
+            values = from_wire(asked.column.type, wire)
+        return values.take(pa.array(np.repeat(np.arange(len(groups.starts)), groups.sizes)))
+
+
+def output_schema(question: ScanQuery) -> pa.Schema:
+    """What the batches of an answer look like. Raises `InvalidRequest` where the question makes no sense."""
+    KeyFilter(question.schema, question.conditions)
+    return arrow_schema_of(resolve_selectors(question.schema, question.columns))
+
+
+def _without_bare(chunk: pa.RecordBatch) -> pa.RecordBatch:
+    flags = flags_of(chunk)
+    hidden = (flags & (ChunkFlag.BARE | ChunkFlag.MARKED)) == ChunkFlag.BARE
+    return chunk.filter(pa.array(~hidden)) if hidden.any() else chunk

@@ -1,0 +1,1 @@
+"""Commands applied to a snapshot, by kind."""

@@ -1,0 +1,201 @@
+"""Commands about the cluster as a whole: fence, features, ignored nodes, CDC generations, the upgrade."""
+
+from typing import assert_never
+
+import msgspec
+
+from ebla.topology import keys
+from ebla.topology.apply.draft import TopologyDraft
+from ebla.topology.apply.nodes import commit_generation_data, require_complete
+from ebla.topology.commands import (
+    BuildCoordinatorState,
+    ClusterCommand,
+    DropCdcGenerations,
+    EnableFeatures,
+    MarkCdcPublished,
+    RaiseFence,
+    RefreshNode,
+    SetBalancing,
+    SetIgnoredNodes,
+    StartCdcCommit,
+    StartUpgrade,
+    WriteCdcPart,
+)
+from ebla.topology.features import features_to_enable, missing_to_start
+from ebla.topology.keys import Row
+from ebla.topology.snapshot import CdcGeneration
+from ebla.topology.states import GlobalRequestKind, NodeState, RequestOutcome, TransitionState, UpgradeState
+
+CDC_PARTS_MAX = 256
+
+
+def apply_cluster(draft: TopologyDraft, command: ClusterCommand) -> None:
+    match command:
+        case RaiseFence():
+            draft.set_state()
+            draft.raise_fence(command.version)
+        case SetIgnoredNodes():
+            _set_ignored(draft, command)
+        case RefreshNode():
+            _refresh_node(draft, command)
+        case EnableFeatures():
+            _enable_features(draft, command)
+        case SetBalancing():
+            draft.set_state(balancing_enabled=command.enabled)
+        case StartCdcCommit():
+            _start_cdc_commit(draft, command)
+        case WriteCdcPart():
+            _write_cdc_part(draft, command)
+        case MarkCdcPublished():
+            _mark_published(draft, command)
+        case DropCdcGenerations():
+            _drop_generations(draft, command)
+        case StartUpgrade():
+            ready = draft.base.state.upgrade is UpgradeState.NOT_UPGRADED
+            draft.require(ready, f"the upgrade is {draft.base.state.upgrade}")
+            draft.set_state(upgrade=UpgradeState.BUILD_COORDINATOR_STATE)
+        case BuildCoordinatorState():
+            _build_coordinator_state(draft, command)
+        case _:
+            assert_never(command)
+
+
+def _set_ignored(draft: TopologyDraft, command: SetIgnoredNodes) -> None:
+    for host in command.hosts:
+        node = draft.base.nodes.get(host)
+        member = node is not None and node.state not in (NodeState.LEFT, NodeState.NONE)
+        draft.require(member, f"{host} is no member and cannot be ignored")
+    needed = [
+        host
+        for request in draft.base.node_requests.values()
+        if request.is_open
+        for host in (*request.ignored_nodes, *((request.replaced,) if request.replaced else ()))
+        if host in draft.base.state.ignored_nodes and host not in command.hosts
+    ]
+    draft.require(not needed, f"{needed[0] if needed else ''} is ignored by a request that is not done")
+    removing = [node.host for node in draft.base.nodes_in(NodeState.REMOVING) if node.host not in command.hosts]
+    draft.require(not removing, f"{removing[0] if removing else ''} is being removed")
+    # Stages went by without it. Waited for again in the middle of a transition, it would keep what `cleanup` was to
+    # take from it: while the transition lasts it still counts as a replica, and afterwards nobody cleans any more.
+    moving = [host for host in draft.base.state.ignored_nodes if host not in command.hosts]
+    moving = [host for host in moving if draft.base.in_tablet_transition(host)]
+    draft.require(not moving, f"{moving[0] if moving else ''} is part of moves under way; wait until they have ended")
+    draft.set_state(ignored_nodes=tuple(sorted(set(command.hosts))))
+
+
+def _refresh_node(draft: TopologyDraft, command: RefreshNode) -> None:
+    node = draft.base.nodes.get(command.host)
+    draft.require(node is not None, f"{command.host} is not a member of this cluster")
+    assert node is not None
+    draft.require(node.state is not NodeState.LEFT, f"{node.host} left this cluster and cannot come back")
+    missing = missing_to_start(draft.base, command.supported_features)
+    draft.require(not missing, f"this release lacks features the cluster uses or is about to: {', '.join(missing)}")
+    if command.shard_count < node.shard_count:
+        stranded = any(
+            replica.host == node.host and replica.shard >= command.shard_count
+            for tablets in draft.base.tablets.values()
+            for number in tablets.tablets_on(node.host)
+            for replica in tablets.all_replicas(number)
+        )
+        draft.require(not stranded, f"tablets live on shards of {node.host} that would be gone; drain it first")
+    draft.put_node(
+        msgspec.structs.replace(
+            node,
+            release_version=command.release_version,
+            address=command.address,
+            shard_count=command.shard_count,
+            ignore_msb=command.ignore_msb,
+            supported_features=tuple(sorted(command.supported_features)),
+        )
+    )
+    draft.step()
+
+
+def _enable_features(draft: TopologyDraft, command: EnableFeatures) -> None:
+    ready = features_to_enable(draft.base)
+    early = [feature for feature in command.features if feature not in ready]
+    draft.require(not early, f"not every node supports {', '.join(early)}")
+    enabled = sorted({*draft.base.state.enabled_features, *command.features})
+    draft.step(enabled_features=tuple(enabled))
+
+
+def _start_cdc_commit(draft: TopologyDraft, command: StartCdcCommit) -> None:
+    queue = draft.base.state.global_requests
+    draft.require(bool(queue) and queue[0] == command.request, f"request {command.request} is not the next one")
+    request = draft.base.global_requests[command.request]
+    draft.require(request.kind is GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS, f"the request is a {request.kind}")
+    draft.require(request.outcome is RequestOutcome.PENDING, "the request is already running")
+    draft.require(draft.base.transition is None, f"the topology is in {draft.base.transition}")
+    draft.require(draft.base.node_in_transition() is None, "a node is in transition")
+    require_complete(draft, command.generation)
+    draft.put_all({keys.request_key(request.id): msgspec.structs.replace(request, outcome=RequestOutcome.RUNNING)})
+    draft.step(transition=TransitionState.COMMIT_CDC_GENERATION, new_cdc_generation=command.generation)
+
+
+def _write_cdc_part(draft: TopologyDraft, command: WriteCdcPart) -> None:
+    draft.require(0 <= command.number < command.part_count <= CDC_PARTS_MAX, "no such part")
+    head = draft.base.cdc_generations.get(command.generation)
+    rows: dict[str, Row | None] = {keys.part_key(command.generation, command.number): command.part}
+    if head is None:
+        rows[keys.generation_key(command.generation)] = CdcGeneration(command.generation, command.part_count)
+    else:
+        draft.require(head.timestamp_ms is None, "a committed generation does not change")
+        draft.require(head.part_count == command.part_count, f"the generation has {head.part_count} parts")
+    draft.require_unchanged(keys.generation_key(command.generation))
+    draft.put_all(rows)
+
+
+def _mark_published(draft: TopologyDraft, command: MarkCdcPublished) -> None:
+    head = draft.base.cdc_generations.get(command.generation)
+    draft.require(head is not None, f"there is no CDC generation {command.generation}")
+    assert head is not None
+    draft.require(head.timestamp_ms is not None, "the generation is not committed yet")
+    older = [
+        each.id
+        for each in draft.base.cdc_generations.values()
+        if each.timestamp_ms is not None and not each.published and each.timestamp_ms < (head.timestamp_ms or 0)
+    ]
+    draft.require(not older, f"generation {older[0] if older else ''} is older and comes first")
+    draft.require_unchanged(keys.generation_key(head.id))
+    draft.put_all({keys.generation_key(head.id): msgspec.structs.replace(head, published=True)})
+
+
+def _drop_generations(draft: TopologyDraft, command: DropCdcGenerations) -> None:
+    newest = max((each.timestamp_ms or 0 for each in draft.base.cdc_generations.values()), default=0)
+    rows: dict[str, Row | None] = {}
+    for generation in command.generations:
+        head = draft.base.cdc_generations.get(generation)
+        draft.require(head is not None, f"there is no CDC generation {generation}")
+        assert head is not None
+        draft.require(generation != draft.base.state.new_cdc_generation, "the generation is about to be committed")
+        draft.require(head.timestamp_ms is None or head.published, "the generation is not published yet")
+        draft.require(head.timestamp_ms is None or head.timestamp_ms < newest, "the newest generation is in use")
+        rows[keys.generation_key(generation)] = None
+        rows.update({keys.part_key(generation, number): None for number in range(head.part_count)})
+    draft.put_all(rows)
+    draft.set_state()
+
+
+def _build_coordinator_state(draft: TopologyDraft, command: BuildCoordinatorState) -> None:
+    building = draft.base.state.upgrade is UpgradeState.BUILD_COORDINATOR_STATE
+    draft.require(building, f"the upgrade is {draft.base.state.upgrade}")
+    unsettled = [node for node in command.nodes if node.state not in (NodeState.NORMAL, NodeState.LEFT)]
+    draft.require(
+        not unsettled, f"{unsettled[0].host if unsettled else ''} is on the move; let it end before the upgrade"
+    )
+    # INV-NODE-1: group 0 may remember, from before a recovery, what the settings have forgotten.
+    known = draft.base.nodes
+    back = [node.host for node in command.nodes if node.host in known and known[node.host].state is NodeState.LEFT]
+    back = [node.host for node in command.nodes if node.host in back and node.state is not NodeState.LEFT]
+    draft.require(not back, f"{back[0] if back else ''} left this cluster and cannot come back")
+    on_tablets = [keyspace.name for keyspace in command.keyspaces if keyspace.on_tablets]
+    draft.require(not on_tablets, f"keyspace {on_tablets[0] if on_tablets else ''} is on tablets, which need group 0")
+    tokens = [token for node in command.nodes for token in node.tokens]
+    draft.require(len(set(tokens)) == len(tokens), "two nodes own one token; mend that before the upgrade")
+    rows: dict[str, Row | None] = {}
+    rows.update({keys.node_key(node.host): msgspec.structs.replace(node, request=None) for node in command.nodes})
+    rows.update({keys.keyspace_key(keyspace.name): keyspace for keyspace in command.keyspaces})
+    rows.update({keys.table_key(table.id): table for table in command.tables})
+    draft.put_all(rows)
+    commit_generation_data(draft, command.generation, command.timestamp_ms)
+    draft.step(upgrade=UpgradeState.DONE)

@@ -1,0 +1,155 @@
+"""A command's effect while it is worked out: rows that change, and what the commit depends on.
+
+Conditions. Every step rewrites `topology/state` and is conditional on its revision. All other rows are written by steps
+only (but for three kinds, below), so that one condition says "nothing I read has changed", whatever was read: no write
+skew, and no condition to forget. The price is that two steps never commit side by side; steps are few, and come from
+one coordinator and from operators.
+
+Three kinds of change stand outside, because they come often or from many nodes and no step decides by what they write:
+bulk job sessions that open (a step that drops their table meanwhile leaves them for the leader to close), parts of a
+CDC generation nobody has committed (only ever added, so "complete" stays true), and the mark that one was published
+(set once). They are conditional on their own keys, and a session that opens on the state too, which it does not write:
+it never makes a step fail, and a step may make it fail. Closing bulk sessions is a step, for nodes must learn of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ebla.model.identity import HostId, RequestId, SessionId, TopologyVersion
+from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
+from ebla.topology import keys
+from ebla.topology.keys import Row, Rows
+from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Session, Snapshot
+from ebla.topology.snapshot_builder import with_revisions, with_rows
+from ebla.topology.states import NodeState, RequestOutcome
+
+FINISHED_REQUESTS_MAX = 128
+"""How many finished requests stay for people to look up; the oldest go first."""
+
+
+class CommandRejected(Exception):
+    """Ends the work on a command; never leaves `apply`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedChange:
+    """What the command does: true once the transaction has been applied, and not before."""
+
+    snapshot: Snapshot
+    transaction: Transaction
+
+    def at(self, revision: Revision) -> Snapshot:
+        """The snapshot once the transaction is committed at this revision; commands may follow on it."""
+        return with_revisions(
+            self.snapshot,
+            {change.key: revision if isinstance(change, PutKey) else None for change in self.transaction.changes},
+        )
+
+
+class TopologyDraft:
+    """Rows change one after another; `now` shows the result so far."""
+
+    def __init__(self, base: Snapshot) -> None:
+        self.base = base
+        self.now = base
+        self._rows: dict[str, Row | None] = {}
+        self._conditions: list[Condition] = []
+
+    def require(self, holds: bool, reason: str) -> None:
+        if not holds:
+            raise CommandRejected(reason)
+
+    def put_all(self, rows: Rows) -> None:
+        self._rows.update(rows)
+        self.now = with_rows(self.now, rows)
+
+    def put_node(self, node: Node) -> None:
+        self.put_all({keys.node_key(node.host): node})
+
+    def set_state(self, **changes: Any) -> None:
+        """Changes columns of the static row. Called without any, it still makes the command a step."""
+        self.put_all({keys.STATE: msgspec.structs.replace(self.now.state, **changes)})
+
+    def step(self, **changes: Any) -> None:
+        """As `set_state`, for what nodes must learn of: the version grows, once per command."""
+        version = TopologyVersion(self.base.version + 1)
+        if "transition" in changes and changes["transition"] is not self.now.transition:
+            changes["transition_since"] = version
+        self.set_state(version=version, **changes)
+
+    @property
+    def next_version(self) -> TopologyVersion:
+        return TopologyVersion(self.base.version + 1)
+
+    def raise_fence(self, fence: TopologyVersion) -> None:
+        """0 leaves it. INV-NODE-5: above the version it would shut out everybody; fallen, it would let old ones in."""
+        if fence == 0:
+            return
+        self.require(fence <= self.base.version, f"the fence {fence} is ahead of the version {self.base.version}")
+        self.require(fence >= self.base.fence, f"the fence is at {self.base.fence} and never falls to {fence}")
+        self.set_state(fence=fence)
+
+    def require_barrier(self, since: TopologyVersion, what: str) -> None:
+        passed = self.now.fence >= since
+        self.require(passed, f"{what} began at version {since}, and the fence is at {self.now.fence}: no barrier yet")
+
+    def open_session(self, session: Session) -> None:
+        self.require(session.id not in self.base.sessions, f"session {session.id} is already open")
+        self.put_all({keys.session_key(session.id): session})
+
+    def close_session(self, session: SessionId | None) -> None:
+        if session is not None:
+            self.put_all({keys.session_key(session): None})
+
+    def require_unchanged(self, key: str) -> None:
+        """The commit also depends on this key being as the snapshot has it."""
+        revision = self.base.revisions.get(key)
+        self._conditions.append(KeyMissing(key) if revision is None else KeyUnchanged(key, revision))
+
+    def end_request(self, request: NodeRequest | GlobalRequest, error: str, now_ms: int) -> None:
+        """Writes the outcome and lets the oldest finished requests go."""
+        outcome = RequestOutcome.FAILED if error else RequestOutcome.DONE
+        ended = msgspec.structs.replace(request, outcome=outcome, error=error, end_ms=now_ms)
+        rows: dict[str, Row | None] = {keys.request_key(request.id): ended}
+        for old in self._finished_too_many():
+            rows[keys.request_key(old)] = None
+        self.put_all(rows)
+
+    def _finished_too_many(self) -> list[RequestId]:
+        """All but the newest, leaving room for one more."""
+        everything: list[NodeRequest | GlobalRequest] = [
+            *self.now.node_requests.values(),
+            *self.now.global_requests.values(),
+        ]
+        finished = sorted((each.end_ms or 0, each.id) for each in everything if not each.is_open)
+        return [request for _, request in finished[: max(0, len(finished) - FINISHED_REQUESTS_MAX + 1)]]
+
+    def forget_ignored(self, *gone: HostId) -> None:
+        """Nodes that left (INV-NODE-8), or are to be waited for again, are not ignored any more.
+
+        One that tablets under way have to do with stays ignored until an operator takes it off the list: stages went by
+        without it, and in the middle of a transition nobody could tell what it should have dropped.
+        """
+        left = [host for host in gone if self.now.node(host).state is NodeState.LEFT]
+        free = [host for host in gone if host in left or not self.now.in_tablet_transition(host)]
+        kept = tuple(host for host in self.now.state.ignored_nodes if host not in free)
+        if kept != self.now.state.ignored_nodes:
+            self.set_state(ignored_nodes=kept)
+
+    def finish(self) -> ProposedChange:
+        if keys.STATE in self._rows:
+            self.require_unchanged(keys.STATE)
+        conditions = tuple(sorted(self._conditions, key=lambda each: each.key))
+        transaction = Transaction(conditions, _changes(self._rows, self.base.unknown_fields))
+        return ProposedChange(replace(self.now, revisions=self.base.revisions), transaction)
+
+
+def _changes(rows: Mapping[str, Row | None], unknown: Mapping[str, tuple[bytes, ...]]) -> tuple[Change, ...]:
+    changes: list[Change] = []
+    for key in sorted(rows):
+        row = rows[key]
+        changes.append(DeleteKey(key) if row is None else PutKey(key, keys.encode(row, unknown.get(key, ()))))
+    return tuple(changes)

@@ -1,0 +1,242 @@
+"""Commands that make, withdraw and end requests. None changes what a request of a client does: no new version."""
+
+from typing import assert_never
+
+import msgspec
+
+from ebla.model.identity import HostId
+from ebla.topology import keys
+from ebla.topology.apply.draft import TopologyDraft
+from ebla.topology.commands import (
+    AbortRequest,
+    FinishGlobalRequest,
+    RequestCommand,
+    SubmitGlobalRequest,
+    SubmitJoin,
+    SubmitNodeRequest,
+)
+from ebla.topology.keys import Row
+from ebla.topology.request_queue import objections_to_removal
+from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest
+from ebla.topology.states import (
+    GlobalRequestKind,
+    NodeRequestKind,
+    NodeState,
+    RequestOutcome,
+    TransitionState,
+    UpgradeState,
+)
+from ebla.topology.tablet_map import MOVES_PER_COMMIT_MAX
+from ebla.topology.token_allocation import NUM_TOKENS_MAX
+
+PENDING_REQUESTS_MAX = 256
+SHARDS_MAX = 1024
+
+
+def apply_request(draft: TopologyDraft, command: RequestCommand) -> None:
+    draft.require(draft.base.state.upgrade is UpgradeState.DONE, "the topology is not in group 0 yet: upgrade first")
+    match command:
+        case SubmitJoin():
+            _submit_join(draft, command)
+        case SubmitNodeRequest():
+            _submit_node_request(draft, command.request)
+        case SubmitGlobalRequest():
+            _submit_global_request(draft, command.request)
+        case AbortRequest():
+            _abort(draft, command)
+        case FinishGlobalRequest():
+            _finish_global(draft, command)
+        case _:
+            assert_never(command)
+
+
+def _submit_join(draft: TopologyDraft, command: SubmitJoin) -> None:
+    node, request = command.node, command.request
+    known = draft.base.nodes.get(node.host)
+    if known is not None:
+        draft.require(
+            known.state is not NodeState.LEFT,
+            f"{node.host} left this cluster and cannot come back; wipe its data directory to join as a new node",
+        )
+        draft.require(
+            known.state is not NodeState.NONE,
+            f"{node.host} has asked to join before, which did not end well; wipe its data directory and start anew",
+        )
+        draft.require(False, f"{node.host} is already a member of this cluster")
+    draft.require(request.host == node.host, "a node joins for itself")
+    draft.require(1 <= node.num_tokens <= NUM_TOKENS_MAX, f"num_tokens must be 1 to {NUM_TOKENS_MAX}")
+    draft.require(1 <= node.shard_count <= SHARDS_MAX, f"a node has 1 to {SHARDS_MAX} shards")
+    _require_room(draft, request)
+    fresh = msgspec.structs.replace(
+        node, state=NodeState.NONE, tokens=(), request=request.id, replaced=request.replaced
+    )
+    if request.kind is NodeRequestKind.REPLACE:
+        _prepare_replace(draft, fresh, request)
+    else:
+        draft.require(request.kind is NodeRequestKind.JOIN, f"a new node cannot ask to {request.kind}")
+        draft.require(request.replaced is None, "a join replaces nobody")
+    draft.put_node(fresh)
+    _store(draft, request)
+
+
+def _prepare_replace(draft: TopologyDraft, node: Node, request: NodeRequest) -> None:
+    draft.require(request.replaced is not None, "a replace must say whom it replaces")
+    assert request.replaced is not None
+    replaced = draft.base.nodes.get(request.replaced)
+    draft.require(replaced is not None, f"{request.replaced} is not a member of this cluster")
+    assert replaced is not None
+    draft.require(
+        replaced.state is NodeState.NORMAL, f"{replaced.host} is {replaced.state}; only a normal node is replaced"
+    )
+    same_place = (replaced.datacenter, replaced.rack) == (node.datacenter, node.rack)
+    draft.require(
+        same_place, f"{replaced.host} is in {replaced.datacenter}/{replaced.rack}, and so must be its successor"
+    )
+    rivals = [
+        each for each in draft.base.members() if each.replaced == replaced.host and each.state is not NodeState.NORMAL
+    ]
+    draft.require(not rivals, f"{replaced.host} is already being replaced")
+    if replaced.request is not None:
+        # A dead node cannot go on with what it asked for.
+        old = draft.base.node_requests[replaced.request]
+        draft.end_request(old, f"cancelled: the node is being replaced by {node.host}", request.start_ms)
+        draft.put_node(msgspec.structs.replace(replaced, request=None))
+    _ignore(draft, (*request.ignored_nodes, replaced.host))
+
+
+def _submit_node_request(draft: TopologyDraft, request: NodeRequest) -> None:
+    node = draft.base.nodes.get(request.host)
+    draft.require(node is not None, f"{request.host} is not a member of this cluster")
+    assert node is not None
+    joins = request.kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
+    draft.require(not joins, "a member cannot join again")
+    draft.require(node.state is NodeState.NORMAL, f"{node.host} is {node.state}; it must be normal to {request.kind}")
+    draft.require(node.request is None, f"{node.host} already has a request; wait for it or abort it")
+    _require_room(draft, request)
+    for objection in objections_to_removal(draft.base, request):
+        draft.require(False, str(objection))
+    if request.kind is NodeRequestKind.REBUILD and request.rebuild_source is not None:
+        sources = [each for each in draft.base.nodes_in(NodeState.NORMAL) if each.host != node.host]
+        there = any(each.datacenter == request.rebuild_source for each in sources)
+        draft.require(there, f"no other node of datacenter {request.rebuild_source} to rebuild from")
+    if request.kind is NodeRequestKind.REMOVE:
+        _ignore(draft, (*request.ignored_nodes, node.host))
+    draft.put_node(msgspec.structs.replace(node, request=request.id, rebuild_source=request.rebuild_source))
+    _store(draft, request)
+
+
+def _require_room(draft: TopologyDraft, request: NodeRequest | GlobalRequest) -> None:
+    known = request.id in draft.base.node_requests or request.id in draft.base.global_requests
+    draft.require(not known, f"request {request.id} was made before")
+    waiting = sum(each.is_open for each in draft.base.node_requests.values()) + len(draft.base.state.global_requests)
+    draft.require(waiting < PENDING_REQUESTS_MAX, f"{waiting} requests are waiting; try again when some are done")
+
+
+def _store(draft: TopologyDraft, request: NodeRequest | GlobalRequest) -> None:
+    fresh = msgspec.structs.replace(request, outcome=RequestOutcome.PENDING, error="", end_ms=None)
+    row: Row = fresh
+    draft.put_all({keys.request_key(request.id): row})
+    draft.set_state()
+
+
+def _ignore(draft: TopologyDraft, hosts: tuple[HostId, ...]) -> None:
+    for host in hosts:
+        node = draft.base.nodes.get(host)
+        draft.require(
+            node is not None and node.state is not NodeState.LEFT, f"{host} is no member and cannot be ignored"
+        )
+    ignored = tuple(sorted({*draft.now.state.ignored_nodes, *hosts}))
+    draft.set_state(ignored_nodes=ignored)
+
+
+def _submit_global_request(draft: TopologyDraft, request: GlobalRequest) -> None:
+    _require_room(draft, request)
+    if request.kind is GlobalRequestKind.KEYSPACE_RF_CHANGE:
+        _check_rf_change(draft, request)
+    else:
+        same = [each for each in _open_global(draft) if each.kind is request.kind]
+        draft.require(not same, f"asked for already, by request {same[0].id if same else ''}: wait for that one")
+    _store(draft, request)
+    draft.set_state(global_requests=(*draft.now.state.global_requests, request.id))
+
+
+def _open_global(draft: TopologyDraft) -> list[GlobalRequest]:
+    return [draft.base.global_requests[each] for each in draft.base.state.global_requests]
+
+
+def _check_rf_change(draft: TopologyDraft, request: GlobalRequest) -> None:
+    keyspace = draft.base.keyspaces.get(request.keyspace)
+    draft.require(keyspace is not None, f"there is no keyspace {request.keyspace}")
+    assert keyspace is not None
+    draft.require(keyspace.on_tablets, f"keyspace {keyspace.name} is on vnodes; alter it directly")
+    waiting = [each for each in _open_global(draft) if each.keyspace == keyspace.name]
+    draft.require(not waiting, f"another change of keyspace {keyspace.name} is waiting")
+    old, new = dict(keyspace.replication.factors), dict(request.new_factors)
+    names = sorted({*old, *new})
+    changed = sum(abs(new.get(name, 0) - old.get(name, 0)) for name in names)
+    draft.require(changed == 1, "replication on tablets changes by one replica in one datacenter at a time")
+    draft.require(sum(new.values()) > 0, "a keyspace needs a replica somewhere")
+    moving = sum(
+        tablets.tablet_count
+        for table, tablets in draft.base.tablets.items()
+        if draft.base.tables[table].keyspace == keyspace.name
+    )
+    fits = moving <= MOVES_PER_COMMIT_MAX
+    draft.require(fits, f"all {moving} tablets of the keyspace start to move at once, and {MOVES_PER_COMMIT_MAX} may")
+    for name in sorted(new):
+        there = sum(node.datacenter == name for node in draft.base.nodes_in(NodeState.NORMAL))
+        draft.require(new[name] <= there, f"datacenter {name} has {there} nodes, too few for {new[name]} replicas")
+
+
+def _abort(draft: TopologyDraft, command: AbortRequest) -> None:
+    if command.request in draft.base.state.global_requests:
+        _abort_global(draft, command)
+        return
+    request = draft.base.node_requests.get(command.request)
+    draft.require(request is not None, f"there is no request {command.request}")
+    assert request is not None
+    draft.require(request.is_open, f"the request is already {request.outcome}")
+    node = draft.base.node(request.host)
+    joins = request.kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
+    draft.require(not joins, "a join cannot be aborted; stop the node, and it is rolled back")
+    reason = f"aborted: {command.reason}"
+    if request.outcome is RequestOutcome.RUNNING:
+        draining = draft.base.transition is TransitionState.TABLET_DRAINING
+        draft.require(draining, f"the {request.kind} has gone too far to be aborted")
+        draft.put_all({keys.request_key(request.id): msgspec.structs.replace(request, error=reason)})
+        draft.set_state()
+        return
+    draft.end_request(request, reason, command.now_ms)
+    draft.put_node(msgspec.structs.replace(node, request=None))
+    draft.set_state()
+    if request.kind is NodeRequestKind.REMOVE:
+        draft.forget_ignored(node.host)
+
+
+def _abort_global(draft: TopologyDraft, command: AbortRequest) -> None:
+    request = draft.base.global_requests[command.request]
+    draft.require(request.outcome is RequestOutcome.PENDING, f"the {request.kind} is running and cannot be aborted")
+    _drop_from_queue(draft, request, f"aborted: {command.reason}", command.now_ms)
+
+
+def _finish_global(draft: TopologyDraft, command: FinishGlobalRequest) -> None:
+    queue = draft.base.state.global_requests
+    draft.require(bool(queue) and queue[0] == command.request, f"request {command.request} is not the one that runs")
+    request = draft.base.global_requests[command.request]
+    committing = draft.base.transition is TransitionState.COMMIT_CDC_GENERATION
+    if committing and draft.base.node_in_transition() is None:
+        draft.require(bool(command.error), "the generation is committed by its own command")
+        draft.step(transition=None, new_cdc_generation=None)
+    elif request.kind is GlobalRequestKind.KEYSPACE_RF_CHANGE and request.outcome is RequestOutcome.RUNNING:
+        moving = any(
+            tablets.any_transition and draft.base.tables[table].keyspace == request.keyspace
+            for table, tablets in draft.base.tablets.items()
+        )
+        draft.require(not moving, f"tablets of keyspace {request.keyspace} are still moving")
+    _drop_from_queue(draft, request, command.error, command.now_ms)
+
+
+def _drop_from_queue(draft: TopologyDraft, request: GlobalRequest, error: str, now_ms: int) -> None:
+    draft.end_request(request, error, now_ms)
+    queue = tuple(each for each in draft.now.state.global_requests if each != request.id)
+    draft.set_state(global_requests=queue)

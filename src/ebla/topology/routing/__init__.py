@@ -1,0 +1,1 @@
+"""From (snapshot, table, token) to replicas and shards."""

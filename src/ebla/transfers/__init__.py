@@ -1,0 +1,1 @@
+"""How data moves between nodes: stage, seal, adopt; the same for every user."""

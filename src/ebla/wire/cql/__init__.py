@@ -1,0 +1,1 @@
+"""The frame codec of the CQL native protocol, for server and client."""

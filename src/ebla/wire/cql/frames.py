@@ -1,0 +1,148 @@
+"""Frames of the native protocol, version 4: a header of nine bytes and a body. Pure.
+
+version (1) | flags (1) | stream (2) | opcode (1) | length of the body (4)
+"""
+
+import enum
+import struct
+
+import msgspec
+
+from ebla.model.errors import BadProtocol
+
+VERSION = 4
+VERSION_OLDEST = 3
+RESPONSE = 0x80
+HEADER_BYTES = 9
+HEADER = struct.Struct(">BBhBi")
+EVENT_STREAM = -1
+FIRST_WITH_WIDE_STREAMS = 3
+"""Before this version a stream was one byte, and the header eight."""
+
+
+class Opcode(enum.IntEnum):
+    ERROR = 0x00
+    STARTUP = 0x01
+    READY = 0x02
+    AUTHENTICATE = 0x03
+    OPTIONS = 0x05
+    SUPPORTED = 0x06
+    QUERY = 0x07
+    RESULT = 0x08
+    PREPARE = 0x09
+    EXECUTE = 0x0A
+    REGISTER = 0x0B
+    EVENT = 0x0C
+    BATCH = 0x0D
+    AUTH_CHALLENGE = 0x0E
+    AUTH_RESPONSE = 0x0F
+    AUTH_SUCCESS = 0x10
+
+
+class QueryFlag(enum.IntFlag):
+    VALUES = 0x01
+    SKIP_METADATA = 0x02
+    PAGE_SIZE = 0x04
+    PAGING_STATE = 0x08
+    SERIAL_CONSISTENCY = 0x10
+    TIMESTAMP = 0x20
+    NAMES = 0x40
+
+
+class BatchKind(enum.IntEnum):
+    LOGGED = 0
+    UNLOGGED = 1
+    COUNTER = 2
+
+
+class FrameFlag(enum.IntFlag):
+    COMPRESSED = 0x01
+    TRACING = 0x02
+    CUSTOM_PAYLOAD = 0x04
+    WARNING = 0x08
+    BETA = 0x10
+
+
+class CqlFrame(msgspec.Struct, frozen=True, gc=False):
+    """A request. A struct only because one is made per request."""
+
+    version: int
+    flags: int
+    stream: int
+    opcode: int
+    body: bytes
+
+
+class MalformedFrame(BadProtocol):
+    """Where the next frame begins is not known: the connection ends with the answer."""
+
+    def __init__(self, message: str, stream: int) -> None:
+        super().__init__(message)
+        self.stream = stream
+
+
+class UnknownVersion(MalformedFrame):
+    """Answered with our own version in the header, so that the driver steps down to it."""
+
+    def __init__(self, version: int, stream: int) -> None:
+        super().__init__(
+            f"Invalid or unsupported protocol version ({version}); the lowest supported version is {VERSION_OLDEST} "
+            f"and the greatest is {VERSION}",
+            stream,
+        )
+
+
+class FrameSplitter:
+    """Bytes as they arrive to frames as they were sent, one at a time: who has enough of them stops taking."""
+
+    __slots__ = ("_data", "_offset", "body_bytes_max")
+
+    def __init__(self, body_bytes_max: int) -> None:
+        self.body_bytes_max = body_bytes_max
+        self._data: bytes | bytearray = b""
+        self._offset = 0
+
+    def feed(self, data: bytes) -> None:
+        kept, offset = self._data, self._offset
+        self._offset = 0
+        if offset == len(kept):
+            self._data = data
+            return
+        # A frame in pieces: grown in place, or a large one would be copied with each of them.
+        if isinstance(kept, bytes):
+            kept = bytearray(memoryview(kept)[offset:])
+        elif offset:
+            del kept[:offset]
+        kept += data
+        self._data = kept
+
+    def take(self) -> CqlFrame | None:
+        """The next whole frame. Raises `MalformedFrame`, after which nothing more can be read."""
+        data, offset = self._data, self._offset
+        start = offset + HEADER_BYTES
+        if len(data) < start:
+            return None
+        version, flags, stream, opcode, size = HEADER.unpack_from(data, offset)
+        if not VERSION_OLDEST <= version <= VERSION or not 0 <= size <= self.body_bytes_max:
+            raise self._broken(version, stream, size)
+        end = start + size
+        if len(data) < end:
+            return None
+        self._offset = end
+        body = data[start:end] if isinstance(data, bytes) else bytes(memoryview(data)[start:end])
+        return CqlFrame(version, flags, stream, opcode, body)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._data) - self._offset
+
+    def _broken(self, version: int, stream: int, size: int) -> MalformedFrame:
+        if VERSION_OLDEST <= version - RESPONSE <= VERSION:
+            return MalformedFrame("A response frame came from a client", stream)
+        if not VERSION_OLDEST <= version <= VERSION:
+            return UnknownVersion(version, stream >> 8 if version < FIRST_WITH_WIDE_STREAMS else stream)
+        if size < 0:
+            return MalformedFrame(f"Invalid frame body length {size}", stream)
+        return MalformedFrame(
+            f"Request is too big: length {size} exceeds maximum allowed length {self.body_bytes_max}", stream
+        )

@@ -1,0 +1,127 @@
+"""What a request asks for and what it gets, between the protocol and the execution."""
+
+import asyncio
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.cql_types import CqlType
+
+
+class Unset(enum.Enum):
+    """A bound value that was not given: the column keeps what it has."""
+
+    UNSET = "unset"
+
+
+UNSET = Unset.UNSET
+BoundValue = bytes | None | Unset
+
+
+class QueryParameters(msgspec.Struct, frozen=True, gc=False):
+    """What comes with a QUERY, EXECUTE or BATCH besides the statement. A struct only because one is made per request,
+    as are rows and answers."""
+
+    level: ConsistencyLevel = ConsistencyLevel.ONE
+    values: Sequence[BoundValue] = ()
+    names: Sequence[str] | None = None
+    """Of the values, where they are named."""
+    page_size: int | None = None
+    paging_state: bytes | None = None
+    timestamp_us: int | None = None
+    skip_metadata: bool = False
+
+
+class ColumnSpec(msgspec.Struct, frozen=True):
+    keyspace: str
+    table: str
+    name: str
+    type: CqlType
+
+
+class Rows(msgspec.Struct, frozen=True):
+    columns: tuple[ColumnSpec, ...]
+    rows: Sequence[Sequence[bytes | None]]
+    paging_state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class KeyspaceSet:
+    keyspace: str
+
+
+class SchemaChangeKind(enum.StrEnum):
+    CREATED = "CREATED"
+    UPDATED = "UPDATED"
+    DROPPED = "DROPPED"
+
+
+class SchemaChangeTarget(enum.StrEnum):
+    KEYSPACE = "KEYSPACE"
+    TABLE = "TABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChangeResult:
+    kind: SchemaChangeKind
+    target: SchemaChangeTarget
+    keyspace: str
+    table: str = ""
+
+
+class CqlResponse(msgspec.Struct, frozen=True):
+    """`payload` is the custom payload of the response (tablet routing)."""
+
+    result: Rows | Void | KeyspaceSet | SchemaChangeResult
+    warnings: tuple[str, ...] = ()
+    payload: Mapping[str, bytes] = {}
+
+
+class PendingResponse(msgspec.Struct, frozen=True):
+    """A request that was sent and needs no task: its answer is known and holds once the future is done."""
+
+    done: "asyncio.Future[None]"
+    answer: CqlResponse
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResult:
+    id: bytes
+    """Of 16 bytes, from keyspace and text: the same on every node."""
+    variables: tuple[ColumnSpec, ...]
+    key_positions: tuple[int, ...]
+    """Which variables are the partition key's columns, in its order; empty where not all of them are bound."""
+    columns: tuple[ColumnSpec, ...]
+    """Of the rows; empty where there are none."""
+    keyspace: str = ""
+    table: str = ""
+
+
+@dataclass(slots=True)
+class ClientState:
+    """One connection, as execution sees it."""
+
+    peer: str
+    keyspace: str | None = None
+    user: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of STARTUP: driver name and version, negotiated extensions."""
+    tablet_routing: bool = False
+    """The driver understands where a tablet is from the answer's payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """A statement of a BATCH message: its text, or the id of a prepared one."""
+
+    query: str | bytes
+    values: Sequence[BoundValue] = ()
+    names: Sequence[str] | None = None

@@ -1,0 +1,80 @@
+"""Values of every kind as people and programs see them."""
+
+import json
+import uuid
+from decimal import Decimal
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+
+from ebla.cli.output import plain, print_rows, print_table
+from ebla.model.cql_types import parse_type
+from ebla.model.values import Duration, encode
+from ebla.wire.cql.messages import ColumnSpec, Rows
+
+ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        ("int", -3, -3),
+        ("text", "é", "é"),
+        ("boolean", True, True),
+        ("blob", b"\0\xff", "0x00ff"),
+        ("uuid", ID, str(ID)),
+        ("decimal", Decimal("1.50"), "1.50"),
+        ("inet", IPv4Address("127.0.0.1"), "127.0.0.1"),
+        ("duration", Duration(1, 2, 3), "1mo2d3ns"),
+        ("list<int>", [1, 2], [1, 2]),
+        ("map<uuid, blob>", {ID: b"\1"}, {str(ID): "0x01"}),
+    ],
+)
+def test_every_value_is_what_json_can_hold(kind: str, value: Any, shown: Any) -> None:
+    declared = parse_type(kind)
+    found = plain(declared, encode(declared, value))
+    assert found == shown
+    assert json.loads(json.dumps(found)) == shown
+
+
+def rows_of(*rows: tuple[int | None, str | None]) -> Rows:
+    columns = (
+        ColumnSpec("ks", "t", "id", parse_type("int")),
+        ColumnSpec("ks", "t", "note", parse_type("text")),
+    )
+    stored = [
+        (None if number is None else number.to_bytes(4), None if note is None else note.encode())
+        for number, note in rows
+    ]
+    return Rows(columns, stored)
+
+
+def test_rows_for_programs_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(rows_of((1, "a"), (2, None)), as_json=True)
+    told = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in told] == [{"id": 1, "note": "a"}, {"id": 2, "note": None}]
+
+
+def test_rows_for_people_are_columns_and_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 500
+    print_rows(rows_of((1, long), (22, "two\nlines"), (3, None)), as_json=False)
+    assert capsys.readouterr().out.splitlines() == ["id  note", f"1   {long}", "22  two\\nlines", "3   null"]
+
+
+def test_no_rows_are_no_output(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(rows_of(), as_json=False)
+    print_rows(rows_of(), as_json=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_that_is_narrow_shows_all_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "30")
+    print_table(["name"], [["[bold]" + "y" * 60]])
+    told = capsys.readouterr().out
+    assert told.count("y") == 60
+    assert "[bold]" in told, "values are not taken for markup"

@@ -1,0 +1,79 @@
+"""The durable steps of formation, on the simulated disk."""
+
+import asyncio
+import uuid
+
+import msgspec
+
+from ebla.control.group0.formation import Formation, FormationConfig
+from ebla.control.group0.join_state import JoinStage, JoinState, JoinStateFile
+from ebla.group0.discovery import FreshNode
+from ebla.group0.members import Member, MemberRole
+from ebla.model.identity import Address, ClusterId, HistoryId, HostId
+from ebla.observe.event_reporter import discard_event
+from ebla.ports.environment import Environment
+from ebla.sim.scenario import Scenario, run_scenario
+from ebla.sim.world import World
+from ebla.wire.frames import Introduction
+from ebla.wire.group0_messages import DiscoverRequest
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext
+
+HOST = HostId(uuid.UUID(int=1))
+CLUSTER = ClusterId(uuid.UUID(int=5))
+ASKER = Address("10.9.9.9", 7000)
+NOWHERE = Address("10.9.9.8", 7000)
+
+
+def formation(environment: Environment, marks: JoinStateFile) -> Formation:
+    introduction = Introduction(HOST, CLUSTER, "test")
+    context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), discard_event)
+    member = Member(HOST, MemberRole.LEARNER, Address("10.0.0.1", 7000))
+    return Formation(context, marks, FormationConfig(member, CLUSTER, "test", (NOWHERE,)))
+
+
+async def never_begin(_history: HistoryId) -> int:
+    raise AssertionError("a node that waits for an answer must not create")
+
+
+def test_whom_a_fresh_node_answers_it_still_knows_after_a_power_cut() -> None:
+    """INV-FORM-1 rests on this: it may have told them that it will wait for them."""
+
+    async def life(environment: Environment) -> None:
+        marks = JoinStateFile(environment.disk, "/data/mark")
+        await marks.load()
+        forming = formation(environment, marks)
+        async with asyncio.TaskGroup() as tasks:
+            settling = tasks.create_task(forming.settle(never_begin))
+            await asyncio.sleep(0.1)
+            reply = await forming.answer(DiscoverRequest(ASKER, ()))
+            assert isinstance(reply, FreshNode)
+            assert ASKER in reply.known
+            settling.cancel()
+
+    async def run(world: World) -> None:
+        unit = world.unit("node", life)
+        unit.start()
+        await asyncio.sleep(2)
+        unit.crash()
+        marks = JoinStateFile(world.machine("node").disk.of(world._incarnation), "/data/mark")
+        world.check(ASKER in (await marks.load()).known, "the asker is forgotten")
+
+    outcome = run_scenario(Scenario("formation-mark", "", 5.0, run), 1)
+    assert outcome.failure is None, outcome.report
+
+
+def test_a_mark_survives_and_refuses_nothing_it_wrote() -> None:
+    async def run(world: World) -> None:
+        disk = world.machine("node").disk.of(world._incarnation)
+        marks = JoinStateFile(disk, "/data/mark")
+        world.check(await marks.load() == JoinState(), "a missing mark is a fresh node's")
+        mark = JoinState(JoinStage.MEMBER, 3, (ASKER,), HistoryId(uuid.UUID(int=9)), uuid.UUID(int=4), 77)
+        await marks.save(mark)
+        world.check(await JoinStateFile(disk, "/data/mark").load() == mark, "it reads back")
+        newer = msgspec.structs.replace(mark, incarnation=4)
+        await marks.save(newer)
+        world.check(await JoinStateFile(disk, "/data/mark").load() == newer, "it is replaced whole")
+
+    outcome = run_scenario(Scenario("mark", "", 5.0, run), 1)
+    assert outcome.failure is None, outcome.report

@@ -1,0 +1,94 @@
+"""The leader's care for the vote, against a core that says how far each learner is."""
+
+import uuid
+
+import msgspec
+import pytest
+
+from ebla.control.group0.voter_assignment import LAG_ENTRIES_MAX, next_voter_change
+from ebla.group0.members import Member, MemberRole, peer_number
+from ebla.group0.membership import member_key
+from ebla.model.identity import Address, HostId
+from ebla.raft.core import RaftCore
+from ebla.raft.events import Campaign
+from ebla.raft.messages import Entry, HardState, Membership, PeerId, SnapshotMeta
+from ebla.raft.options import RaftOptions
+from ebla.raft.roles import Leader
+from ebla.raft.state import RecoveredState
+from ebla.sim.rng import SimRng
+
+
+def host(number: int) -> HostId:
+    return HostId(uuid.UUID(int=number << 100))
+
+
+def member(number: int, role: MemberRole) -> Member:
+    return Member(host(number), role, Address("h", number), rack=f"r{number}")
+
+
+def peer(number: int) -> PeerId:
+    return PeerId(peer_number(host(number)))
+
+
+def leader_of(voters: tuple[int, ...], learners: tuple[int, ...], matches: dict[int, int], last: int) -> RaftCore:
+    """Host 1 as the only active voter's leader, its log `last` long, others as far as `matches` says."""
+    membership = Membership(voters=(peer(1),), learners=tuple(sorted(peer(one) for one in (*voters[1:], *learners))))
+    entries = tuple(Entry(index, 1) for index in range(2, last + 1))
+    past = RecoveredState(HardState(1, PeerId(0), 1), SnapshotMeta(1, 1, membership), entries)
+    core = RaftCore(RaftOptions(peer=peer(1)), past, SimRng("test"), 0)
+    core.step(Campaign(), 0)
+    while core.has_effects:
+        effects = core.take()
+        for answer in effects.write.answers if effects.write is not None else ():
+            if answer.to == core.peer:
+                core.step(answer, 0)
+        if effects.apply is not None:
+            core.step(effects.apply.answer, 0)
+    assert isinstance(core.role, Leader)
+    for number, match in matches.items():
+        core.role.progress[peer(number)].match = match
+    return core
+
+
+def known(*members: Member) -> dict[str, Member]:
+    return {member_key(one.host): one for one in members}
+
+
+LAST = 500
+
+
+@pytest.mark.parametrize(
+    ("match", "promoted"),
+    [(LAST, True), (LAST - LAG_ENTRIES_MAX, False), (0, False), (LAST + 1 - LAG_ENTRIES_MAX, True)],
+)
+def test_a_learner_votes_once_it_is_caught_up(match: int, promoted: bool) -> None:
+    core = leader_of((1,), (2, 3), {2: match, 3: match}, LAST)
+    members = known(member(1, MemberRole.VOTER), member(2, MemberRole.LEARNER), member(3, MemberRole.LEARNER))
+    change = next_voter_change(members, core, lambda _: True)
+    wanted = {host(2): MemberRole.VOTER, host(3): MemberRole.VOTER} if promoted else {}
+    assert {one.host: one.role for one in change} == wanted
+
+
+def test_a_dead_voter_gives_its_seat_only_to_one_that_is_ready() -> None:
+    core = leader_of((1, 2, 3), (4,), {2: 0, 3: LAST, 4: 0}, LAST)
+    members = known(*(member(number, MemberRole.VOTER) for number in (1, 2, 3)), member(4, MemberRole.LEARNER))
+    assert next_voter_change(members, core, lambda one: one != host(2)) == ()
+    assert isinstance(core.role, Leader)
+    core.role.progress[peer(4)].match = core.last_index
+    change = next_voter_change(members, core, lambda one: one != host(2))
+    assert {one.host: one.role for one in change} == {host(4): MemberRole.VOTER, host(2): MemberRole.LEARNER}
+
+
+def test_nobody_but_the_leader_changes_anything() -> None:
+    core = leader_of((1,), (2, 3), {2: LAST, 3: LAST}, LAST)
+    members = known(member(1, MemberRole.VOTER), member(2, MemberRole.LEARNER), member(3, MemberRole.LEARNER))
+    core.state.become_follower(core.term, PeerId(0))
+    assert next_voter_change(members, core, lambda _: True) == ()
+
+
+def test_a_settled_vote_is_left_alone() -> None:
+    core = leader_of((1, 2, 3), (), {2: LAST, 3: LAST}, LAST)
+    members = known(*(member(number, MemberRole.VOTER) for number in (1, 2, 3)))
+    assert next_voter_change(members, core, lambda _: True) == ()
+    removed = msgspec.structs.replace(member(4, MemberRole.REMOVED))
+    assert next_voter_change({**members, **known(removed)}, core, lambda _: True) == ()

@@ -1,0 +1,34 @@
+"""Who is skipped: peers that fell silent or left, not those who had no time to answer yet."""
+
+import uuid
+
+from ebla.control.liveness.down_hosts import down_hosts
+from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
+from ebla.group0.members import Member, MemberRole
+from ebla.model.identity import Address, HostId
+
+OWN, UP, SILENT, FRESH, NEVER, LEFT, UNWATCHED = (HostId(uuid.UUID(int=number)) for number in range(1, 8))
+
+
+def address(host: HostId) -> Address:
+    return Address(f"10.0.0.{host.int}", 7000)
+
+
+def member(host: HostId, role: MemberRole = MemberRole.VOTER) -> Member:
+    return Member(host, role, address(host))
+
+
+def test_silent_ones_and_those_who_left_are_down() -> None:
+    members = [*(member(host) for host in (OWN, UP, SILENT, FRESH, NEVER, UNWATCHED)), member(LEFT, MemberRole.REMOVED)]
+    opinions = (
+        PeerLiveness(address(UP), PeerState.UP, 900, UP, heard_ms=990),
+        PeerLiveness(address(SILENT), PeerState.DOWN, 900, SILENT, heard_ms=500),
+        PeerLiveness(address(FRESH), PeerState.DOWN, 800),
+        PeerLiveness(address(NEVER), PeerState.DOWN, 100),
+    )
+    assert down_hosts(members, opinions, OWN, watched_since_ms=700) == (SILENT, NEVER, LEFT)
+
+
+def test_another_host_at_the_address_does_not_make_up_for_its_owner() -> None:
+    opinions = (PeerLiveness(address(SILENT), PeerState.UP, 900, UP, heard_ms=990),)
+    assert down_hosts([member(SILENT), member(UP)], opinions, OWN, watched_since_ms=700) == (SILENT,)

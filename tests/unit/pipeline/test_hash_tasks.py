@@ -1,0 +1,56 @@
+"""Ranges of buckets, and what is made of rows that Spark has collected."""
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Row
+
+from ebla.model.errors import InternalError
+from ebla.model.identity import Address, CheckpointId, HostId, TableId
+from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonTask, TransferSource
+from ebla.pipeline.hash_tasks import bucket_range, compare_results, hash_reads
+
+TOKENS = st.integers(-(2**63), 2**63 - 1)
+
+
+def source(number: int) -> TransferSource:
+    identity = HostId(uuid.UUID(int=number)), CheckpointId(uuid.UUID(int=2)), TableId(uuid.UUID(int=3))
+    return TransferSource(*identity, (), b"", Address("127.0.0.1", 1))
+
+
+ASKED = ComparisonTask(WHOLE_RING, (source(1), source(2)), 4, 0)
+
+
+@given(TOKENS, TOKENS, st.integers(1, 50))
+def test_buckets_are_those_of_a_split(start: int, end: int, buckets: int) -> None:
+    token_range = TokenRange(Token(start), Token(end))
+    if token_range.width < buckets:
+        return
+    asked = ComparisonTask(token_range, (), buckets, 0)
+    assert tuple(bucket_range(asked, one) for one in range(buckets)) == token_range.split(buckets)
+
+
+def test_every_range_is_asked_of_every_replica() -> None:
+    found = hash_reads([ASKED, ASKED])
+    assert [(one.range, one.replica, one.source.host.int) for one in found] == [
+        (0, 0, 1), (0, 1, 2), (1, 0, 1), (1, 1, 2),
+    ]  # fmt: skip
+
+
+def test_differences_are_told_with_all_replicas() -> None:
+    replicas = [Row(replica=1, hash=bytearray(b"b"), rows=5), Row(replica=0, hash=bytearray(b"a"), rows=6)]
+    different = [Row(range=0, bucket=2, replicas=replicas)]
+    told = compare_results([ASKED], different, [Row(range=0, rows=9, hashes=8)])
+    part = WHOLE_RING.split(4)[2]
+    assert told == [
+        BucketDifference(part, ((ASKED.sources[0].host, b"a", 6), (ASKED.sources[1].host, b"b", 5))),
+        ComparisonResult(WHOLE_RING, 4, 9),
+    ]
+
+
+def test_a_bucket_that_a_replica_left_out_does_not_count_as_equal() -> None:
+    with pytest.raises(InternalError, match="all buckets"):
+        compare_results([ASKED], [], [Row(range=0, rows=9, hashes=7)])

@@ -1,0 +1,79 @@
+"""Tasks that move rows, without Spark and without Flight."""
+
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from ebla.model.errors import ConnectionLost
+from ebla.model.identity import Address, AttemptId, CheckpointId, HostId, SessionId, ShardNumber, TableId, TransferId
+from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.transfers import RowMove, RowTarget, StagedFile, StagingKind, TransferSource, TransferTarget
+from ebla.pipeline import row_tasks
+from ebla.storage.codec.row_file import rows_batch
+
+ROWS = rows_batch([(b"\x80" + bytes(7) + b"key", b"value")])
+GOOD, BROKEN = TransferId(uuid.UUID(int=1)), TransferId(uuid.UUID(int=2))
+
+
+class Client:
+    """`FlightClient`, as far as a task of rows uses it."""
+
+    def __init__(self, _authority: bytes) -> None:
+        pass
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def get_rows(self, _source: TransferSource, _range: TokenRange) -> Iterator[pa.RecordBatch]:
+        return iter([ROWS])
+
+    def put_rows(self, target: TransferTarget, _attempt: AttemptId, batches: Iterable[pa.RecordBatch]) -> StagedFile:
+        size = sum(batch.nbytes for batch in batches)
+        if target.transfer == BROKEN:
+            raise ConnectionLost("the target went away")
+        return StagedFile("rows", size)
+
+
+def to(transfer: TransferId) -> RowTarget:
+    host, session = HostId(uuid.UUID(int=7)), SessionId(uuid.UUID(int=8))
+    target = TransferTarget(
+        host, ShardNumber(0), session, transfer, StagingKind.ROWS, WHOLE_RING, b"", Address("127.0.0.9", 7001)
+    )
+    return RowTarget(target)
+
+
+def move(*transfers: TransferId) -> RowMove:
+    host, table = HostId(uuid.UUID(int=7)), TableId(uuid.UUID(int=9))
+    source = TransferSource(host, CheckpointId(uuid.UUID(int=3)), table, (), b"", Address("127.0.0.9", 7001))
+    return RowMove(WHOLE_RING, (source,), tuple(to(transfer) for transfer in transfers))
+
+
+@pytest.fixture(autouse=True)
+def without_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_tasks, "FlightClient", Client)
+
+
+def writers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rows-writer"]
+
+
+def test_every_target_gets_the_rows() -> None:
+    first, second = row_tasks.move_rows(move(GOOD, TransferId(uuid.UUID(int=4))), b"")
+    assert (first.transfer, first.rows, len(first.files)) == (GOOD, 1, 1)
+    assert second.files == first.files
+    assert writers() == []
+
+
+def test_a_target_that_fails_at_the_end_leaves_no_thread_of_another() -> None:
+    """A Python worker of Spark's lives on for the next task, and so would they."""
+    with pytest.raises(ConnectionLost):
+        row_tasks.move_rows(move(BROKEN, GOOD), b"")
+    for thread in writers():
+        thread.join(20)
+    assert writers() == []

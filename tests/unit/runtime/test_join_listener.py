@@ -1,0 +1,45 @@
+"""Who comes to join is served at a desk of its own, for a while."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from tests.unit.runtime.tls_rig import Cluster, Reports, free_address, introduction
+
+from ebla.model.identity import Address
+from ebla.runtime.join_listener import JOIN_LIMITS, JoinTransport
+from ebla.runtime.system_rng import SystemRng
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tls import JoiningNodeTls
+from ebla.wire.client_connection import ConnectionTarget
+from ebla.wire.frames import Lane
+from ebla.wire.limits import WireLimits
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.server import Server
+
+STAY_MS = 300
+
+
+def test_nobody_stays_at_the_door(tmp_path: Path) -> None:
+    """One who greets and then says nothing would take the place of somebody who joins, for ever."""
+
+    async def run() -> None:
+        async with (
+            asyncio.timeout(10),
+            TcpTransport(Cluster(tmp_path).tls(1), TransportLimits(), Reports()) as transport,
+            TcpTransport(JoiningNodeTls(None), TransportLimits(), Reports()) as newcomer,
+            asyncio.TaskGroup() as tasks,
+        ):
+            desk = Server(tasks, introduction(1), JOIN_LIMITS, Reports())
+            main = Server(tasks, introduction(1), WireLimits(), Reports())
+            address = Address(free_address().host, 7000)
+            doors = JoinTransport(transport, address, desk.accept, STAY_MS)
+            await doors.listen(address, main.accept)
+            context = PeersContext(newcomer, SystemRng(), introduction(2), WireLimits(), Reports())
+            began = time.monotonic()
+            caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
+            assert (desk.links_open, main.links_open) == (1, 0)
+            assert await caller.wait_closed() == "the peer ended the connection"
+            assert time.monotonic() - began > STAY_MS / 1000 / 2
+
+    asyncio.run(run())

@@ -1,0 +1,184 @@
+"""Rows of Spark's as CQL would have written them, compared with a model that knows one row at a time."""
+
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.storage.random_rows import MIXED, stored_key, stored_prefix
+
+from ebla.model.errors import InvalidRequest
+from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, Row, RowMarker, merge_heads, merge_rows
+from ebla.source.write.encode_rows import RowEncoding, RowOperation, encode_rows
+from ebla.storage.codec.key_codec import head_key
+from ebla.storage.codec.row_codec import RowFlag, decode_head, decode_row
+from ebla.storage.columns.load_encoding import WriteStamp
+from ebla.storage.merge.row_sort import sort_rows
+
+NUMBER = {one.name: one.number for one in MIXED.columns}
+TYPES = pa.schema(
+    [
+        ("p", pa.string()), ("c", pa.int32()), ("d", pa.string()), ("s", pa.string()), ("w", pa.string()),
+        ("x", pa.int64()), ("m", pa.map_(pa.string(), pa.int32())), ("ttl", pa.int32()), ("op", pa.string()),
+    ]
+)  # fmt: skip
+Given = dict[str, Any]
+
+
+def batch_of(rows: list[Given], names: list[str]) -> pa.RecordBatch:
+    fields = [TYPES.field(name) for name in names]
+    return pa.RecordBatch.from_pylist(rows, pa.schema(fields))
+
+
+def encoded(form: RowEncoding, batch: pa.RecordBatch) -> dict[bytes, Row | PartitionHead]:
+    rows = sort_rows(MIXED, *encode_rows(form, batch))
+    found: dict[bytes, Row | PartitionHead] = {}
+    for key, value in zip(rows.column(0).to_pylist(), rows.column(1).to_pylist()):
+        found[key] = decode_head(value) if value[1] & RowFlag.HEAD else decode_row(value, MIXED.layouts)
+    return found
+
+
+# ---- the model
+
+
+class Model:
+    """What a table holds after one statement for each row, all of one timestamp."""
+
+    def __init__(self, form: RowEncoding) -> None:
+        self.form = form
+        self.held: dict[bytes, Row | PartitionHead] = {}
+
+    def write(self, row: Given, names: list[str]) -> None:
+        stamp = self.form.stamp
+        deletion = Deletion(stamp.timestamp_us, stamp.at_s)
+        match row.get("op") or "upsert":
+            case "delete_partition":
+                self._add_head(row, PartitionHead(deletion))
+            case "delete":
+                self._add_row(row, Row(deletion=deletion))
+            case _:
+                self._insert(row, [name for name in names if name not in ("op", "ttl")])
+
+    def _insert(self, row: Given, names: list[str]) -> None:
+        stamp = self.form.stamp
+        own = row.get("ttl") if self.form.ttl_column else None
+        ttl_s = stamp.ttl_s if own is None else own
+        expires_s = stamp.at_s + ttl_s if ttl_s else 0
+        static = {name: row[name] for name in names if name == "s"}
+        cells = self._cells(static, ttl_s, expires_s)
+        if cells:
+            self._add_head(row, PartitionHead(static=Row(cells=cells)))
+        if row["c"] is None:
+            return
+        regular = {name: row[name] for name in names if name in ("w", "x")}
+        collections = {}
+        if "m" in names:
+            given = row["m"]
+            if given is not None:
+                elements = {
+                    key.encode(): Cell(stamp.timestamp_us, value.to_bytes(4), ttl_s, expires_s) for key, value in given
+                }
+                collections[NUMBER["m"]] = CollectionCells(Deletion(stamp.timestamp_us - 1, stamp.at_s), elements)
+            elif stamp.nulls_delete:
+                collections[NUMBER["m"]] = CollectionCells(Deletion(stamp.timestamp_us, stamp.at_s))
+        marker = RowMarker(stamp.timestamp_us, ttl_s, expires_s)
+        self._add_row(row, Row(marker, None, self._cells(regular, ttl_s, expires_s), collections))
+
+    def _cells(self, values: Given, ttl_s: int, expires_s: int) -> dict[int, Cell]:
+        stamp = self.form.stamp
+        cells = {}
+        for name, value in values.items():
+            if value is None and stamp.nulls_delete:
+                cells[NUMBER[name]] = Cell(stamp.timestamp_us, None, 0, stamp.at_s)
+            if value is not None:
+                wire = value.to_bytes(4) if name == "x" else value.encode()
+                cells[NUMBER[name]] = Cell(stamp.timestamp_us, wire, ttl_s, expires_s)
+        return cells
+
+    def _add_row(self, row: Given, change: Row) -> None:
+        wire = {"p": row["p"].encode(), "c": row["c"].to_bytes(4, signed=True), "d": row["d"].encode()}
+        key = stored_key(MIXED, wire)
+        known = self.held.get(key, Row())
+        assert isinstance(known, Row)
+        self.held[key] = merge_rows(known, change)
+
+    def _add_head(self, row: Given, change: PartitionHead) -> None:
+        key = head_key(stored_prefix([row["p"].encode()]))
+        known = self.held.get(key, PartitionHead())
+        assert isinstance(known, PartitionHead)
+        self.held[key] = merge_heads(known, change)
+
+
+def random_row(rng: Random) -> Given:
+    row: Given = {
+        "p": rng.choice("abc"),
+        "c": rng.randrange(-2, 2),
+        "d": rng.choice(["", "t"]),
+        "s": rng.choice([None, "s", "u"]),
+        "w": rng.choice([None, "", "w", "z" * 300]),
+        "x": rng.choice([None, 0, 7]),
+        "m": rng.choice([None, None, [], [("k", 3)], [("k", 4), ("l", 5)]]),
+        "ttl": rng.choice([None, 0, 5, 90_000]),
+        "op": rng.choice([None, *([RowOperation.UPSERT.value] * 4), "delete", "delete_partition"]),
+    }
+    if row["op"] == "delete_partition":
+        row["c"] = rng.choice([None, 1])
+    if row["op"] in (None, "upsert") and rng.random() < 0.1:
+        row |= {"c": None, "d": None, "w": None, "x": None, "m": None}
+    return row
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rows_are_those_of_the_model(seed: int) -> None:
+    rng = Random(seed)
+    stamp = WriteStamp(1_700_000_000_000_000, 1_700_000_000, rng.random() < 0.5, rng.choice([0, 0, 60]))
+    form = RowEncoding(MIXED, stamp, rng.choice(["", "ttl"]), rng.choice(["", "op"]))
+    dropped = {name for name in ("w", "x", "m", "ttl", "op") if rng.random() < 0.3} - {*form.own_columns}
+    dropped |= {name for name in ("ttl", "op") if name not in form.own_columns}
+    names = [name for name in TYPES.names if name not in dropped]
+    rows = [random_row(rng) for _ in range(rng.choice([1, 3, 40]))]
+    if not form.op_column:
+        rows = [row for row in rows if row["op"] in (None, "upsert")] or [random_row(Random(0)) | {"op": None}]
+        rows = [row | {"op": None} for row in rows]
+    model = Model(form)
+    for row in rows:
+        model.write(row, names)
+    assert encoded(form, batch_of(rows, names)) == model.held
+
+
+# ---- what is refused
+
+
+def test_a_null_key_is_told_by_its_row() -> None:
+    rows: list[Given] = [{"p": "a", "c": 1, "d": "t"}, {"p": "b", "c": None, "d": "t"}, {"p": None, "c": 2, "d": "t"}]
+    with pytest.raises(InvalidRequest, match=r"key column 'c' of ks\.t is null in 2 rows .* is p=b, c=None, d=t"):
+        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1)), batch_of(rows, ["p", "c", "d"]))
+
+
+def test_a_missing_key_column_is_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"key column 'd' of ks\.t is missing"):
+        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1)), batch_of([{"p": "a", "c": 1}], ["p", "c"]))
+
+
+def test_a_partition_is_deleted_without_the_rest_of_the_key() -> None:
+    batch = batch_of([{"p": "a", "op": "DELETE_Partition"}], ["p", "op"])
+    found = encoded(RowEncoding(MIXED, WriteStamp(9, 5), op_column="op"), batch)
+    assert found == {head_key(stored_prefix([b"a"])): PartitionHead(Deletion(9, 5))}
+
+
+def test_static_columns_alone_need_the_partition_key() -> None:
+    rows: list[Given] = [{"p": None, "s": "x"}]
+    with pytest.raises(InvalidRequest, match="key column 'p'"):
+        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1)), batch_of(rows, ["p", "s"]))
+
+
+def test_an_unknown_operation_is_named_with_those_there_are() -> None:
+    batch = batch_of([{"p": "a", "op": "remove"}], ["p", "op"])
+    with pytest.raises(InvalidRequest, match="asks for 'remove'; it may say upsert, delete, delete_partition"):
+        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1), op_column="op"), batch)
+
+
+def test_a_ttl_must_be_seconds() -> None:
+    batch = pa.record_batch({"p": ["a"], "c": pa.array([1], pa.int32()), "d": ["t"], "ttl": ["5s"]})
+    with pytest.raises(InvalidRequest, match="TTL column 'ttl' is of type string"):
+        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1), ttl_column="ttl"), batch)

@@ -1,0 +1,235 @@
+"""Making, withdrawing and ending requests."""
+
+from typing import Any
+
+import pytest
+from tests.unit.topology.world import World, cluster, host
+
+from ebla.model.identity import RequestId
+from ebla.topology.apply.draft import FINISHED_REQUESTS_MAX
+from ebla.topology.apply.requests import PENDING_REQUESTS_MAX
+from ebla.topology.commands import (
+    AbortRequest,
+    FinishGlobalRequest,
+    SubmitGlobalRequest,
+    SubmitJoin,
+    SubmitNodeRequest,
+)
+from ebla.topology.snapshot import GlobalRequest
+from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, RequestOutcome, TransitionState
+
+RF_CHANGE = GlobalRequestKind.KEYSPACE_RF_CHANGE
+CDC = GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS
+
+
+def submit(world: World, kind: NodeRequestKind, number: int, **changes: Any) -> str:
+    return world.refused(SubmitNodeRequest(world.request(kind, number, **changes)))
+
+
+def test_a_request_does_not_make_a_version() -> None:
+    world, _ = cluster(3)
+    before = world.snapshot.version
+    world.ask(NodeRequestKind.REBUILD, 2)
+    assert world.snapshot.version == before
+
+
+def test_who_may_join() -> None:
+    world, _ = cluster(2)
+    join = NodeRequestKind.JOIN
+    assert "already a member" in world.refused(SubmitJoin(world.node(2), world.request(join, 2)))
+    assert "joins for itself" in world.refused(SubmitJoin(world.node(3), world.request(join, 4)))
+    assert "num_tokens" in world.refused(SubmitJoin(world.node(3, num_tokens=0), world.request(join, 3)))
+    assert "shards" in world.refused(SubmitJoin(world.node(3, shard_count=0), world.request(join, 3)))
+    leave = world.request(NodeRequestKind.LEAVE, 3)
+    assert "cannot ask to leave" in world.refused(SubmitJoin(world.node(3), leave))
+    odd = world.request(join, 3, replaced=host(2))
+    assert "replaces nobody" in world.refused(SubmitJoin(world.node(3), odd))
+    world.ask_to_join(world.node(3))
+    assert "wipe its data directory" in world.refused(SubmitJoin(world.node(3), world.request(join, 3)))
+
+
+def test_a_joining_node_starts_from_nothing_whatever_it_says() -> None:
+    world, _ = cluster(2)
+    world.ask_to_join(world.node(3, state=NodeState.NORMAL, tokens=(5,)))
+    node = world.snapshot.node(host(3))
+    assert (node.state, node.tokens) == (NodeState.NONE, ())
+
+
+def test_who_may_be_replaced() -> None:
+    world, coordinator = cluster(4)
+    world.ask(NodeRequestKind.LEAVE, 4)
+    coordinator.settle()
+    replace = NodeRequestKind.REPLACE
+    cases = [
+        (world.request(replace, 9), "whom it replaces"),
+        (world.request(replace, 9, replaced=host(77)), "not a member"),
+        (world.request(replace, 9, replaced=host(4)), "is left"),
+        (world.request(replace, 9, replaced=host(2)), "so must be its successor"),
+        (world.request(replace, 9, replaced=host(3), ignored_nodes=(host(4),)), "cannot be ignored"),
+    ]
+    for request, reason in cases:
+        assert reason in world.refused(SubmitJoin(world.node(9, rack="r0"), request))
+    world.ask_to_join(world.node(9, rack="r0"), replaced=host(3), ignored_nodes=(host(1),))
+    assert world.snapshot.state.ignored_nodes == (host(1), host(3))
+    second = world.request(replace, 10, replaced=host(3))
+    assert "already being replaced" in world.refused(SubmitJoin(world.node(10, rack="r0"), second))
+
+
+def test_a_replace_ends_what_the_dead_node_had_asked_for() -> None:
+    world, _ = cluster(3)
+    old = world.ask(NodeRequestKind.REBUILD, 2)
+    world.ask_to_join(world.node(9, rack="r2"), replaced=host(2))
+    assert "being replaced" in world.snapshot.node_requests[old.id].error
+    assert world.snapshot.node(host(2)).request is None
+
+
+def test_requests_of_members() -> None:
+    world, _ = cluster(3)
+    assert "not a member" in submit(world, NodeRequestKind.LEAVE, 9)
+    assert "cannot join again" in submit(world, NodeRequestKind.JOIN, 2)
+    assert "no other node of datacenter dc7" in submit(world, NodeRequestKind.REBUILD, 2, rebuild_source="dc7")
+    world.ask(NodeRequestKind.REBUILD, 2, rebuild_source="dc1")
+    assert world.snapshot.node(host(2)).rebuild_source == "dc1"
+    assert "already has a request" in submit(world, NodeRequestKind.LEAVE, 2)
+    world.ask_to_join(world.node(4))
+    assert "must be normal" in submit(world, NodeRequestKind.LEAVE, 4)
+
+
+def test_too_few_may_not_remain() -> None:
+    world, _ = cluster(3)
+    world.create_table(4, 2)
+    world.ask(NodeRequestKind.LEAVE, 3)
+    assert "too few nodes would remain" in submit(world, NodeRequestKind.LEAVE, 2), "the one that waits counts as gone"
+
+
+def test_the_last_owner_of_tokens_stays() -> None:
+    world, _ = cluster(1)
+    assert "last node that owns tokens" in submit(world, NodeRequestKind.LEAVE, 1)
+
+
+def test_an_id_is_used_once() -> None:
+    world, _ = cluster(3)
+    first = world.ask(NodeRequestKind.REBUILD, 2)
+    twin = world.request(NodeRequestKind.REBUILD, 3)
+    twin = type(twin)(first.id, twin.kind, twin.host, twin.initiator, 1)
+    assert "was made before" in world.refused(SubmitNodeRequest(twin))
+
+
+def test_the_queue_is_bounded() -> None:
+    world, _ = cluster(1, checking=False)
+    for number in range(PENDING_REQUESTS_MAX):
+        world.ask_to_join(world.node(1000 + number))
+    assert "try again" in world.refused(SubmitJoin(world.node(5), world.request(NodeRequestKind.JOIN, 5)))
+
+
+def test_finished_requests_are_kept_up_to_a_bound() -> None:
+    world, _ = cluster(2)
+    made = []
+    for _ in range(FINISHED_REQUESTS_MAX + 5):
+        request = world.ask(NodeRequestKind.REBUILD, 2)
+        world.do(AbortRequest(request.id, "never mind", world.now_ms))
+        made.append(request.id)
+    kept = world.snapshot.node_requests
+    assert len(kept) == FINISHED_REQUESTS_MAX
+    assert made[-1] in kept
+    assert made[0] not in kept
+
+
+def test_a_pending_request_is_aborted_at_once() -> None:
+    world, _ = cluster(3)
+    request = world.ask(NodeRequestKind.REMOVE, 2)
+    world.do(AbortRequest(request.id, "never mind", world.now_ms))
+    assert world.snapshot.node_requests[request.id].error == "aborted: never mind"
+    assert world.snapshot.state.ignored_nodes == ()
+    assert world.snapshot.node(host(2)).request is None
+    assert "already failed" in world.refused(AbortRequest(request.id, "", 1))
+    assert "no request" in world.refused(AbortRequest(RequestId(world.new_id()), "", 1))
+
+
+def test_a_join_is_not_aborted() -> None:
+    world, _ = cluster(2)
+    request = world.ask_to_join(world.node(3))
+    assert "cannot be aborted" in world.refused(AbortRequest(request.id, "", 1))
+
+
+def test_a_leave_is_aborted_while_it_drains_and_not_later() -> None:
+    world, coordinator = cluster(4)
+    world.create_table(4, 2)
+    request = world.ask(NodeRequestKind.LEAVE, 2)
+    coordinator.until(TransitionState.TABLET_DRAINING)
+    coordinator.step()
+    world.do(AbortRequest(request.id, "wrong node", world.now_ms))
+    coordinator.settle()
+    assert world.snapshot.node(host(2)).state is NodeState.NORMAL
+    assert world.snapshot.node_requests[request.id].error == "aborted: wrong node"
+    late = world.ask(NodeRequestKind.LEAVE, 2)
+    coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
+    assert "too far" in world.refused(AbortRequest(late.id, "", 1))
+
+
+def test_requests_for_new_streams_are_shared() -> None:
+    world, coordinator = cluster(2)
+    first = world.ask_global(CDC)
+    second = GlobalRequest(RequestId(world.new_id()), CDC, host(1), 1)
+    assert str(first.id) in world.refused(SubmitGlobalRequest(second))
+    coordinator.settle()
+    assert world.outcome(first.id) is RequestOutcome.DONE
+    assert world.snapshot.state.global_requests == ()
+
+
+def test_a_failed_commit_of_a_generation_is_answered() -> None:
+    world, coordinator = cluster(2)
+    request = world.ask_global(CDC)
+    coordinator.until(TransitionState.COMMIT_CDC_GENERATION)
+    assert "its own command" in world.refused(FinishGlobalRequest(request.id, "", 1))
+    coordinator.step(fails=True)
+    assert world.outcome(request.id) is RequestOutcome.FAILED
+    assert world.snapshot.transition is None
+
+
+@pytest.mark.parametrize(
+    ("keyspace", "factors", "reason"),
+    [
+        ("none", (("dc1", 3),), "no keyspace none"),
+        ("ks", (("dc1", 2),), "by one replica"),
+        ("ks", (("dc1", 4),), "by one replica"),
+        ("ks", (("dc1", 2), ("dc2", 1)), "dc2 has 0 nodes"),
+    ],
+)
+def test_which_changes_of_replication_may_be_asked_for(
+    keyspace: str, factors: tuple[tuple[str, int], ...], reason: str
+) -> None:
+    world, _ = cluster(3)
+    world.create_table(4, 2)
+    request = GlobalRequest(RequestId(world.new_id()), RF_CHANGE, host(1), 1, keyspace, factors)
+    assert reason in world.refused(SubmitGlobalRequest(request))
+
+
+def test_a_change_of_replication_rebuilds_every_tablet() -> None:
+    world, coordinator = cluster(4)
+    table = world.create_table(4, 2)
+    request = world.ask_global(RF_CHANGE, keyspace="ks", new_factors=(("dc1", 3),))
+    again = GlobalRequest(RequestId(world.new_id()), RF_CHANGE, host(1), 1, "ks", (("dc1", 3),))
+    assert "is waiting" in world.refused(SubmitGlobalRequest(again))
+    coordinator.step()
+    assert "still moving" in world.refused(FinishGlobalRequest(request.id, "", 1))
+    assert "running" in world.refused(AbortRequest(request.id, "", 1))
+    coordinator.settle()
+    assert world.outcome(request.id) is RequestOutcome.DONE
+    assert {len(each) for each in world.snapshot.tablets[table].replica_sets()} == {3}
+    fewer = world.ask_global(RF_CHANGE, keyspace="ks", new_factors=(("dc1", 2),))
+    coordinator.settle()
+    assert world.outcome(fewer.id) is RequestOutcome.DONE
+    assert {len(each) for each in world.snapshot.tablets[table].replica_sets()} == {2}
+
+
+def test_global_requests_wait_in_line() -> None:
+    world, coordinator = cluster(3)
+    world.create_table(2, 2)
+    first = world.ask_global(CDC)
+    second = world.ask_global(RF_CHANGE, keyspace="ks", new_factors=(("dc1", 3),))
+    assert "not the one that runs" in world.refused(FinishGlobalRequest(second.id, "", 1))
+    world.do(AbortRequest(second.id, "later", 1))
+    assert world.snapshot.state.global_requests == (first.id,)
+    coordinator.settle()
+    assert world.outcome(first.id) is RequestOutcome.DONE

@@ -1,0 +1,70 @@
+"""Rows on their way into staging, without any node."""
+
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from ebla.model.identity import Address, AttemptId, HostId, SessionId, ShardNumber, TransferId
+from ebla.model.token import WHOLE_RING
+from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, TransferTarget
+from ebla.storage.codec.checksums import crc32
+from ebla.transfers.flight_calls import FlightClientLimits
+from ebla.transfers.flight_puts import RowUpload
+from ebla.wire.flight_format import byte_values
+from ebla.wire.transfer_messages import FlightPut, PutAnswer
+
+T = TypeVar("T")
+
+TARGET = TransferTarget(
+    HostId(uuid.UUID(int=1)), ShardNumber(0), SessionId(uuid.UUID(int=2)), TransferId(uuid.UUID(int=3)),
+    StagingKind.ROWS, WHOLE_RING, b"ticket", Address("127.0.0.1", 7001),
+)  # fmt: skip
+ATTEMPT = AttemptId(uuid.UUID(int=4))
+RECORDS = [b"first", b"second", b"third"]
+
+
+class Node:
+    """`flight_puts.Opener`, and the stream: one attempt, of which what has come stays."""
+
+    def __init__(self) -> None:
+        self.received = b""
+
+    @property
+    def begin(self) -> PutAnswer:
+        return PutAnswer(len(self.received))
+
+    def again(self, act: Callable[[], T], _progress: Callable[[], int] = lambda: 0) -> T:
+        return act()
+
+    def open_put(self, _target: TransferTarget, put: FlightPut, _timeout_s: float) -> Any:
+        assert put.offset <= len(self.received)
+        return self
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.received += b"".join(byte_values(batch))
+
+    def read_answer(self) -> PutAnswer:
+        return PutAnswer(len(self.received))
+
+    def finish(self, _metadata: bytes) -> PutAnswer:
+        return PutAnswer(len(self.received), crc32(self.received, 0))
+
+    def drop(self) -> None:
+        pass
+
+
+def test_rows_that_an_earlier_try_has_brought_are_not_sent_again() -> None:
+    """A node that had no room for the stream after one that broke: the put begins anew, under the same attempt."""
+    node, whole = Node(), b"".join(RECORDS)
+    for tried in range(len(RECORDS)):
+        with RowUpload(node, TARGET, ATTEMPT, FlightClientLimits()) as put:
+            for record in RECORDS[:tried]:
+                put.send(record)
+    assert node.received == b"firstsecond"
+    with RowUpload(node, TARGET, ATTEMPT, FlightClientLimits()) as put:
+        for record in RECORDS:
+            put.send(record)
+        assert put.finish() == StagedFile(ROWS_NAME, len(whole), crc32(whole, 0))
+    assert node.received == whole
