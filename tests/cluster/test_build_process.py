@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.storage.store_rig import plain
 
 from ebla.bulk.workers import layer_builder
@@ -43,21 +44,21 @@ def on_files(story: Callable[[FileDisk], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_rows_become_a_layer_with_its_facts_and_sidecar(tmp_path: Path) -> None:
-    async def story(disk: FileDisk) -> None:
-        job = job_of(tmp_path, ITEMS)
-        builds = LayerBuildPool()
-        result = await builds.build(job, 60)
-        await builds.close()
-        layer = await RocksEngine(disk).open(job.output_folder, writable=False)
-        assert list(layer.scan()) == ITEMS
-        assert (layer.facts.rows, layer.facts.least_us, layer.facts.greatest_us) == (3_000, 10, 16)
-        assert layer.facts == result.facts
-        await layer.close()
-        assert await open_sidecar(disk, job.output_folder) is not None
-        assert psutil.Process().children() == []
+pytestmark = runs_in(on_files)
 
-    on_files(story)
+
+async def test_rows_become_a_layer_with_its_facts_and_sidecar(disk: FileDisk, /, tmp_path: Path) -> None:
+    job = job_of(tmp_path, ITEMS)
+    builds = LayerBuildPool()
+    result = await builds.build(job, 60)
+    await builds.close()
+    layer = await RocksEngine(disk).open(job.output_folder, writable=False)
+    assert list(layer.scan()) == ITEMS
+    assert (layer.facts.rows, layer.facts.least_us, layer.facts.greatest_us) == (3_000, 10, 16)
+    assert layer.facts == result.facts
+    await layer.close()
+    assert await open_sidecar(disk, job.output_folder) is not None
+    assert psutil.Process().children() == []
 
 
 @pytest.mark.parametrize(
@@ -81,42 +82,35 @@ def test_what_is_wrong_is_told_as_it_is_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["rows"]
 
 
-def test_a_build_that_is_late_is_killed(tmp_path: Path) -> None:
-    async def story(_disk: FileDisk) -> None:
-        builds = LayerBuildPool()
-        with pytest.raises(BuildFailed, match="took longer than"):
-            await builds.build(job_of(tmp_path, ITEMS), 0.01)
-        assert psutil.Process().children(recursive=True) == psutil.Process().children(), "who forks, and no fork"
-        await builds.close()
-        assert psutil.Process().children() == []
-
-    on_files(story)
+async def test_a_build_that_is_late_is_killed(_disk: FileDisk, /, tmp_path: Path) -> None:
+    builds = LayerBuildPool()
+    with pytest.raises(BuildFailed, match="took longer than"):
+        await builds.build(job_of(tmp_path, ITEMS), 0.01)
+    assert psutil.Process().children(recursive=True) == psutil.Process().children(), "who forks, and no fork"
+    await builds.close()
+    assert psutil.Process().children() == []
 
 
-def test_builds_take_turns_in_processes_that_stay(tmp_path: Path) -> None:
+async def test_builds_take_turns_in_processes_that_stay(_disk: FileDisk, /, tmp_path: Path) -> None:
     """Also after one that failed by its rows; one that was killed is replaced."""
-
-    async def story(_disk: FileDisk) -> None:
-        builds = LayerBuildPool(at_once=2)
-        folders = [tmp_path / str(number) for number in range(6)]
-        for folder in folders:
-            folder.mkdir()
-        jobs = [job_of(folder, ITEMS, cut=3 if place == 2 else 0) for place, folder in enumerate(folders)]
-        found = await asyncio.gather(*(builds.build(job, 60) for job in jobs), return_exceptions=True)
-        assert [isinstance(one, BaseException) for one in found] == [False, False, True, False, False, False]
-        (ready,) = psutil.Process().children()
-        kept = ready.children()
-        assert len(kept) == 2, "six builds, two processes"
-        for child in kept:
-            child.kill()
-        psutil.wait_procs(kept, timeout=60)
-        again = job_of(folders[2], ITEMS)
-        result = await _until_one_is_started_anew(builds, again)
-        assert result.rows == len(ITEMS)
-        await builds.close()
-        assert psutil.Process().children() == []
-
-    on_files(story)
+    builds = LayerBuildPool(at_once=2)
+    folders = [tmp_path / str(number) for number in range(6)]
+    for folder in folders:
+        folder.mkdir()
+    jobs = [job_of(folder, ITEMS, cut=3 if place == 2 else 0) for place, folder in enumerate(folders)]
+    found = await asyncio.gather(*(builds.build(job, 60) for job in jobs), return_exceptions=True)
+    assert [isinstance(one, BaseException) for one in found] == [False, False, True, False, False, False]
+    (ready,) = psutil.Process().children()
+    kept = ready.children()
+    assert len(kept) == 2, "six builds, two processes"
+    for child in kept:
+        child.kill()
+    psutil.wait_procs(kept, timeout=60)
+    again = job_of(folders[2], ITEMS)
+    result = await _until_one_is_started_anew(builds, again)
+    assert result.rows == len(ITEMS)
+    await builds.close()
+    assert psutil.Process().children() == []
 
 
 async def _until_one_is_started_anew(builds: LayerBuildPool, job: BuildJob) -> BuildResult:
@@ -129,15 +123,11 @@ async def _until_one_is_started_anew(builds: LayerBuildPool, job: BuildJob) -> B
     return await builds.build(job, 60)
 
 
-def test_processes_without_work_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_processes_without_work_end(_disk: FileDisk, /, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_builder, "IDLE_S", 0.01)
-
-    async def story(_disk: FileDisk) -> None:
-        builds = LayerBuildPool()
-        await builds.build(job_of(tmp_path, ITEMS), 60)
-        async with asyncio.timeout(60):
-            while psutil.Process().children():  # noqa: ASYNC110 # nobody tells this loop
-                await asyncio.sleep(0.01)
-        await builds.close()
-
-    on_files(story)
+    builds = LayerBuildPool()
+    await builds.build(job_of(tmp_path, ITEMS), 60)
+    async with asyncio.timeout(60):
+        while psutil.Process().children():  # noqa: ASYNC110 # nobody tells this loop
+            await asyncio.sleep(0.01)
+    await builds.close()

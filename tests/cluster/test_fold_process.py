@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.storage.store_rig import limits, plain, small_stack
 
 from ebla.bulk.bulk_process import BulkConfig, BulkProcess
@@ -34,6 +35,8 @@ from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.verbs import COMPACT
+
+pytestmark = runs_in(real_time)
 
 TERMS = GcContext(now_s=1_000, replication_factor=3, repaired=())
 
@@ -67,91 +70,75 @@ async def content(store: ShardStore, stack: Stack) -> object:
     return await store.scan(stack, b"", None, 1_000)
 
 
-def test_a_fold_in_its_own_process_is_swapped_in(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with real_store(tmp_path / "shard-0") as (store, disk):
-            stack, job = await three_bases(store)
-            before = await content(store, stack)
-            result = await compact_in_process(job, 60)
-            assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
-            assert await content(store, stack) == before
-            assert result.facts.rows == 39
-            assert await open_sidecar(disk, job.output_folder) is not None
-
-    asyncio.run(story())
+async def test_a_fold_in_its_own_process_is_swapped_in(tmp_path: Path) -> None:
+    async with real_store(tmp_path / "shard-0") as (store, disk):
+        stack, job = await three_bases(store)
+        before = await content(store, stack)
+        result = await compact_in_process(job, 60)
+        assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
+        assert await content(store, stack) == before
+        assert result.facts.rows == 39
+        assert await open_sidecar(disk, job.output_folder) is not None
 
 
-def test_a_fold_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
+async def test_a_fold_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
     """Over its socket, with no control to speak to."""
     host = HostId(SystemRng().uuid())
     ours = Introduction(host, None, "test", "bulk")
     door = Address(str(tmp_path / "bulk.sock"))
-
-    async def story() -> None:
-        async with TcpTransport(None, TransportLimits(), discard_event) as transport, asyncio.TaskGroup() as tasks:
-            around = Environment(SystemClock(), SystemRng(), FileDisk(), transport)
-            nobody = Address(str(tmp_path / "control.sock"))
-            setup = BulkConfig(
-                ours, door, nobody, 1_000, CompactionServiceLimits(), WireLimits(), discard_event, os.getpid()
-            )
-            bulk = tasks.create_task(BulkProcess(around, setup, CompactionProcesses()).run())
-            await _until(lambda: Path(door.host).exists())
-            context = PeersContext(transport, SystemRng(), ours, WireLimits(), discard_event)
-            caller, _ = await connect(context, door, ConnectionTarget(Lane.DATA, host))
-            async with real_store(tmp_path / "shard-0") as (store, _disk):
-                stack, job = await three_bases(store)
-                before = await content(store, stack)
-                result = await caller.call(COMPACT, job, 60_000)
-                assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
-                assert await content(store, stack) == before
-            caller.close("done")
-            bulk.cancel()
-
-    asyncio.run(story())
-
-
-def test_a_fold_runs_at_low_priority_and_one_that_is_killed_changes_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
+    async with TcpTransport(None, TransportLimits(), discard_event) as transport, asyncio.TaskGroup() as tasks:
+        around = Environment(SystemClock(), SystemRng(), FileDisk(), transport)
+        nobody = Address(str(tmp_path / "control.sock"))
+        setup = BulkConfig(
+            ours, door, nobody, 1_000, CompactionServiceLimits(), WireLimits(), discard_event, os.getpid()
+        )
+        bulk = tasks.create_task(BulkProcess(around, setup, CompactionProcesses()).run())
+        await _until(lambda: Path(door.host).exists())
+        context = PeersContext(transport, SystemRng(), ours, WireLimits(), discard_event)
+        caller, _ = await connect(context, door, ConnectionTarget(Lane.DATA, host))
         async with real_store(tmp_path / "shard-0") as (store, _disk):
             stack, job = await three_bases(store)
             before = await content(store, stack)
-            async with asyncio.TaskGroup() as tasks:
-                folding = tasks.create_task(_failing(job))
-                child = await _child()
-                await _until(lambda: child.nice() == os.nice(0) + NICENESS)
-                child.kill()
-            assert "died" in folding.result().message
-            await store.abandon_compaction(job)
+            result = await caller.call(COMPACT, job, 60_000)
+            assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
             assert await content(store, stack) == before
-            assert not psutil.Process().children()
-
-    asyncio.run(story())
-
-
-def test_a_late_fold_is_killed_and_reaped(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with real_store(tmp_path / "shard-0") as (store, _disk):
-            _stack, job = await three_bases(store)
-            with pytest.raises(CompactionFailed, match="longer than"):
-                await compact_in_process(job, 0.01)
-            assert not psutil.Process().children()
-            await store.abandon_compaction(job)
-
-    asyncio.run(story())
+        caller.close("done")
+        bulk.cancel()
 
 
-def test_a_fold_that_cannot_read_its_inputs_says_so(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with real_store(tmp_path / "shard-0") as (store, disk):
-            stack, job = await three_bases(store)
-            before = await content(store, stack)
-            disk.remove_folder(job.inputs[0].folder)
-            with pytest.raises(CompactionFailed):
-                await compact_in_process(job, 60)
-            await store.abandon_compaction(job)
-            assert await content(store, stack) == before
+async def test_a_fold_runs_at_low_priority_and_one_that_is_killed_changes_nothing(tmp_path: Path) -> None:
+    async with real_store(tmp_path / "shard-0") as (store, _disk):
+        stack, job = await three_bases(store)
+        before = await content(store, stack)
+        async with asyncio.TaskGroup() as tasks:
+            folding = tasks.create_task(_failing(job))
+            child = await _child()
+            await _until(lambda: child.nice() == os.nice(0) + NICENESS)
+            child.kill()
+        assert "died" in folding.result().message
+        await store.abandon_compaction(job)
+        assert await content(store, stack) == before
+        assert not psutil.Process().children()
 
-    asyncio.run(story())
+
+async def test_a_late_fold_is_killed_and_reaped(tmp_path: Path) -> None:
+    async with real_store(tmp_path / "shard-0") as (store, _disk):
+        _stack, job = await three_bases(store)
+        with pytest.raises(CompactionFailed, match="longer than"):
+            await compact_in_process(job, 0.01)
+        assert not psutil.Process().children()
+        await store.abandon_compaction(job)
+
+
+async def test_a_fold_that_cannot_read_its_inputs_says_so(tmp_path: Path) -> None:
+    async with real_store(tmp_path / "shard-0") as (store, disk):
+        stack, job = await three_bases(store)
+        before = await content(store, stack)
+        disk.remove_folder(job.inputs[0].folder)
+        with pytest.raises(CompactionFailed):
+            await compact_in_process(job, 60)
+        await store.abandon_compaction(job)
+        assert await content(store, stack) == before
 
 
 async def _failing(job: CompactionJob) -> CompactionFailed:

@@ -13,6 +13,7 @@ MUTATIONS = (
     Mutation(
         name="columns-newest-row-wins-whole",
         module="ebla.storage.merge.chunk_merge",
+        function="_winners",
         find="may_stand = covers & marked & plain",
         replace="may_stand = marked & plain",
         check=MERGE,
@@ -21,6 +22,7 @@ MUTATIONS = (
     Mutation(
         name="columns-marker-forgotten",
         module="ebla.storage.merge.chunk_merge",
+        function="_winners",
         find="may_stand = covers & marked & plain",
         replace="may_stand = covers & plain",
         check=MERGE,
@@ -29,6 +31,7 @@ MUTATIONS = (
     Mutation(
         name="columns-tie-by-place",
         module="ebla.storage.merge.chunk_merge",
+        function="_winners",
         find="(alone & may_stand)",
         replace="may_stand",
         check=MERGE,
@@ -37,6 +40,7 @@ MUTATIONS = (
     Mutation(
         name="columns-window-too-long",
         module="ebla.storage.merge.chunk_merge",
+        function="merge_chunks",
         find="end = min(source.last_key() for source in ahead)",
         replace="end = max(source.last_key() for source in ahead)",
         check=MERGE,
@@ -45,6 +49,7 @@ MUTATIONS = (
     Mutation(
         name="columns-tokens-are-the-order",
         module="ebla.storage.merge.chunk_merge",
+        function="key_order",
         find="if (same == tokens_tie).all():",
         replace="if True:",
         check=MERGE,
@@ -53,6 +58,7 @@ MUTATIONS = (
     Mutation(
         name="columns-head-forgotten-at-chunk-end",
         module="ebla.storage.merge.partition_heads",
+        function="PartitionHeadPass.treated",
         find="if self.spans and self.spans[-1].end == len(chunk):",
         replace="if False:",
         check=SCAN,
@@ -61,14 +67,16 @@ MUTATIONS = (
     Mutation(
         name="columns-plain-rows-never-covered",
         module="ebla.storage.merge.partition_heads",
-        find="        dropped = self._covered_plain(chunk)\n",
-        replace="        dropped: list[int] = []\n",
+        function="PartitionHeadPass.treated",
+        find="dropped = self._covered_plain(chunk)",
+        replace="dropped: list[int] = []",
         check=FOLD,
         why="a fold keeps what a range deletion covers, and it comes back when the deletion goes",
     ),
     Mutation(
         name="columns-slice-without-head",
         module="ebla.storage.scan.stack_scan",
+        function="slice_spans",
         find='return (head, head + b"\\0"), (row_key(prefix, start), last)',
         replace="return (head, head), (row_key(prefix, start), last)",
         check=SCAN,
@@ -77,6 +85,7 @@ MUTATIONS = (
     Mutation(
         name="columns-layer-not-clipped",
         module="ebla.storage.scan.stack_scan",
+        function="_clipped",
         find="return [part for span in spans for part in clip_span(span, within)]",
         replace="return list(spans) if within else []",
         check=SCAN,
@@ -85,6 +94,7 @@ MUTATIONS = (
     Mutation(
         name="columns-bare-rows-shown",
         module="ebla.storage.scan.stack_scan",
+        function="_without_bare",
         find="return chunk.filter(pa.array(~hidden)) if hidden.any() else chunk",
         replace="return chunk",
         check=SCAN,
@@ -93,6 +103,7 @@ MUTATIONS = (
     Mutation(
         name="columns-sidecar-unchecked",
         module="ebla.storage.columns.sidecar",
+        function="Sidecar._read",
         find="if len(data) != block.size_bytes or crc32(data, 0) != block.checksum:",
         replace="if len(data) != block.size_bytes:",
         check=SIDECAR,
@@ -101,14 +112,16 @@ MUTATIONS = (
     Mutation(
         name="columns-sidecar-loses-tail",
         module="ebla.storage.columns.sidecar",
-        find="            self._write_waiting()\n            self._writer.close()\n",
-        replace="            self._writer.close()\n",
+        function="SidecarWriter.finish",
+        find="self._write_waiting()\nself._writer.close()",
+        replace="self._writer.close()",
         check=SIDECAR,
         why="scans miss the last rows of every base",
     ),
     Mutation(
         name="columns-old-sidecar-as-new",
         module="ebla.storage.columns.sidecar",
+        function="Sidecar.chunks",
         find="if self.index.schema_version != shape.schema.version:",
         replace="if False:",
         check=SCAN,
@@ -117,6 +130,7 @@ MUTATIONS = (
     Mutation(
         name="columns-fold-collects-before-covering",
         module="ebla.storage.compaction.compactor",
+        function="GcTransform.row",
         find="left = row if covering is None else without_deleted(row, covering)",
         replace="left = row",
         check=FOLD,
@@ -125,7 +139,8 @@ MUTATIONS = (
     Mutation(
         name="columns-added-column-complete",
         module="ebla.storage.columns.plain_columns",
-        find="            walk.complete[:] &= is_multi_cell(column.type)\n",
+        function="decode_plain",
+        find="walk.complete[:] &= is_multi_cell(column.type)",
         replace="",
         check=COLUMNS,
         why="a row written before a column was added hides that column's cell",
@@ -133,6 +148,7 @@ MUTATIONS = (
     Mutation(
         name="columns-null-is-empty",
         module="ebla.storage.columns.plain_columns",
+        function="_cell_pieces",
         find="np.where(valid, sizes, -1)",
         replace="np.where(valid, sizes, 0)",
         check=COLUMNS,
@@ -141,16 +157,18 @@ MUTATIONS = (
     Mutation(
         name="columns-negative-floats",
         module="ebla.storage.columns.comparable_columns",
-        find="    matrix = np.where(negative, ~matrix, matrix)\n    matrix[:, 0] |=",
-        replace="    matrix[:, 0] |=",
+        function="_ordered_floats",
+        find="matrix = np.where(negative, ~matrix, matrix)\nmatrix[:, 0] |=",
+        replace="matrix[:, 0] |=",
         check=COLUMNS,
         why="negative numbers of a clustering column are stored where no read finds them",
     ),
     Mutation(
         name="columns-load-forgets-collections",
         module="ebla.storage.columns.load_encoding",
-        find="    one_by_one = _has_elements(columns, many, moment)",
-        replace="    one_by_one = np.zeros(len(moment), np.bool_)",
+        function="_row_values",
+        find="one_by_one = _has_elements(columns, many, moment)",
+        replace="one_by_one = np.zeros(len(moment), np.bool_)",
         check=LOAD,
         why="a bulk load forgets collections",
     ),

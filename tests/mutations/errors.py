@@ -6,6 +6,7 @@ MUTATIONS = (
     Mutation(
         name="error-code-inherited-against-outcome",
         module="ebla.model.error_codes",
+        function="codes_of",
         find="(ancestor.outcome, ancestor.fault) == (kind.outcome, kind.fault)",
         replace="ancestor.fault == kind.fault",
         check=PytestCheck("tests/unit/model/test_error_codes.py"),
@@ -14,6 +15,7 @@ MUTATIONS = (
     Mutation(
         name="error-code-lost-connection-unavailable",
         module="ebla.model.error_codes",
+        function="",
         find="errors.ConnectionLost: _TIMEOUT",
         replace="errors.ConnectionLost: _UNAVAILABLE",
         check=PytestCheck("tests/unit/model/test_error_codes.py"),

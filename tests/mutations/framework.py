@@ -1,6 +1,6 @@
 """What a mutation is, and how to write one.
 
-A mutation is a named, deliberate bug: a piece of source text of one module under `src/`, what to put in its place, and
+A mutation is a named, deliberate bug: a function under `src/`, a piece of code in it, what to put in its place, and
 the check that must then fail. The bug is put in from outside, while a fresh process imports the module; the product
 has no switch for it. A mutation that no check notices means that the tests would not notice the bug either.
 
@@ -12,15 +12,18 @@ To add some, write `tests/mutations/<area>.py`:
         Mutation(
             name="register-answer-before-sync",
             module="ebla.sim.example.store",
-            find="        await self._journal.sync()\n",
-            replace="",
+            function="Store.write",
+            find="await self._journal.sync()",
+            replace="pass",
             check=SimSeeds("register", "1-200"),
             why="a crash between the answer and the sync loses an acknowledged write",
         ),
     )
 
-- `find` must occur exactly once, indentation and all, and the changed text must still compile; a tidy test checks
-  both in every `make check`, so a refactoring cannot quietly disarm a mutation. Take enough lines to be unique.
+- `function` is `function`, `Class.method`, `Class` or `function.inner`; empty for the top level of the module.
+- `find` must occur exactly once in that function, and the changed code must still compile; a tidy test checks both in
+  every `make check`, so a refactoring cannot quietly disarm a mutation. Layout, comments, quotes and line breaks do
+  not matter (`pattern.py`). Later lines of `replace` are indented relative to its first.
 - Break behaviour, not the program: a module that fails to import is an error of the mutation, not a catch.
 - `check` is the narrowest thing that ought to notice. `PytestCheck` takes test ids (a file is one too); the tests
   should pass unmutated and never depend on luck. `SimSeeds` runs the seeds of a scenario in order up to the first
@@ -32,7 +35,6 @@ Run: `python -m tests.mutations` (all, on every core), `… NAME…` (an area, o
 `--baseline` (each check once without its bug: all must pass), `--jobs N`. Exit code 1 if one escapes or errs.
 """
 
-import ast
 import importlib
 import pkgutil
 from collections.abc import Sequence
@@ -40,10 +42,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tests.mutations
+from tests.mutations.pattern import NoMatch, substitute
 
 ROOT = Path(__file__).resolve().parents[2]
 
-FRAMEWORK_MODULES = ("__main__", "framework", "hook", "run", "sim_seeds")
+FRAMEWORK_MODULES = ("__main__", "framework", "hook", "pattern", "run", "sim_seeds")
 """Every other module of this package is an area and must have `MUTATIONS`."""
 
 
@@ -83,6 +86,7 @@ class UnfitMutation(Exception):
 class Mutation:
     name: str
     module: str
+    function: str
     find: str
     replace: str
     check: Check
@@ -99,18 +103,10 @@ class Mutation:
         path = self.source_path()
         if not path.exists():
             raise UnfitMutation(f"{self.name}: no module {self.module}")
-        source = path.read_text()
-        count = source.count(self.find)
-        if count != 1:
-            raise UnfitMutation(f"{self.name}: the text to break occurs {count} times in {self.module}, not once")
-        mutated = source.replace(self.find, self.replace)
         try:
-            tree = ast.parse(mutated)
-        except SyntaxError as error:
-            raise UnfitMutation(f"{self.name}: the broken text does not compile: {error}") from error
-        if ast.dump(tree) == ast.dump(ast.parse(source)):
-            raise UnfitMutation(f"{self.name}: changes nothing that runs")
-        return mutated
+            return substitute(path.read_text(), self.function, self.find, self.replace)
+        except NoMatch as error:
+            raise UnfitMutation(f"{self.name}: {error} ({self.module})") from error
 
 
 def all_areas() -> dict[str, tuple[Mutation, ...]]:

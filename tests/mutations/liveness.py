@@ -10,6 +10,7 @@ MUTATIONS = (
     Mutation(
         name="liveness-old-answer-counts",
         module="ebla.control.liveness.failure_detector",
+        function="FailureDetector.answered",
         find="if before is None or now_ms - answer.asked_ms >= self.silence_ms:",
         replace="if before is None:",
         check=DETECTOR,
@@ -18,6 +19,7 @@ MUTATIONS = (
     Mutation(
         name="liveness-answer-counts-from-arrival",
         module="ebla.control.liveness.heartbeats",
+        function="HeartbeatMonitor._beat",
         find="answered = RoundTrip(peer, host, answer.incarnation, asked_ms, round_trip_us)",
         replace="answered = RoundTrip(peer, host, answer.incarnation, self._clock.boot_ms(), round_trip_us)",
         check=WORLDS,
@@ -26,6 +28,7 @@ MUTATIONS = (
     Mutation(
         name="liveness-down-too-late",
         module="ebla.control.liveness.failure_detector",
+        function="FailureDetector._silent",
         find="return now_ms - opinion.heard_ms >= self.silence_ms",
         replace="return now_ms - opinion.heard_ms >= self.silence_ms * 2",
         check=STORM,
@@ -34,6 +37,7 @@ MUTATIONS = (
     Mutation(
         name="liveness-down-too-early",
         module="ebla.control.liveness.failure_detector",
+        function="FailureDetector._silent",
         find="return now_ms - opinion.heard_ms >= self.silence_ms",
         replace="return now_ms - opinion.heard_ms >= self.silence_ms // 4",
         check=STORM,
@@ -42,14 +46,16 @@ MUTATIONS = (
     Mutation(
         name="liveness-dead-connection-kept",
         module="ebla.control.liveness.heartbeats",
-        find="            self._forget(peer)\n            host = self._hosts[peer]",
-        replace="            host = self._hosts[peer]",
+        function="HeartbeatMonitor._meet",
+        find="self._forget(peer)\nhost = self._hosts[peer]",
+        replace="host = self._hosts[peer]",
         check=WORLDS,
         why="a connection whose other end is forgotten would hold a healthy peer down for ever",
     ),
     Mutation(
         name="liveness-restart-unseen",
         module="ebla.control.liveness.failure_detector",
+        function="FailureDetector.answered",
         find="same = before.host == answer.host and before.incarnation == answer.incarnation",
         replace="same = before.host == answer.host",
         check=DETECTOR,
@@ -58,14 +64,18 @@ MUTATIONS = (
     Mutation(
         name="liveness-stale-opinion-shown",
         module="ebla.control.liveness.heartbeats",
-        find='now: a reader never sees an `up` that has run out."""\n        self._look()\n',
-        replace='now: a reader never sees an `up` that has run out."""\n',
+        function="HeartbeatMonitor.opinions",
+        find=(
+            '"""What this node holds of each peer now: a reader never sees an `up` that has run out."""\nself._look()'
+        ),
+        replace='"""What this node holds of each peer now: a reader never sees an `up` that has run out."""',
         check=STORM,
         why="a reader between two looks would see a peer up whose time has run out",
     ),
     Mutation(
         name="serving-without-control",
         module="ebla.replica.serving",
+        function="ServingRight.holds",
         find="return self._allowed and silent_ms is not None and silent_ms < self._feed_silence_ms",
         replace="return self._allowed and silent_ms is not None",
         check=STORM,
@@ -74,6 +84,7 @@ MUTATIONS = (
     Mutation(
         name="serving-counts-from-arrival",
         module="ebla.replica.shard_process",
+        function="ShardProcess._heard",
         find="right.heard(asked_ms, allowed=allowed)",
         replace="right.heard(self.environment.clock.boot_ms(), allowed=allowed)",
         check=WORLDS,
@@ -82,6 +93,7 @@ MUTATIONS = (
     Mutation(
         name="serving-against-the-word-of-control",
         module="ebla.replica.serving",
+        function="ServingRight.heard",
         find="self._allowed = allowed",
         replace="self._allowed = True",
         check=PytestCheck("tests/unit/replica/test_serving.py"),

@@ -8,6 +8,7 @@ MUTATIONS = (
     Mutation(
         name="observe-full-log-fails-work",
         module="ebla.observe.observer",
+        function="Observer.emit",
         find="except (OSError, ValueError):",
         replace="except KeyError:",
         check=OBSERVE,
@@ -16,6 +17,7 @@ MUTATIONS = (
     Mutation(
         name="observe-labels-unbounded",
         module="ebla.observe.metrics",
+        function="Metric.series",
         find="if len(self._series) >= self._series_max - 1:",
         replace="if False:",
         check=OBSERVE,
@@ -24,6 +26,7 @@ MUTATIONS = (
     Mutation(
         name="observe-forged-line",
         module="ebla.observe.sinks",
+        function="_value_text",
         find="shown = one_line(value)",
         replace="shown = value",
         check=OBSERVE,
@@ -32,6 +35,7 @@ MUTATIONS = (
     Mutation(
         name="observe-story-unbounded",
         module="ebla.observe.story",
+        function="Stories._begin",
         find="if len(self._events) == self._stories_max:",
         replace="if False:",
         check=OBSERVE,

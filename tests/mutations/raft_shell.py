@@ -14,12 +14,15 @@ RECEIVED = "tests/unit/control/raft/test_snapshot_receiver.py"
 SENT = "tests/unit/control/raft/test_snapshot_sender.py"
 
 
-def _bug(name: str, module: str, change: tuple[str, str], why: str, check: SimSeeds | PytestCheck = SEEDS) -> Mutation:
+def _bug(
+    name: str, module: str, change: tuple[str, str, str], why: str, check: SimSeeds | PytestCheck = SEEDS
+) -> Mutation:
     return Mutation(
         name=f"raft-shell-{name}",
         module=module,
-        find=change[0],
-        replace=change[1],
+        function=change[0],
+        find=change[1],
+        replace=change[2],
         check=check,
         why=why,
         limit_s=400,
@@ -30,21 +33,21 @@ MUTATIONS = (
     _bug(
         "held-appends-with-a-hole",
         "ebla.raft.held_appends",
-        ("held.entries[-1].index != append.prev_index or held.term", "held.term"),
+        ("HeldAppends.hold", "held.entries[-1].index != append.prev_index or held.term", "held.term"),
         "a follower is sent entries as if they followed on others that they do not follow on",
         PytestCheck("tests/unit/raft/test_held_appends.py"),
     ),
     _bug(
         "hold-never-ends",
         "ebla.control.raft.append_sender",
-        ("        for append in self._held.take_all(log.commit_index):\n", "        for append in ():\n"),
+        ("AppendSender.release_all", "for append in self._held.take_all(log.commit_index):", "for append in ():"),
         "a peer lags behind by a heartbeat, and a commit that needs it waits as long",
         PytestCheck(COMMITS),
     ),
     _bug(
         "held-from-who-waits",
         "ebla.control.raft.append_sender",
-        ("if not self._waiting.is_waiting(peer, now_ms) and self._held", "if self._held"),
+        ("AppendSender.send", "if not self._waiting.is_waiting(peer, now_ms) and self._held", "if self._held"),
         "whoever proposes or reads at a follower waits until the leader has time for it",
         PytestCheck(COMMITS),
     ),
@@ -52,11 +55,13 @@ MUTATIONS = (
         "answer-before-sync",
         SERVER,
         (
-            "            self._idle_writer.set_result((writes, begun))\n",
-            """            early = [answer for write in writes for answer in write.answers]
-            self._send([answer for answer in early if not isinstance(answer, Written)])
-            self._idle_writer.set_result((writes, begun))
-""",
+            "RaftDriver._begin_writing",
+            "self._idle_writer.set_result((writes, begun))",
+            (
+                "early = [answer for write in writes for answer in write.answers]\n"
+                "self._send([answer for answer in early if not isinstance(answer, WriteCompleted)])\n"
+                "self._idle_writer.set_result((writes, begun))"
+            ),
         ),
         "an acknowledged entry is gone after a power cut",
     ),
@@ -64,10 +69,9 @@ MUTATIONS = (
         "sync-skipped",
         "ebla.journal.segmented_log",
         (
-            """            await self._newest.sync()
-        except (OSError, DiskFull) as failure:""",
-            """            self._newest.size()
-        except (OSError, DiskFull) as failure:""",
+            "SegmentedLog._finish_sync",
+            "await self._newest.sync()",
+            "self._newest.size()",
         ),
         "whatever was acknowledged may be gone after a power cut",
     ),
@@ -75,6 +79,7 @@ MUTATIONS = (
         "vote-not-written",
         LOG,
         (
+            "needs_sync",
             "return write.must_sync or bool(write.entries) or write.snapshot is not None",
             "return bool(write.entries) or write.snapshot is not None",
         ),
@@ -83,19 +88,23 @@ MUTATIONS = (
     _bug(
         "full-disk-ignored",
         SERVER,
-        ("await asyncio.sleep(self._setup.disk_full_retry_ms / 1000)", "return None"),
+        ("RaftDriver._persist", "await asyncio.sleep(self._setup.disk_full_retry_ms / 1000)", "return None"),
         "a peer with a full disk acknowledges what it does not have",
     ),
     _bug(
         "read-without-a-round",
         SERVER,
-        ("        future = self._reads.add()\n", "        return self.core.commit_index\n"),
+        ("RaftDriver.read_index", "future = self._reads.add()", "return self.core.commit_index"),
         "a leader that was replaced answers reads from the past",
     ),
     _bug(
         "read-context-repeated",
         READS,
-        ("context = self._this_life + self._count.to_bytes(8)", "context = self._count.to_bytes(8)"),
+        (
+            "ReadIndexRounds.next_round",
+            "context = self._this_life + self._count.to_bytes(8)",
+            "context = self._count.to_bytes(8)",
+        ),
         "an answer to somebody else's read, or to a former life's, passes for one to this read",
         PytestCheck(f"{DIRECTED}::test_reads_of_two_lives_never_share_a_name"),
     ),
@@ -103,6 +112,7 @@ MUTATIONS = (
         "snapshot-index-off-by-one",
         SERVER,
         (
+            "RaftDriver._consider_snapshot",
             "meta = SnapshotMeta(log.applied, term, self._core.membership)",
             "meta = SnapshotMeta(log.applied - 1, term, self._core.membership)",
         ),
@@ -112,6 +122,7 @@ MUTATIONS = (
         "snapshot-of-older-members",
         SERVER,
         (
+            "RaftDriver._consider_snapshot",
             "meta = SnapshotMeta(log.applied, term, self._core.membership)",
             "meta = SnapshotMeta(log.applied, term, log.snapshot.membership)",
         ),
@@ -121,6 +132,7 @@ MUTATIONS = (
         "void-change-takes-effect",
         SERVER,
         (
+            "RaftDriver._apply",
             "if self._machine.apply_membership(entry, change):",
             "if self._machine.apply_membership(entry, change) or True:",
         ),
@@ -130,6 +142,7 @@ MUTATIONS = (
         "change-told-late",
         SERVER,
         (
+            "RaftDriver._apply",
             "core.step(ApplyMembership(entry.index, change), now_ms)",
             "self.post(ApplyMembership(entry.index, change))",
         ),
@@ -138,19 +151,16 @@ MUTATIONS = (
     _bug(
         "snapshot-not-installed",
         SERVER,
-        ("                self._install(write.snapshot)\n", "                pass\n"),
+        ("RaftDriver._answer", "self._install(write.snapshot)", "pass"),
         "a peer that was sent a snapshot goes on with a state that lacks it",
     ),
     _bug(
         "snapshot-announced-before-stored",
         RECEIVING,
         (
-            """            await file.place()
-            await self._desk.is_stored(message, content)
-""",
-            """            await self._desk.is_stored(message, content)
-            await file.place()
-""",
+            "SnapshotReceiver._place",
+            "await file.place()\nawait self._desk.is_stored(message, content)",
+            "await self._desk.is_stored(message, content)\nawait file.place()",
         ),
         "the log names a snapshot that a crash has taken away",
         PytestCheck(f"{RECEIVED}::test_it_is_announced_only_once_it_is_durable"),
@@ -158,20 +168,24 @@ MUTATIONS = (
     _bug(
         "snapshot-outcome-kept-quiet",
         SERVER,
-        ("        self.post(SnapshotSent(message.to, delivered))\n", ""),
+        ("RaftDriver._send_snapshot", "self.post(SnapshotSent(message.to, delivered))", ""),
         "a peer whose snapshot got lost is never sent anything again",
     ),
     _bug(
         "chunks-of-any-snapshot",
         RECEIVING,
-        ("current.rank != rank or current.message != chunk.message", "current.message.to != chunk.message.to"),
+        (
+            "SnapshotReceiver._arriving_of",
+            "current.rank != rank or current.message != chunk.message",
+            "current.message.to != chunk.message.to",
+        ),
         "pieces of two snapshots are taken for one",
         PytestCheck(f"{RECEIVED}::test_none_may_be_missing_too_early_or_of_another_snapshot"),
     ),
     _bug(
         "repeated-chunk-counts",
         RECEIVING,
-        ("        if ahead < 0:\n            return\n", "        if ahead < 0:\n            self._feed(chunk.data)\n"),
+        ("_Arriving.add", "if ahead < 0:\n    return", "if ahead < 0:\n    self._feed(chunk.data)"),
         "a chunk whose answer was lost stands in the snapshot twice",
         PytestCheck(f"{RECEIVED}::test_it_is_stored_as_it_was_sent_whatever_overtakes_or_comes_twice"),
     ),
@@ -179,8 +193,9 @@ MUTATIONS = (
         "superseded-snapshot-goes-on",
         RECEIVING,
         (
-            "            if arriving.failure is not None:\n                raise arriving.failure\n            moved",
-            "            moved",
+            "SnapshotReceiver._append_all",
+            "if arriving.failure is not None:\n    raise arriving.failure\nmoved",
+            "moved",
         ),
         "what was written of it stays, and the next one waits for ever",
         PytestCheck(f"{RECEIVED}::test_a_later_leaders_or_a_later_try_takes_its_place"),
@@ -188,28 +203,28 @@ MUTATIONS = (
     _bug(
         "older-leader-wins",
         RECEIVING,
-        ("is not None and current.rank < rank:", "is not None and current.rank != rank:"),
+        ("SnapshotReceiver._give_way", "is not None and current.rank < rank:", "is not None and current.rank != rank:"),
         "a leader that was replaced keeps interrupting what its successor sends",
         PytestCheck(f"{RECEIVED}::test_a_later_leaders_or_a_later_try_takes_its_place"),
     ),
     _bug(
         "damage-told-to-the-sender",
         RECEIVING,
-        ("        if isinstance(failure, Corruption):\n", "        if isinstance(failure, Unavailable):\n"),
+        ("_Arriving.fail", "if isinstance(failure, Corruption):", "if isinstance(failure, Unavailable):"),
         "a leader takes nonsense at its peer for damage of its own disk and stops",
         PytestCheck(f"{RECEIVED}::test_nonsense_is_refused_and_leaves_nothing"),
     ),
     _bug(
         "slow-disk-forgotten",
         SENDING,
-        ("            if answer.progress > self._progress:\n", "            if self._progress > answer.progress:\n"),
+        ("SnapshotSender._deliver", "if answer.progress > self._progress:", "if self._progress > answer.progress:"),
         "a peer with a slow disk is sent the same snapshot from the start, for ever",
         PytestCheck(f"{SENT}::test_a_peer_whose_disk_is_slow_is_asked_again_for_as_long_as_it_makes_progress"),
     ),
     _bug(
         "leader-snapshot-does-not-replace",
         LOG,
-        ("replaces_log = write.snapshot is not None", "replaces_log = False"),
+        ("RaftStorage._records_of", "replaces_log = write.snapshot is not None", "replaces_log = False"),
         "after a restart entries of a lost branch stand behind the leader's snapshot",
         PytestCheck(f"{DIRECTED}::test_a_leaders_snapshot_replaces_a_longer_log_for_good"),
     ),

@@ -10,98 +10,125 @@ CHECKER = "ebla.sim.checkers.linearizability"
 CHECKER_TESTS = PytestCheck("tests/unit/sim/test_linearizability.py")
 
 
-def _bug(name: str, module: str, change: tuple[str, str], why: str) -> Mutation:
-    return Mutation(name=f"register-{name}", module=module, find=change[0], replace=change[1], check=SEEDS, why=why)
+def _bug(name: str, module: str, change: tuple[str, str, str], why: str) -> Mutation:
+    return Mutation(
+        name=f"register-{name}",
+        module=module,
+        function=change[0],
+        find=change[1],
+        replace=change[2],
+        check=SEEDS,
+        why=why,
+    )
 
 
 MUTATIONS = (
     _bug(
         "answer-before-sync",
         STORE,
-        ("        await self._journal.sync()\n", ""),
+        ("RegisterStore.save", "await self._journal.sync()", ""),
         "an answered change is gone after a power cut",
     ),
     _bug(
         "send-before-store",
         PROCESS,
         (
-            """        if effects.held is not None:
-            await self._store.save(effects.held)
-        for target, message in effects.sends:
-            self._send(target, message)
-""",
-            """        for target, message in effects.sends:
-            self._send(target, message)
-        if effects.held is not None:
-            await self._store.save(effects.held)
-""",
+            "_Process._carry_out",
+            (
+                "if effects.held is not None:\n"
+                "    await self._store.save(effects.held)\n"
+                "for target, message in effects.sends:\n"
+                "    self._send(target, message)"
+            ),
+            (
+                "for target, message in effects.sends:\n"
+                "    self._send(target, message)\n"
+                "if effects.held is not None:\n"
+                "    await self._store.save(effects.held)"
+            ),
         ),
         "a replica that crashes between both has said what it then forgets",
     ),
     _bug(
         "forget-after-crash",
         STORE,
-        ("held = last_record(_content(disk)) or Held()", "held = Held()"),
+        ("open_register_store", "held = last_record(_content(disk)) or RegisterState()", "held = RegisterState()"),
         "a replica that was restarted votes for a state without answered changes",
     ),
     _bug(
         "folder-not-synced",
         STORE,
-        ("    await disk.sync_folder(FOLDER)\n", ""),
+        ("rewrite", "await disk.sync_folder(FOLDER)", ""),
         "after a power cut the journal is the one from before the rename",
     ),
     _bug(
         "journal-gone-on-with",
         STORE,
         (
-            "return Store(disk, await rewrite(disk, held), held)",
-            "return Store(disk, disk.open(JOURNAL) if disk.exists(JOURNAL) else await rewrite(disk, held), held)",
+            "open_register_store",
+            "return RegisterStore(disk, await rewrite(disk, held), held)",
+            (
+                "return RegisterStore(disk, disk.open(JOURNAL) if disk.exists(JOURNAL) else await rewrite(disk, "
+                "held), held)"
+            ),
         ),
         "records after a torn one, or after a failed sync, are never read again",
     ),
     _bug(
         "torn-record-taken",
         STORE,
-        ("if len(body) < length or zlib.crc32(body) != checksum or not body:", "if len(body) < length or not body:"),
+        (
+            "last_record",
+            "if len(body) < length or zlib.crc32(body) != checksum or not body:",
+            "if len(body) < length or not body:",
+        ),
         "half a record is taken for a state",
     ),
     _bug(
         "promise-not-kept",
         CORE,
         (
-            """        if epoch > self.held.promised:
-            self._hold(msgspec.structs.replace(self.held, promised=epoch))
-            self.role = Backup()
-        self._put_off_election(now_ms)
-        self._send(sender, Promise(epoch, self.held))
-""",
-            """        if epoch > self.held.promised:
-            self.role = Backup()
-        self._put_off_election(now_ms)
-        self._send(sender, Promise(epoch, self.held))
-""",
+            "RegisterReplica._prepare",
+            (
+                "if epoch > self.held.promised:\n"
+                "    self._hold(msgspec.structs.replace(self.held, promised=epoch))\n"
+                "    self.role = BackupRole()\n"
+                "self._put_off_election(now_ms)\n"
+                "self._send(sender, EpochPromise(epoch, self.held))"
+            ),
+            (
+                "if epoch > self.held.promised:\n"
+                "    self.role = BackupRole()\n"
+                "self._put_off_election(now_ms)\n"
+                "self._send(sender, EpochPromise(epoch, self.held))"
+            ),
         ),
         "two primaries at once: the old one still gets its changes stored",
     ),
     _bug(
         "two-primaries",
         CORE,
-        ("            self._send(peer, Prepare(epoch))\n", "            self._lead(epoch, self.held)\n"),
+        ("RegisterReplica._campaign", "self._send(peer, PrepareEpoch(epoch))", "self._lead(epoch, self.held)"),
         "a replica that is cut off leads by itself",
     ),
     _bug(
         "old-primary-obeyed",
         CORE,
         (
-            """        if epoch < self.held.promised:
-            self._send(sender, Outdated(self.held.promised))
-            return False
-        if epoch > self.held.promised:
-            self._hold(msgspec.structs.replace(self.held, promised=epoch))
-        self._newest_epoch""",
-            """        if epoch > self.held.promised:
-            self._hold(msgspec.structs.replace(self.held, promised=epoch))
-        self._newest_epoch""",
+            "RegisterReplica._follow",
+            (
+                "if epoch < self.held.promised:\n"
+                "    self._send(sender, EpochOutdated(self.held.promised))\n"
+                "    return False\n"
+                "if epoch > self.held.promised:\n"
+                "    self._hold(msgspec.structs.replace(self.held, promised=epoch))\n"
+                "self._newest_epoch"
+            ),
+            (
+                "if epoch > self.held.promised:\n"
+                "    self._hold(msgspec.structs.replace(self.held, promised=epoch))\n"
+                "self._newest_epoch"
+            ),
         ),
         "a primary that was replaced goes on confirming reads of its old state",
     ),
@@ -109,8 +136,9 @@ MUTATIONS = (
         "stale-read",
         CORE,
         (
-            "        self._wait(primary, ask, self.held.value, primary.round)\n",
-            "        self._send(ask.client, Answer(ask.client, ask.number, self.held.value))\n",
+            "RegisterReplica._read",
+            "self._wait(primary, ask, self.held.value, primary.round)",
+            "self._send(ask.client, RegisterAnswer(ask.client, ask.number, self.held.value))",
         ),
         "a replaced primary answers reads from the past",
     ),
@@ -118,6 +146,7 @@ MUTATIONS = (
         "read-of-unstored",
         CORE,
         (
+            "RegisterReplica._answer_waiting",
             "if waiting.sequence <= stored and waiting.round <= confirmed:",
             "if (waiting.round or waiting.sequence <= stored) and waiting.round <= confirmed:",
         ),
@@ -126,27 +155,32 @@ MUTATIONS = (
     _bug(
         "answer-from-minority",
         CORE,
-        ("return sorted(numbers, reverse=True)[self._majority - 1]", "return sorted(numbers, reverse=True)[0]"),
+        (
+            "RegisterReplica._reached",
+            "return sorted(numbers, reverse=True)[self._majority - 1]",
+            "return sorted(numbers, reverse=True)[0]",
+        ),
         "an answered change is on one replica only",
     ),
     _bug(
         "oldest-state-taken-over",
         CORE,
-        ("return max(promises, key=lambda held: held.age)", "return promises[0]"),
+        ("RegisterReplica._newest", "return max(promises, key=lambda held: held.age)", "return promises[0]"),
         "a new primary starts from its own state, without changes it missed",
     ),
     _bug(
         "duplicate-apply",
         CORE,
-        ("if before is not None and ask.number <= before.number:", "if False:"),
+        ("RegisterReplica._change", "if before is not None and ask.number <= before.number:", "if False:"),
         "a repeated request is counted twice",
     ),
     _bug(
         "retries-forgotten-by-backups",
         CORE,
         (
-            "self._hold(msgspec.structs.replace(held, promised=epoch))\n        # A frame",
-            "self._hold(msgspec.structs.replace(held, promised=epoch, answers=self.held.answers))\n        # A frame",
+            "RegisterReplica._store",
+            "self._hold(msgspec.structs.replace(held, promised=epoch))\n# A frame",
+            "self._hold(msgspec.structs.replace(held, promised=epoch, answers=self.held.answers))\n# A frame",
         ),
         "a request repeated at the next primary is counted twice",
     ),
@@ -154,12 +188,9 @@ MUTATIONS = (
         "lost-retry",
         CORE,
         (
-            """            if ask.number == before.number:
-                self._wait(primary, ask, before.result, 0)
-            return
-""",
-            """            return
-""",
+            "RegisterReplica._change",
+            "if ask.number == before.number:\n    self._wait(primary, ask, before.result, 0)\nreturn",
+            "return",
         ),
         "a client whose answer was lost waits for ever",
     ),
@@ -167,8 +198,9 @@ MUTATIONS = (
         "retry-answered-too-early",
         CORE,
         (
-            "                self._wait(primary, ask, before.result, 0)\n",
-            "                self._send(ask.client, Answer(ask.client, ask.number, before.result))\n",
+            "RegisterReplica._change",
+            "self._wait(primary, ask, before.result, 0)",
+            "self._send(ask.client, RegisterAnswer(ask.client, ask.number, before.result))",
         ),
         "a repeated request is answered from a change that no majority has",
     ),
@@ -176,14 +208,16 @@ MUTATIONS = (
         "late-state-acknowledged",
         CORE,
         (
-            "self._send(sender, Stored(epoch, self.held.sequence))",
-            "self._send(sender, Stored(epoch, self.held.sequence + 1))",
+            "RegisterReplica._store",
+            "self._send(sender, StateStored(epoch, self.held.sequence))",
+            "self._send(sender, StateStored(epoch, self.held.sequence + 1))",
         ),
         "a change counts as stored where it is not",
     ),
     Mutation(
         name="register-sequence-without-epoch",
         module=CORE,
+        function="RegisterReplica._newest",
         find="return max(promises, key=lambda held: held.age)",
         replace="return max(promises, key=lambda held: held.sequence)",
         check=PytestCheck("tests/unit/sim/test_register_replica.py"),  # some 190 seeds need a minute to find it
@@ -192,7 +226,8 @@ MUTATIONS = (
     Mutation(
         name="checker-forgets-real-time",
         module=CHECKER,
-        find="            if calls[index] > horizon:\n                break\n",
+        function="_Search._candidates",
+        find="if calls[index] > horizon:\n    break",
         replace="",
         check=CHECKER_TESTS,
         why="a read of the past would count as right",
@@ -200,7 +235,8 @@ MUTATIONS = (
     Mutation(
         name="checker-unknown-from-the-start",
         module=CHECKER,
-        find="            if operation.invoked > horizon:\n                break\n",
+        function="_Search._push_next",
+        find="if operation.invoked > horizon:\n    break",
         replace="",
         check=CHECKER_TESTS,
         why="a value read before anybody wrote it would count as right",
@@ -208,6 +244,7 @@ MUTATIONS = (
     Mutation(
         name="checker-unknown-must-happen",
         module=CHECKER,
+        function="_Search.run",
         find="if now[0] == total:",
         replace="if now[0] == total and now[2].bit_count() == len(self._unknown):",
         check=CHECKER_TESTS,
@@ -216,8 +253,9 @@ MUTATIONS = (
     Mutation(
         name="checker-memory-without-state",
         module=CHECKER,
-        find="            if now in seen:\n                continue\n            seen.add(now)\n",
-        replace="            if now[:3] in seen:\n                continue\n            seen.add(now[:3])\n",
+        function="_Search.run",
+        find="if now in seen:\n    continue\nseen.add(now)",
+        replace="if now[:3] in seen:\n    continue\nseen.add(now[:3])",
         check=CHECKER_TESTS,
         why="right histories would count as wrong",
     ),

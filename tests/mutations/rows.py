@@ -21,7 +21,8 @@ MUTATIONS = (
     Mutation(
         name="rows-fence-not-rechecked-after-the-write",
         module="ebla.replica.row_writes",
-        find="            self._check_after(batch)\n",
+        function="ReplicaWriter._finish",
+        find="self._check_after(batch)",
         replace="",
         check=WRITES,
         why="a write that a barrier did not wait for is acknowledged, and lies on a replica that nobody reads",
@@ -29,22 +30,25 @@ MUTATIONS = (
     Mutation(
         name="rows-overtaken-write-told-as-not-applied",
         module="ebla.replica.fences",
-        find="    outcome = Outcome.UNKNOWN\n",
-        replace="    outcome = Outcome.NOT_APPLIED\n",
+        function="OvertakenByFence",
+        find="outcome = Outcome.UNKNOWN",
+        replace="outcome = Outcome.NOT_APPLIED",
         check=WRITES,
         why="a write that was made is said never to show up",
     ),
     Mutation(
         name="rows-fence-not-looked-at-before-the-effect",
         module="ebla.replica.row_writes",
-        find="            refusal = self.fences.before_effect(writes[index].version)\n",
-        replace="            refusal = None\n",
+        function="ReplicaWriter._apply",
+        find="refusal = self.fences.before_effect(writes[index].version)",
+        replace="refusal = None",
         check=WRITES,
         why="a request that waited for its layer has an effect after the barrier that excluded it",
     ),
     Mutation(
         name="rows-fence-not-there-at-all",
         module="ebla.feed.topology_view",
+        function="view_of",
         find="fence=snapshot.fence, names=names)",
         replace="fence=TopologyVersion(0), names=names)",
         check=SEEDS,
@@ -55,16 +59,21 @@ MUTATIONS = (
     Mutation(
         name="rows-barrier-forgets-guards",
         module="ebla.control.topology.node_barrier",
-        find="                guards_held(report),\n",
-        replace="",
+        function="barrier_waits_for",
+        find=(
+            "checks = (version_behind(version, report), older_running(version, report), pending_closed(report), "
+            "guards_held(report))"
+        ),
+        replace="checks = (version_behind(version, report), older_running(version, report), pending_closed(report))",
         check=BARRIER,
         why="a stage ends while rows of it are still being merged",
     ),
     Mutation(
         name="rows-barrier-forgets-bulk",
         module="ebla.control.topology.node_barrier",
-        find="    return child == BULK or child.startswith(SHARD_PREFIX)\n",
-        replace="    return child.startswith(SHARD_PREFIX)\n",
+        function="takes_part",
+        find="return child == BULK or child.startswith(SHARD_PREFIX)",
+        replace="return child.startswith(SHARD_PREFIX)",
         check=SEEDS,
         why="a piece of an operation that is over goes on in the bulk process",
         limit_s=SEEDS_S,
@@ -72,26 +81,26 @@ MUTATIONS = (
     Mutation(
         name="rows-barrier-forgets-writes-of-replicas",
         module="ebla.replica.row_writes",
-        find="        self._view.hold(version)\n        self.waiting += 1\n",
-        replace="        version = TopologyVersion(1 << 40)\n"
-        "        self._view.hold(version)\n        self.waiting += 1\n",
+        function="ReplicaWriter._finish",
+        find="self._view.hold(version)\nself.waiting += 1",
+        replace="version = TopologyVersion(1 << 40)\nself._view.hold(version)\nself.waiting += 1",
         check=WRITES,
         why="a write of a version that is over is made while everybody believes nothing older runs",
     ),
     Mutation(
         name="rows-barrier-acknowledged-before-it-is-prepared",
         module="ebla.feed.topology_follower",
-        find="            await self._follower.prepare(view, before)\n",
-        replace="            self._view.install(view)\n"
-        "            self._to_report.set()\n"
-        "            await self._follower.prepare(view, before)\n",
+        function="TopologyFollower._install_newest",
+        find="await self._follower.prepare(view, before)",
+        replace="self._view.install(view)\nself._to_report.set()\nawait self._follower.prepare(view, before)",
         check=PytestCheck("tests/unit/feed/test_topology_follower.py"),
         why="writes are counted of a pending replica that is not open yet",
     ),
     Mutation(
         name="rows-barrier-does-not-wait-for-pending-replicas",
         module="ebla.control.topology.node_barrier",
-        find="                pending_closed(report),\n",
+        function="barrier_waits_for",
+        find="pending_closed(report),",
         replace="",
         check=BARRIER,
         why="a stage that writes to both sets begins before the new one takes writes",
@@ -99,14 +108,17 @@ MUTATIONS = (
     Mutation(
         name="rows-version-installed-before-its-replicas-are-there",
         module="ebla.replica.replica_stacks",
-        find="        missing = [place for place in wanted if place not in self._known]\n",
-        replace="        later = [(table, one.ranges[at]) for table, one in plan.items() for at in one.pending]\n"
-        "        missing = [place for place in wanted if place not in self._known and place not in later]\n"
-        "        there = {table: [at for at in one.ranges if at not in one.pending] for table, one in plan.items()}\n"
-        "        plan = {\n"
-        "            table: replace(one, ranges={at: one.ranges[at] for at in there[table]}, moving=())\n"
-        "            for table, one in plan.items()\n"
-        "        }\n",
+        function="ReplicaStacks.prepare",
+        find="missing = [place for place in wanted if place not in self._known]",
+        replace=(
+            "later = [(table, one.ranges[at]) for table, one in plan.items() for at in one.pending]\n"
+            "missing = [place for place in wanted if place not in self._known and place not in later]\n"
+            "there = {table: [at for at in one.ranges if at not in one.pending] for table, one in plan.items()}\n"
+            "plan = {\n"
+            "    table: replace(one, ranges={at: one.ranges[at] for at in there[table]}, moving=())\n"
+            "    for table, one in plan.items()\n"
+            "}"
+        ),
         check=STACKS,
         why="the barrier that opens a pending replica returns, and it takes no writes",
     ),
@@ -114,18 +126,22 @@ MUTATIONS = (
     Mutation(
         name="rows-session-not-held-around-the-effect",
         module="ebla.feed.session_guards",
-        find="        await self._guards.enter(self._guard, self._deadline_ms)\n",
-        replace="        await self._guards.enter(self._guard, self._deadline_ms)\n"
-        "        self._guards.release(self._guard)\n"
-        "        self._guards.release = lambda _guard: None\n",
+        function="GuardHold",
+        find="await self._guards.enter(self._guard, self._deadline_ms)",
+        replace=(
+            "await self._guards.enter(self._guard, self._deadline_ms)\n"
+            "self._guards.release(self._guard)\n"
+            "self._guards.release = lambda _guard: None"
+        ),
         check=GUARDS,
         why="a session is closed everywhere, and rows of it still come in",
     ),
     Mutation(
         name="rows-session-looked-up-without-a-read-barrier",
         module="ebla.feed.session_guards",
-        find="        revision = await self._barriers.read_barrier(deadline_ms)\n",
-        replace="        revision = self._view.current.revision\n",
+        function="SessionGuards._proof",
+        find="revision = await self._barriers.read_barrier(deadline_ms)",
+        replace="revision = self._view.current.revision",
         check=GUARDS,
         why="a shard that lags lets a finished operation go on",
     ),
@@ -133,28 +149,33 @@ MUTATIONS = (
     Mutation(
         name="rows-pending-replica-not-counted",
         module="ebla.request.write_plan",
-        find="        needed = required_replies(level, replicas.counts(writing.natural), self._datacenter, pending)\n",
-        replace="        needed = required_replies(level, replicas.counts(writing.natural), self._datacenter)\n",
+        function="WritePlanCache.compute_plan",
+        find="needed = required_replies(level, replicas.counts(writing.natural), self._datacenter, pending)",
+        replace="needed = required_replies(level, replicas.counts(writing.natural), self._datacenter)",
         check=ROUTED_WRITES,
         why="a write acknowledged in a move is on too few of the replicas that are read after it",
     ),
     Mutation(
         name="rows-pending-replica-not-written",
         module="ebla.request.write_plan",
-        find="    for replica in (*replicas.natural, *replicas.pending):\n",
-        replace="    for replica in replicas.natural:\n",
+        function="plan_write",
+        find="for replica in (*replicas.natural, *replicas.pending):",
+        replace="for replica in replicas.natural:",
         check=ROUTED_WRITES,
         why="what is written while a tablet moves is not where it moves to",
     ),
     Mutation(
         name="rows-version-released-when-the-client-is-answered",
         module="ebla.request.write_router",
-        find="        self._undecided.pop(attempt, None)\n        look, attempt.look = attempt.look, None\n",
-        replace="        if self._undecided.pop(attempt, self) is None and not attempt.unmet:\n"
-        "            self._view.release(attempt.version)\n"
-        "            self._view.hold(TopologyVersion(1 << 40))\n"
-        "            attempt.version = TopologyVersion(1 << 40)\n"
-        "        look, attempt.look = attempt.look, None\n",
+        function="WriteRouter.decided",
+        find="self._undecided.pop(attempt, None)\nlook, attempt.look = attempt.look, None",
+        replace=(
+            "if self._undecided.pop(attempt, self) is None and not attempt.unmet:\n"
+            "    self._view.release(attempt.version)\n"
+            "    self._view.hold(TopologyVersion(1 << 40))\n"
+            "    attempt.version = TopologyVersion(1 << 40)\n"
+            "look, attempt.look = attempt.look, None"
+        ),
         check=SEEDS,
         why="a copy that is still under way arrives after the barrier that should have waited for it",
         limit_s=SEEDS_S,
@@ -162,17 +183,20 @@ MUTATIONS = (
     Mutation(
         name="rows-stale-answer-counted-as-acknowledgement",
         module="ebla.request.outbox",
-        find="            if index in failures:\n                copy[2].failed(copy[3], failures[index])\n",
-        replace='            if index in failures and failures[index].error != "stale":\n'
-        "                copy[2].failed(copy[3], failures[index])\n",
+        function="Outbox._ended",
+        find="if index in failures:\n    copy[2].failed(copy[3], failures[index])",
+        replace=(
+            'if index in failures and failures[index].error != "stale":\n    copy[2].failed(copy[3], failures[index])'
+        ),
         check=ROUTED_WRITES,
         why="a write is acknowledged that replicas refused",
     ),
     Mutation(
         name="rows-acknowledged-before-it-is-durable",
         module="ebla.replica.row_writes",
-        find="                await self._wait_durable(batch)\n",
-        replace="                pass\n",
+        function="ReplicaWriter._finish",
+        find="await self._wait_durable(batch)",
+        replace="pass",
         check=PytestCheck("tests/sim/test_rows_power.py"),
         why="a power cut takes acknowledged writes",
     ),
@@ -180,8 +204,9 @@ MUTATIONS = (
     Mutation(
         name="rows-digest-mismatch-ignored",
         module="ebla.request.reconcile",
-        find="    return all(answer.digest == answers[0].digest for answer in answers)\n",
-        replace="    return len(answers) > 0\n",
+        function="digests_match",
+        find="return all(answer.digest == answers[0].digest for answer in answers)",
+        replace="return len(answers) > 0",
         check=SEEDS,
         why="a quorum is asked, and the one that missed the write is believed",
         limit_s=SEEDS_S,
@@ -189,40 +214,45 @@ MUTATIONS = (
     Mutation(
         name="rows-short-read-ignored",
         module="ebla.request.short_reads",
-        find="    return max(ends) if is_reversed else min(ends)\n",
-        replace="    return min(ends) if is_reversed else max(ends)\n",
+        function="common_end",
+        find="return max(ends) if is_reversed else min(ends)",
+        replace="return min(ends) if is_reversed else max(ends)",
         check=SHORT_READS,
         why="deleted rows are shown, because the replica that deleted them was not asked so far",
     ),
     Mutation(
         name="rows-read-repair-not-awaited",
         module="ebla.request.read_router",
-        find="            await repair.wait_met()\n",
-        replace="            pass\n",
+        function="ReadRouter._repair",
+        find="await repair.wait_met()",
+        replace="pass",
         check=ROUTED_READS,
         why="what a quorum has shown the next quorum does not know",
     ),
     Mutation(
         name="rows-read-repair-left-out-in-a-move",
         module="ebla.request.read_repair",
-        find="        if route.is_changing:\n",
-        replace="        if not route.needed:\n",
+        function="plan_repairs",
+        find="if route.is_changing:",
+        replace="if not route.needed:",
         check=ROUTED_READS,
         why="a row that was shown is gone when the tablet has moved",
     ),
     Mutation(
         name="rows-read-fence-not-rechecked",
         module="ebla.replica.row_reads",
-        find="        refusal = self.fences.after_read(request.version)\n",
-        replace="        refusal = None\n",
+        function="ReplicaReader.read",
+        find="refusal = self.fences.after_read(request.version)",
+        replace="refusal = None",
         check=PytestCheck("tests/unit/replica/test_row_reads.py"),
         why="a page comes from a replica that has already left",
     ),
     Mutation(
         name="rows-page-begins-one-row-early",
         module="ebla.request.short_reads",
-        find='    return clip_spans(spans, (b"", after) if is_reversed else (after + b"\\0", None))\n',
-        replace='    return clip_spans(spans, (b"", after + b"\\0") if is_reversed else (after, None))\n',
+        function="spans_after",
+        find='return clip_spans(spans, (b"", after) if is_reversed else (after + b"\\0", None))',
+        replace='return clip_spans(spans, (b"", after + b"\\0") if is_reversed else (after, None))',
         check=SEEDS,
         why="rows are counted twice by whoever pages",
         limit_s=SEEDS_S,
@@ -231,24 +261,27 @@ MUTATIONS = (
     Mutation(
         name="rows-doomed-stack-dropped-under-a-request",
         module="ebla.replica.replica_stacks",
-        find="            for one in [doomed for doomed in self._doomed if doomed.since <= oldest]:\n",
-        replace="            for one in list(self._doomed):\n",
+        function="ReplicaStacks.settle",
+        find="for one in [doomed for doomed in self._doomed if doomed.since <= oldest]:",
+        replace="for one in list(self._doomed):",
         check=STACKS,
         why="a request that was sent here in time finds nothing",
     ),
     Mutation(
         name="rows-dropped-table-keeps-its-folders",
         module="ebla.replica.replica_stacks",
-        find="                    await self._store.drop_table(table)\n",
-        replace="                    pass\n",
+        function="ReplicaStacks.settle",
+        find="await self._store.drop_table(table)",
+        replace="pass",
         check=STACKS,
         why="disks fill with tables that nobody has any more",
     ),
     Mutation(
         name="rows-returning-replica-keeps-its-old-rows",
         module="ebla.replica.replica_stacks",
-        find="                for one in [doomed for doomed in self._doomed if doomed.place in returning]:\n",
-        replace="                for one in [doomed for doomed in self._doomed if not returning]:\n",
+        function="ReplicaStacks._drop_returning",
+        find="for one in [doomed for doomed in self._doomed if doomed.place in returning]:",
+        replace="for one in [doomed for doomed in self._doomed if not returning]:",
         check=STACKS,
         why="deleted rows come back with a replica that was away",
     ),

@@ -48,10 +48,9 @@ class CheckRun:
 def try_mutation(mutation: Mutation) -> Result:
     started = time.perf_counter()
     try:
-        mutation.mutated_source()
+        order = {"module": mutation.module, "source": mutation.mutated_source()}
     except UnfitMutation as error:
         return Result(Verdict.ERROR, str(error), 0.0)
-    order = {"module": mutation.module, "find": mutation.find, "replace": mutation.replace}
     run = _run_check(mutation.check, order, mutation.limit_s)
     verdict, detail = judge(run, mutation)
     return Result(verdict, detail, time.perf_counter() - started)

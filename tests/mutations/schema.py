@@ -12,7 +12,8 @@ MUTATIONS = (
     Mutation(
         name="schema-commits-without-condition",
         module="ebla.topology.apply.command_batch",
-        find="        conditions.update({each.key: each for each in applied.transaction.conditions})\n",
+        function="apply_commands",
+        find="conditions.update({each.key: each for each in applied.transaction.conditions})",
         replace="",
         check=SCHEMA,
         why="two nodes create the same table at once, and one of them is lost",
@@ -20,15 +21,17 @@ MUTATIONS = (
     Mutation(
         name="schema-answers-before-every-node-has-it",
         module="ebla.control.topology.schema_service",
-        find="        asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))\n",
-        replace="        asked = BarrierOutcome()\n",
+        function="SchemaService.change",
+        find="asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))",
+        replace="asked = BarrierOutcome()",
         check=SCHEMA,
         why="the next request on another node does not know the table",
     ),
     Mutation(
         name="schema-node-not-asked-counts-as-told",
         module="ebla.control.topology.barrier_client",
-        find="        lacking[host] = last\n",
+        function="BarrierClient._ask_one",
+        find="lacking[host] = last",
         replace="",
         check=CHANGES,
         why="a change is reported done while a live node lacks it",
@@ -36,40 +39,47 @@ MUTATIONS = (
     Mutation(
         name="schema-unknown-outcome-taken-for-none",
         module="ebla.control.topology.schema_service",
-        find="            return await self._find_out(planned, error, self._remaining_ms(expires_at))\n",
-        replace="            return None\n",
+        function="SchemaService._commit",
+        find="return await self._find_out(planned, error, self._remaining_ms(expires_at))",
+        replace="return None",
         check=CHANGES,
         why="a table is created twice by one wish, or its creator is told that it existed",
     ),
     Mutation(
         name="schema-plans-on-what-this-node-knows",
         module="ebla.control.topology.schema_service",
-        find="        await self._parts.group0.running.calls.read_barrier(self._remaining_ms(expires_at))\n"
-        "        snapshot = self._parts.topology.snapshot\n"
-        "        drawn",
-        replace="        snapshot = self._parts.topology.snapshot\n        drawn",
+        function="SchemaService._plan",
+        find=(
+            "await self._parts.group0.running.calls.read_barrier(self._remaining_ms(expires_at))\n"
+            "snapshot = self._parts.topology.snapshot\n"
+            "drawn"
+        ),
+        replace="snapshot = self._parts.topology.snapshot\ndrawn",
         check=CHANGES,
         why="a node that lags says that a table exists which was dropped, or that none does",
     ),
     Mutation(
         name="schema-commands-together-keep-the-first-change",
         module="ebla.topology.apply.command_batch",
-        find="        changes.update({each.key: each for each in applied.transaction.changes})\n",
-        replace="        changes = {**{each.key: each for each in applied.transaction.changes}, **changes}\n",
+        function="apply_commands",
+        find="changes.update({each.key: each for each in applied.transaction.changes})",
+        replace="changes = {**{each.key: each for each in applied.transaction.changes}, **changes}",
         check=TOGETHER,
         why="the version of several changes at once is that of the first",
     ),
     Mutation(
         name="schema-table-created-under-a-join",
         module="ebla.control.topology.schema_plan",
-        find="    if why := why_no_table_yet(snapshot, planning.down):\n",
-        replace="    if (why := why_no_table_yet(snapshot, planning.down)) and not why:\n",
+        function="_create_table",
+        find="if why := why_no_table_yet(snapshot, planning.down):",
+        replace="if (why := why_no_table_yet(snapshot, planning.down)) and not why:",
         check=WISHES,
         why="a range changes hands with rows in it, and nobody streams them",
     ),
     Mutation(
         name="joins-barrier-forgets-who-comes-in",
         module="ebla.control.topology.join_steps",
+        function="_ring",
         find="node.state is not NodeState.NONE and node.host not in around.gone",
         replace="node.state is NodeState.NORMAL and node.host not in around.gone",
         check=JOINS,
@@ -78,6 +88,7 @@ MUTATIONS = (
     Mutation(
         name="joins-go-on-with-tables",
         module="ebla.control.topology.join_steps",
+        function="leader_step",
         find="DriveNode() if snapshot.tables:",
         replace="DriveNode() if not snapshot.nodes:",
         check=JOINS,
@@ -86,8 +97,9 @@ MUTATIONS = (
     Mutation(
         name="joins-take-up-the-dead",
         module="ebla.control.topology.join_steps",
-        find="        alive = request.host in around.liveness.alive\n",
-        replace="        alive = True\n",
+        function="_start",
+        find="alive = request.host in around.liveness.alive",
+        replace="alive = True",
         check=JOINS,
         why="a node that died while it asked holds up everybody else",
     ),

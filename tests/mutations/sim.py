@@ -9,8 +9,9 @@ MUTATIONS = (
     Mutation(
         name="sim-tasks-hash-by-address",
         module="ebla.sim.loop",
-        find="context=context)\n\n    def __hash__(self) -> int:\n        return self.number\n",
-        replace="context=context)\n\n    def __hash__(self) -> int:\n        return id(self)\n",
+        function="SimTask.__hash__",
+        find="def __hash__(self) -> int:\n    return self.number",
+        replace="def __hash__(self) -> int:\n    return id(self)",
         check=PytestCheck(
             "tests/sim/test_determinism.py::test_cancellation_and_wait_order_are_the_same_in_every_process"
         ),
@@ -19,22 +20,25 @@ MUTATIONS = (
     Mutation(
         name="sim-order-not-drawn",
         module="ebla.sim.loop",
-        find="            self._order.shuffle(batch)\n",
-        replace="            pass\n",
+        function="SimLoop._turn",
+        find="self._order.shuffle(batch)",
+        replace="pass",
         check=LOOP,
         why="races that need another order of ready callbacks are never tried",
     ),
     Mutation(
         name="sim-last-words",
         module="ebla.sim.loop",
-        find="            if not incarnation.alive:\n                return\n            if incarnation.paused:",
-        replace="            if incarnation.paused:",
+        function="SimLoop._run",
+        find="if not incarnation.alive:\n    return\nif incarnation.paused:",
+        replace="if incarnation.paused:",
         check=LOOP,
         why="a crashed process still does what it had planned",
     ),
     Mutation(
         name="sim-crash-loses-nothing",
         module="ebla.sim.disk",
+        function="_settle_content",
         find="if survives >= 0.6:",
         replace="if survives >= 0.0:",
         check=DISK,
@@ -43,15 +47,16 @@ MUTATIONS = (
     Mutation(
         name="sim-failed-sync-tried-again",
         module="ebla.sim.disk",
-        find="            content.unsynced = [write for write in content.unsynced if write.number > number]\n"
-        "            self._narrative",
-        replace="            self._narrative",
+        function="SimDisk.sync_content",
+        find="content.unsynced = [write for write in content.unsynced if write.number > number]\nself._narrative",
+        replace="self._narrative",
         check=DISK,
         why="code that trusts the sync after a failed one looks right",
     ),
     Mutation(
         name="sim-one-fault-heals-all",
         module="ebla.sim.disk",
+        function="SimDisk.inject",
         find="self._strains = [held for held in self._strains if held is not strain]",
         replace="self._strains = []",
         check=PytestCheck("tests/unit/sim/test_faults.py"),
@@ -60,6 +65,7 @@ MUTATIONS = (
     Mutation(
         name="sim-boot-clock-open",
         module="ebla.sim.sandbox",
+        function="",
         find='"clock_gettime_ns",',
         replace="",
         check=PytestCheck("tests/sim/test_leaks.py"),
@@ -68,6 +74,7 @@ MUTATIONS = (
     Mutation(
         name="sim-kill-cuts-nothing",
         module="ebla.sim.network",
+        function="Network.incarnation_ended",
         find="if not with_machine:",
         replace="if False:",
         check=PytestCheck("tests/sim/test_network.py"),

@@ -9,6 +9,7 @@ MUTATIONS = (
     Mutation(
         name="token-unsigned-tail",
         module="ebla.model.murmur3",
+        function="_signed_word",
         find="signed = byte - 256 if byte > 127 else byte",
         replace="signed = byte",
         check=RANGES,
@@ -17,6 +18,7 @@ MUTATIONS = (
     Mutation(
         name="token-column-unsigned-tail",
         module="ebla.model.token_columns",
+        function="_hash_rows",
         find="first ^= _mix(_signed(_word(rows, body_end)), (_C1, 31, _C2))",
         replace="first ^= _mix(_word(rows, body_end), (_C1, 31, _C2))",
         check=COLUMNS,
@@ -25,6 +27,7 @@ MUTATIONS = (
     Mutation(
         name="token-column-minimum-kept",
         module="ebla.model.token_columns",
+        function="tokens_of_rows",
         find="tokens[tokens == TOKEN_MIN] = TOKEN_MAX",
         replace="pass",
         check=COLUMNS,
@@ -33,6 +36,7 @@ MUTATIONS = (
     Mutation(
         name="token-range-end-excluded",
         module="ebla.model.token",
+        function="TokenRange.__contains__",
         find="return self.start < token <= self.end",
         replace="return self.start < token < self.end",
         check=RANGES,
@@ -41,6 +45,7 @@ MUTATIONS = (
     Mutation(
         name="token-range-start-included",
         module="ebla.model.token",
+        function="TokenRange.__contains__",
         find="return token > self.start or token <= self.end",
         replace="return token >= self.start or token <= self.end",
         check=RANGES,
@@ -49,6 +54,7 @@ MUTATIONS = (
     Mutation(
         name="token-split-misses-remainder",
         module="ebla.model.token",
+        function="TokenRange.split",
         find="width * part // count",
         replace="width // count * part",
         check=RANGES,

@@ -19,6 +19,7 @@ MUTATIONS = (
     Mutation(
         name="tablets-pending-not-counted",
         module="ebla.topology.routing.replica_sets",
+        function="ReplicaSets.required_write_replies",
         find="return required_replies(level, replicas.counts(targets.natural), local_datacenter, pending)",
         replace="return required_replies(level, replicas.counts(targets.natural), local_datacenter, None and pending)",
         check=QUORUMS,
@@ -27,6 +28,7 @@ MUTATIONS = (
     Mutation(
         name="tablets-pending-not-counted-in-quorum",
         module="ebla.model.consistency",
+        function="required_replies",
         find="_share(rule, counts.total) + sum(added.values())",
         replace="max(_share(rule, counts.total), sum(added.values()))",
         check=QUORUMS,
@@ -35,22 +37,25 @@ MUTATIONS = (
     Mutation(
         name="tablets-reads-switched-early",
         module=STAGE_MODULE,
-        find="stage=TabletStage.STREAMING,\n        reads=Selector.PREVIOUS,",
-        replace="stage=TabletStage.STREAMING,\n        reads=Selector.NEXT,",
+        function="",
+        find="stage=TabletStage.STREAMING,\nreads=Selector.PREVIOUS,",
+        replace="stage=TabletStage.STREAMING,\nreads=Selector.NEXT,",
         check=QUORUMS,
         why="readers ask the pending replica before it has what was written earlier",
     ),
     Mutation(
         name="tablets-writes-switched-early",
         module=STAGE_MODULE,
-        find="reads=Selector.NEXT,\n        writes=Selector.BOTH,",
-        replace="reads=Selector.NEXT,\n        writes=Selector.NEXT,",
+        function="",
+        find="reads=Selector.NEXT,\nwrites=Selector.BOTH,",
+        replace="reads=Selector.NEXT,\nwrites=Selector.NEXT,",
         check=QUORUMS,
         why="a reader one stage behind asks old replicas that newer writers skip",
     ),
     Mutation(
         name="tablets-direct-way-back",
         module=STAGE_MODULE,
+        function="",
         find="back=TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,",
         replace="back=TabletStage.CLEANUP_TARGET,",
         check=QUORUMS,
@@ -59,30 +64,34 @@ MUTATIONS = (
     Mutation(
         name="tablets-no-barrier-before-streaming",
         module=STAGE_MODULE,
-        find="writes=Selector.BOTH,\n        barrier=True,\n        next=TabletStage.STREAMING,",
-        replace="writes=Selector.BOTH,\n        barrier=False,\n        next=TabletStage.STREAMING,",
+        function="",
+        find="writes=Selector.BOTH,\nbarrier=True,\nnext=TabletStage.STREAMING,",
+        replace="writes=Selector.BOTH,\nbarrier=False,\nnext=TabletStage.STREAMING,",
         check=QUORUMS,
         why="a router that still writes to the old set alone is missed by the copy",
     ),
     Mutation(
         name="tablets-no-barrier-before-target-is-cleaned",
         module=STAGE_MODULE,
-        find="barrier=True,\n        action=StageAction.CLEAN_PENDING,",
-        replace="barrier=False,\n        action=StageAction.CLEAN_PENDING,",
+        function="",
+        find="barrier=True,\naction=StageAction.CLEAN_PENDING,",
+        replace="barrier=False,\naction=StageAction.CLEAN_PENDING,",
         check=QUORUMS,
         why="a late write lands on the cleaned replica and stays there (INV-TABL-1)",
     ),
     Mutation(
         name="tablets-cleanup-without-session",
         module=STAGE_MODULE,
-        find="action=StageAction.CLEAN_LEAVING,\n        session=True,",
-        replace="action=StageAction.CLEAN_LEAVING,\n        session=False,",
+        function="",
+        find="action=StageAction.CLEAN_LEAVING,\nsession=True,",
+        replace="action=StageAction.CLEAN_LEAVING,\nsession=False,",
         check=STAGES,
         why="a clean-up that comes late empties a replica that has come back",
     ),
     Mutation(
         name="tablets-choice-turned-round",
         module=STAGE_MODULE,
+        function="stage_after_failure",
         find="lost_after > lost_before",
         replace="lost_after < lost_before",
         check=STAGES,
@@ -91,6 +100,7 @@ MUTATIONS = (
     Mutation(
         name="tablets-rebuild-from-one-source",
         module=STAGE_MODULE,
+        function="tablet_stream",
         find="tuple(replica for replica in staying if replica.host not in given_up)",
         replace="tuple(replica for replica in staying if replica.host not in given_up)[-1:]",
         check=QUORUMS,
@@ -99,6 +109,7 @@ MUTATIONS = (
     Mutation(
         name="tablets-session-left-open",
         module="ebla.topology.apply.tablets",
+        function="_advance_tablets",
         find="rows[keys.session_key(transition.session)] = None",
         replace="pass",
         check=ZOMBIE,
@@ -107,6 +118,7 @@ MUTATIONS = (
     Mutation(
         name="vnodes-left-ring-still-written",
         module="ebla.topology.routing.vnode_ring",
+        function="",
         find="(NodeState.DECOMMISSIONING, TransitionState.LEFT_TOKEN_RING): _NEXT,",
         replace="(NodeState.DECOMMISSIONING, TransitionState.LEFT_TOKEN_RING): _PREVIOUS,",
         check=QUORUMS,
@@ -115,6 +127,7 @@ MUTATIONS = (
     Mutation(
         name="vnodes-pending-not-written",
         module="ebla.topology.routing.vnode_ring",
+        function="",
         find="(NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_OLD): _BOTH_READ_OLD,",
         replace="(NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_OLD): _PREVIOUS,",
         check=QUORUMS,
@@ -123,6 +136,7 @@ MUTATIONS = (
     Mutation(
         name="vnodes-read-new-too-early",
         module="ebla.topology.routing.vnode_ring",
+        function="",
         find="_BOTH_READ_OLD = RingUse(Selector.PREVIOUS, Selector.BOTH)",
         replace="_BOTH_READ_OLD = RingUse(Selector.NEXT, Selector.BOTH)",
         check=QUORUMS,
@@ -131,6 +145,7 @@ MUTATIONS = (
     Mutation(
         name="vnodes-stream-from-a-bystander",
         module="ebla.topology.routing.vnode_streams",
+        function="stream_sources",
         find="if losing and not any(host in given_up for host in losing):",
         replace="if losing and any(host in given_up for host in losing):",
         check=QUORUMS,
@@ -139,6 +154,7 @@ MUTATIONS = (
     Mutation(
         name="sharder-writes-one-shard-of-two",
         module="ebla.topology.routing.sharder",
+        function="TabletSharder.shards_for_writes",
         find="return (new, old)",
         replace="return (new,)",
         check=QUORUMS,
@@ -147,15 +163,16 @@ MUTATIONS = (
     Mutation(
         name="sharder-follows-the-stage-between-nodes",
         module="ebla.topology.routing.sharder",
-        find="return _first(new, old)\n        return _first(old, new)",
-        replace="return _first(new, old)\n"
-        "        return _first(new, None) if stage_row(transition).reads is Selector.NEXT else _first(old, new)",
+        function="TabletSharder.shard_for_reads",
+        find="return _first(old, new)",
+        replace="return _first(new, None) if stage_row(transition).reads is Selector.NEXT else _first(old, new)",
         check=SHARDER,
         why="a router one stage behind reads the leaving replica at a shard that does not have it",
     ),
     Mutation(
         name="sharder-forgets-ignored-bits",
         module="ebla.topology.routing.static_sharding",
+        function="static_shard",
         find="((token - TOKEN_MIN) << ignore_msb) & (RING_TOKENS - 1)",
         replace="((token - TOKEN_MIN) << min(ignore_msb, 0)) & (RING_TOKENS - 1)",
         check=SHARDER,
@@ -164,6 +181,7 @@ MUTATIONS = (
     Mutation(
         name="replicas-left-node-by-address",
         module="ebla.topology.routing.replica_sets",
+        function="ReplicaSets.addresses_of",
         find="return tuple(node.address for node in nodes if node.state is not NodeState.LEFT)",
         replace="return tuple(node.address for node in nodes if node.state is not NodeState.NO_REPLICAS)",
         check=SETS,
@@ -172,6 +190,7 @@ MUTATIONS = (
     Mutation(
         name="vnodes-racks-ignored",
         module="ebla.topology.routing.replication_strategies",
+        function="_in_datacenter",
         find="if rack in racks_used and len(racks_used) < part.rack_count:",
         replace="if rack in racks_used and len(racks_used) < 0:",
         check=STRATEGIES,
@@ -180,6 +199,7 @@ MUTATIONS = (
     Mutation(
         name="sessions-guard-on-a-stale-list",
         module="ebla.topology.sessions",
+        function="SessionStateMachine.refusal",
         find="if not _reached(self.applied, proof.revision):",
         replace="if _reached(proof.revision, self.applied) and False:",
         check=ZOMBIE,
@@ -188,6 +208,7 @@ MUTATIONS = (
     Mutation(
         name="sessions-barrier-does-not-wait",
         module="ebla.topology.sessions",
+        function="SessionStateMachine.closing",
         find="return (session for session in sorted(self.guards) if session not in self.listed)",
         replace="return (session for session in sorted(self.guards) if session in self.listed)",
         check=SESSIONS,
@@ -196,6 +217,7 @@ MUTATIONS = (
     Mutation(
         name="cdc-generation-by-arrival",
         module="ebla.topology.cdc_generations",
+        function="generation_for_write",
         find="wanted = _held_at(committed, write_us)",
         replace="wanted = _held_at(committed, now_ms * 1000)",
         check=STREAMS,
@@ -204,6 +226,7 @@ MUTATIONS = (
     Mutation(
         name="cdc-news-without-delay",
         module="ebla.topology.cdc_generations",
+        function="generation_timestamp_ms",
         find="delay_ms = 2 * ring_delay_ms + LEEWAY_MS if ring_delay_ms else 0",
         replace="delay_ms = 0 * ring_delay_ms",
         check=STREAMS,
@@ -212,22 +235,25 @@ MUTATIONS = (
     Mutation(
         name="cdc-split-without-new-streams",
         module="ebla.topology.apply.resize",
-        find="        if new.streams:\n",
-        replace="        if not new:\n",
+        function="_finalize",
+        find="if new.streams:",
+        replace="if not new:",
         check=PytestCheck("tests/unit/topology/apply/test_streams.py"),
         why="after a split, changes of two tablets go to one stream, and readers of the other wait for ever",
     ),
     Mutation(
         name="resize-all-tables-in-one-commit",
         module="ebla.topology.apply.resize",
-        find="        if fitting and room < 0:\n",
-        replace="        if not fitting:\n",
+        function="_fitting_one_commit",
+        find="if fitting and room < 0:",
+        replace="if not fitting:",
         check=PytestCheck("tests/unit/topology/test_commit_sizes.py"),
         why="the commit is larger than group 0 takes, and the topology never leaves the resize",
     ),
     Mutation(
         name="resize-splits-at-target",
         module="ebla.topology.resize",
+        function="ResizeRules",
         find="split_above_percent: int = 200",
         replace="split_above_percent: int = 101",
         check=RESIZE,
@@ -236,6 +262,7 @@ MUTATIONS = (
     Mutation(
         name="resize-merge-takes-later-repair",
         module="ebla.topology.resize",
+        function="finalized",
         find="oldest = [min(pair) for pair",
         replace="oldest = [max(pair) for pair",
         check=RESIZE,
@@ -244,16 +271,20 @@ MUTATIONS = (
     Mutation(
         name="placement-racks-ignored",
         module="ebla.topology.placement",
-        find="key=lambda name: (used[name], self._racks[name][0][0]),",
-        replace="key=lambda name: (used[name] * 0, self._racks[name][0][0]),",
+        function="_Pool.take",
+        find="key=lambda name: (used[name], self._racks[name][0][0])",
+        replace="key=lambda name: (used[name] * 0, self._racks[name][0][0])",
         check=PLACEMENT,
         why="a rack that fails takes two replicas of a tablet with it",
     ),
     Mutation(
         name="placement-capacity-ignored",
         module="ebla.topology.placement",
-        find="return (self.taken + 1) / self.capacity, (self.others",
-        replace="return (self.taken + 1) / 1.0, (self.others",
+        function="_Room.fullness",
+        find=(
+            "return ((self.taken + 1) / self.capacity, (self.others + self.taken + 1) / self.capacity, self.node.host)"
+        ),
+        replace="return ((self.taken + 1) / 1.0, (self.others + self.taken + 1) / self.capacity, self.node.host)",
         check=PLACEMENT,
         why="the smallest node is full first",
     ),

@@ -23,27 +23,33 @@ MUTATIONS = (
     Mutation(
         name="transfers-session-not-checked-at-the-seal",
         module="ebla.bulk.transfer_service",
-        find="            async with parts.guards.hold_guard(request.session, call.work_ms()):\n"
-        "                staged = parts.staging.find(request.session, request.transfer)\n",
-        replace="            if True:\n"
-        "                staged = parts.staging.find(request.session, request.transfer)\n",
+        function="TransferService.seal",
+        find=(
+            "async with parts.guards.hold_guard(request.session, call.work_ms()):\n"
+            "    staged = parts.staging.find(request.session, request.transfer)"
+        ),
+        replace="if True:\n    staged = parts.staging.find(request.session, request.transfer)",
         check=DESK,
         why="a job that was cancelled, and taken over by another, names what counts all the same",
     ),
     Mutation(
         name="transfers-session-not-checked-at-a-batch",
         module="ebla.bulk.transfer_streams",
-        find="            with self._parts.guards.hold_guard_without_barrier(place.session):\n"
-        "                await self._parts.puts.append(place, data)\n",
-        replace="            await self._parts.puts.append(place, data)\n",
+        function="TransferStreams.append",
+        find=(
+            "with self._parts.guards.hold_guard_without_barrier(place.session):\n"
+            "    await self._parts.puts.append(place, data)"
+        ),
+        replace="await self._parts.puts.append(place, data)",
         check=DESK,
         why="a task that was given up fills the disk of a node for as long as it likes",
     ),
     Mutation(
         name="transfers-put-opened-without-a-read-barrier",
         module="ebla.bulk.transfer_streams",
-        find="        async with guards.hold_guard(session, self._parts.limits.barrier_ms):\n",
-        replace="        with guards.hold_guard_without_barrier(session):\n",
+        function="TransferStreams._opened",
+        find="async with guards.hold_guard(session, self._parts.limits.barrier_ms):",
+        replace="with guards.hold_guard_without_barrier(session):",
         check=DESK,
         why="a bulk process that lags takes in what belongs to a session that is over",
     ),
@@ -51,88 +57,103 @@ MUTATIONS = (
     Mutation(
         name="transfers-adoption-without-incarnation",
         module="ebla.replica.adoption",
-        find="        if target.incarnation != stack.incarnation:\n",
-        replace="        if target.incarnation != stack.incarnation and not stack.incarnation:\n",
+        function="ShardAdoptions._staged",
+        find="if target.incarnation != stack.incarnation:",
+        replace="if target.incarnation != stack.incarnation and not stack.incarnation:",
         check=ADOPTION,
         why="a replica that left and came back gets rows whose tombstones are gone everywhere else",
     ),
     Mutation(
         name="transfers-adoption-without-guard",
         module="ebla.replica.adoption",
-        find="            async with parts.guards.hold_guard(request.session, deadline_ms):\n"
-        "                # Nothing awaits between the guard and the hold: the session is open in between, and holds as "
-        "well.\n",
-        replace="            async with parts.guards.hold_guard(request.session, deadline_ms):\n"
-        "                pass\n"
-        "            await asyncio.sleep(0.3)\n"
-        "            if True:\n",
+        function="ShardAdoptions._begin",
+        find=(
+            "async with parts.guards.hold_guard(request.session, deadline_ms):\n"
+            "    # Nothing awaits between the guard and the hold: the session is open in between, and holds as well."
+        ),
+        replace=(
+            "async with parts.guards.hold_guard(request.session, deadline_ms):\n"
+            "    pass\n"
+            "await asyncio.sleep(0.3)\n"
+            "if True:"
+        ),
         check=ADOPTION,
         why="a session is closed everywhere, and a stack of it still becomes part of a replica",
     ),
     Mutation(
         name="transfers-adoption-layer-by-layer",
         module="ebla.storage.store",
-        find="        adopted = await stack_changes.adopt_all(self._parts, stack, adoptions, (forget, check))\n",
-        replace="        adopted = 0\n"
-        "        for one in adoptions:\n"
-        '            own = Adoption(one.folder, one.range, f"{one.origin}/{one.folder}")\n'
-        "            adopted += await stack_changes.adopt_all(self._parts, stack, (own,), (forget, check))\n",
+        function="ShardStore.adopt_all",
+        find="adopted = await stack_changes.adopt_all(self._parts, stack, adoptions, (forget, check))",
+        replace=(
+            "adopted = 0\n"
+            "for one in adoptions:\n"
+            '    own = Adoption(one.folder, one.range, f"{one.origin}/{one.folder}")\n'
+            "    adopted += await stack_changes.adopt_all(self._parts, stack, (own,), (forget, check))"
+        ),
         check=PytestCheck("tests/unit/storage/test_adoption.py"),
         why="for a moment, or after a crash for good, a deleted row shows, whose tombstone is in the next layer",
     ),
     Mutation(
         name="transfers-adopted-again-when-asked-again",
         module="ebla.storage.stack_changes",
-        find="        fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]\n",
-        replace="        fresh = list(adoptions)\n",
+        function="adopt_all",
+        find="fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]",
+        replace="fresh = list(adoptions)",
         check=ADOPTION,
         why="an answer that was lost doubles the size of a replica",
     ),
     Mutation(
         name="transfers-adoption-not-fenced-on-arrival",
         module="ebla.replica.adoption",
-        find="        _pass(self._fences.on_arrival(version))\n",
-        replace="        self._fences.on_arrival(version)\n",
+        function="ShardAdoptions.adopt",
+        find="_pass(self._fences.on_arrival(version))",
+        replace="self._fences.on_arrival(version)",
         check=JOB_ADOPTION,
         why="what was routed by a map that is gone waits for guards and reads files before it is refused",
     ),
     Mutation(
         name="transfers-adoption-not-fenced-before-the-effect",
         module="ebla.replica.adoption",
-        find="            _pass(self._fences.before_effect(version))\n",
-        replace="            self._fences.before_effect(version)\n",
+        function="ShardAdoptions._check_before",
+        find="_pass(self._fences.before_effect(version))",
+        replace="self._fences.before_effect(version)",
         check=JOB_ADOPTION,
         why="a job's layer is put into a replica that a barrier has shown to take nothing older any more",
     ),
     Mutation(
         name="transfers-fence-does-not-wait-for-manifests",
         module="ebla.replica.adoption",
-        find="        while any(version < fence for version in self._effects):\n",
-        replace="        while any(version < fence - fence for version in self._effects):\n",
+        function="ShardAdoptions.before_fence",
+        find="while any(version < fence for version in self._effects):",
+        replace="while any(version < fence - fence for version in self._effects):",
         check=JOB_ADOPTION,
         why="a node is said to be fenced, and a layer that was on its way becomes part of a replica",
     ),
     Mutation(
         name="transfers-adoption-not-fenced-after-the-effect",
         module="ebla.replica.adoption",
-        find="            _pass(self._fences.after_effect(version))\n",
-        replace="            self._fences.after_effect(version)\n",
+        function="ShardAdoptions.adopt",
+        find="_pass(self._fences.after_effect(version))",
+        replace="self._fences.after_effect(version)",
         check=JOB_ADOPTION,
         why="a job counts on a replica that had lost its range when it answered",
     ),
     Mutation(
         name="transfers-adoption-holds-no-version",
         module="ebla.replica.adoption",
-        find="        parts.view.hold(version)\n",
-        replace="        parts.view.hold(parts.view.current.version)\n        version = parts.view.current.version\n",
+        function="ShardAdoptions.adopt",
+        find="parts.view.hold(version)",
+        replace="parts.view.hold(parts.view.current.version)\nversion = parts.view.current.version",
         check=JOB_ADOPTION,
         why="a barrier returns while a layer of an older version is still on its way into a replica",
     ),
     Mutation(
         name="transfers-adoption-of-any-number-of-layers",
         module="ebla.replica.adoption",
-        find="        if bases + layers > max(layers_max, layers):\n",
-        replace="        if bases + layers > max(layers_max, layers) + bases:\n",
+        function="ShardAdoptions._check_layers",
+        find="if bases + layers > max(layers_max, layers):",
+        replace="if bases + layers > max(layers_max, layers) + bases:",
         check=JOB_ADOPTION,
         why="small jobs one after another make every read look into hundreds of layers",
     ),
@@ -140,55 +161,62 @@ MUTATIONS = (
     Mutation(
         name="transfers-linked-file-not-isolated",
         module="ebla.bulk.seal",
-        find="        is_copied = not self._parts.isolation.has_no_writer(taken)\n",
-        replace="        is_copied = False\n",
+        function="Sealer._isolate",
+        find="is_copied = not self._parts.isolation.has_no_writer(taken)",
+        replace="is_copied = False",
         check=STAGING,
         why="a task that is given up, and still has its file open, changes a replica's file",
     ),
     Mutation(
         name="transfers-staging-shared-by-attempts",
         module="ebla.bulk.staging",
-        find='        return f"{self.folder}/{attempt}"\n',
-        replace='        return f"{self.folder}/{uuid.UUID(int=attempt.int * 0)}"\n',
+        function="StagedTransfer.attempt_folder",
+        find='return f"{self.folder}/{attempt}"',
+        replace='return f"{self.folder}/{uuid.UUID(int=attempt.int * 0)}"',
         check=STAGING,
         why="two attempts at once write into one file",
     ),
     Mutation(
         name="transfers-seal-does-not-look-at-checksums",
         module="ebla.bulk.seal",
-        find="        return file_checksum(self._disk, path) == expected.checksum\n",
-        replace="        return self._disk.exists(path)\n",
+        function="Sealer._has_checksum",
+        find="return file_checksum(self._disk, path) == expected.checksum",
+        replace="return self._disk.exists(path)",
         check=STAGING,
         why="a bit that changed on the way becomes part of a replica",
     ),
     Mutation(
         name="transfers-merge-does-not-look-at-checksums",
         module="ebla.storage.merge.run_merge",
-        find="        self._expected = rules.checksums.get(file.path)\n",
-        replace="        self._expected = None\n",
+        function="_Run.__init__",
+        find="self._expected = rules.checksums.get(file.path)",
+        replace="self._expected = None",
         check=RUNS,
         why="a run that a task has written anew since it was named becomes part of a replica",
     ),
     Mutation(
         name="transfers-files-together-not-compared",
         module="ebla.transfers.flight_client",
-        find="            if answer.checksum != checksum:\n",
-        replace="            if answer.received_bytes < 0:\n",
+        function="FlightClient._move_together",
+        find="if answer.checksum != checksum:",
+        replace="if answer.received_bytes < 0:",
         check=TOGETHER,
         why="small files that changed on their way are told as what the source has",
     ),
     Mutation(
         name="transfers-files-together-end-anywhere",
         module="ebla.bulk.multi_file_put",
-        find="            if self._place is not None or self._waiting:\n",
-        replace="            if False:\n",
+        function="MultiFilePut.take",
+        find="if self._place is not None or self._waiting:",
+        replace="if False:",
         check=TOGETHER,
         why="a stream that broke off looks like one that has brought all of its files",
     ),
     Mutation(
         name="transfers-sealed-names-not-durable",
         module="ebla.bulk.seal",
-        find="await gather_bounded([partial(self._disk.sync_folder, one) for one in below], CONCURRENT_SYNCS_MAX)\n",
+        function="Sealer._files",
+        find="await gather_bounded([partial(self._disk.sync_folder, one) for one in below], CONCURRENT_SYNCS_MAX)",
         replace="",
         check=STAGING,
         why="after a power cut a marker names files that are not there",
@@ -196,16 +224,18 @@ MUTATIONS = (
     Mutation(
         name="transfers-seal-takes-any-size",
         module="ebla.bulk.seal",
-        find="        if size_bytes != expected.size_bytes:\n",
-        replace="        if size_bytes < 0:\n",
+        function="Sealer._move",
+        find="if size_bytes != expected.size_bytes:",
+        replace="if size_bytes < 0:",
         check=STAGING,
         why="half a file is taken for a whole one",
     ),
     Mutation(
         name="transfers-seal-takes-another-attempt",
         module="ebla.bulk.staging_state",
-        find="        is_named = not self.winners or self.winners == winners\n",
-        replace="        is_named = not self.winners or bool(winners)\n",
+        function="StagingState.sealing",
+        find="is_named = not self.winners or self.winners == winners",
+        replace="is_named = not self.winners or bool(winners)",
         check=STAGING,
         why="a shard reads of one attempt while another is put in its place",
     ),
@@ -213,16 +243,18 @@ MUTATIONS = (
     Mutation(
         name="transfers-second-run-forgotten",
         module="ebla.bulk.seal",
-        find="        return (*((self.attempt, file) for file in self.files), *self.more)\n",
-        replace="        return (*((self.attempt, file) for file in self.files), *self.more[1:])\n",
+        function="SealSpec.runs",
+        find="return (*((self.attempt, file) for file in self.files), *self.more)",
+        replace="return (*((self.attempt, file) for file in self.files), *self.more[1:])",
         check=RUNS,
         why="what one of the tasks wrote is missing, and the job is done",
     ),
     Mutation(
         name="transfers-second-run-forgotten-in-simulation",
         module="ebla.bulk.seal",
-        find="        return (*((self.attempt, file) for file in self.files), *self.more)\n",
-        replace="        return (*((self.attempt, file) for file in self.files), *self.more[1:])\n",
+        function="SealSpec.runs",
+        find="return (*((self.attempt, file) for file in self.files), *self.more)",
+        replace="return (*((self.attempt, file) for file in self.files), *self.more[1:])",
         check=SEEDS,
         why="what one of the tasks wrote is missing, and the scenario would not notice",
         limit_s=SEEDS_S,
@@ -230,48 +262,54 @@ MUTATIONS = (
     Mutation(
         name="transfers-set-of-runs-not-remembered",
         module="ebla.bulk.seal",
-        find="        sealed = SealedFile(order.attempt, more=sorted_attempts(attempt for attempt, _ in order.more))\n",
-        replace="        sealed = SealedFile(order.attempt)\n",
+        function="Sealer._rows",
+        find="sealed = SealedFile(order.attempt, more=sorted_attempts(attempt for attempt, _ in order.more))",
+        replace="sealed = SealedFile(order.attempt)",
         check=RUNS,
         why="after a restart another set is taken for the one that counts, or the same one for another",
     ),
     Mutation(
         name="transfers-only-the-first-attempt-is-compared",
         module="ebla.bulk.staging_state",
-        find="        is_named = not self.winners or self.winners == winners\n",
-        replace="        is_named = not self.winners or self.winners[0] == winners[0]\n",
+        function="StagingState.sealing",
+        find="is_named = not self.winners or self.winners == winners",
+        replace="is_named = not self.winners or self.winners[0] == winners[0]",
         check=RUNS,
         why="a commit that lacks a run is told that it is done",
     ),
     Mutation(
         name="transfers-runs-not-checked-for-order",
         module="ebla.storage.merge.run_merge",
-        find="        if not self._is_next(keys[0].as_py()) or not _ascend(keys, words):\n",
-        replace="        if not self._is_next(keys[0].as_py()) and not _ascend(keys, words):\n",
+        function="RowOrderCheck.check",
+        find="if not self._is_next(keys[0].as_py()) or not _ascend(keys, words):",
+        replace="if not self._is_next(keys[0].as_py()) and not _ascend(keys, words):",
         check=RUNS,
         why="a layer is built out of order, and reads do not find its rows",
     ),
     Mutation(
         name="transfers-keys-of-several-runs-kept-several-times",
         module="ebla.storage.merge.row_sort",
-        find="    if same_key.any():\n",
-        replace="    if same_key.all() and len(same_key) > len(places):\n",
+        function="sort_rows",
+        find="if same_key.any():",
+        replace="if same_key.all() and len(same_key) > len(places):",
         check=RUNS,
         why="a layer has a key twice, and which of its rows is read is chance",
     ),
     Mutation(
         name="transfers-window-beyond-what-is-read",
         module="ebla.storage.merge.run_merge",
-        find="    end = min(bounds) if bounds else max(run.last_key for run in runs)\n",
-        replace="    end = max(run.last_key for run in runs)\n",
+        function="_window_end",
+        find="end = min(bounds) if bounds else max(run.last_key for run in runs)",
+        replace="end = max(run.last_key for run in runs)",
         check=PytestCheck("tests/unit/storage/merge/test_run_merge.py"),
         why="rows of a run are written behind larger ones of another",
     ),
     Mutation(
         name="transfers-sealed-runs-told-as-one",
         module="ebla.bulk.staged_rows",
-        find='        return StagedRows(f"{staged.folder}/{sealed.rows_file}", is_merged=True)\n',
-        replace='        return StagedRows(f"{staged.folder}/{sealed.rows_file}")\n',
+        function="_sealed_rows",
+        find='return StagedRows(f"{staged.folder}/{sealed.rows_file}", is_merged=True)',
+        replace='return StagedRows(f"{staged.folder}/{sealed.rows_file}")',
         check=RUNS,
         why="a copy for a further replica brings all rows once for each run",
     ),
@@ -279,23 +317,26 @@ MUTATIONS = (
     Mutation(
         name="transfers-guards-not-drained-at-close",
         module="ebla.control.topology.bulk_sessions",
-        find="        request = NodeBarrierRequest(now.version, drain=True)\n",
-        replace="        request, members = NodeBarrierRequest(now.version, drain=True), members[:0]\n",
+        function="BulkSessionService.close",
+        find="request = NodeBarrierRequest(now.version, drain=True)",
+        replace="request, members = NodeBarrierRequest(now.version, drain=True), members[:0]",
         check=SESSIONS,
         why="a job is said to be over while a replica still takes something of it",
     ),
     Mutation(
         name="transfers-guards-of-bulk-not-told",
         module="ebla.bulk.session_follower",
-        find="            closing_sessions=self.guards.closing,\n",
-        replace="            closing_sessions=(),\n",
+        function="SessionFollower.report_of",
+        find="closing_sessions=self.guards.closing",
+        replace="closing_sessions=()",
         check=PytestCheck("tests/unit/bulk/test_bulk_process.py"),
         why="a close returns while a seal of the session is under way",
     ),
     Mutation(
         name="transfers-sweep-of-an-open-session",
         module="ebla.bulk.sweeper",
-        find="            await self._guards.catch_up(barrier_ms)\n",
+        function="Sweeper.sweep",
+        find="await self._guards.catch_up(barrier_ms)",
         replace="",
         check=DESK,
         why="a bulk process that starts, and has not heard of a session yet, removes what is being brought",
@@ -303,15 +344,17 @@ MUTATIONS = (
     Mutation(
         name="transfers-nothing-is-swept",
         module="ebla.bulk.sweeper",
-        find="                await self._sweep_one(session)\n",
-        replace="                del session\n",
+        function="Sweeper.sweep",
+        find="await self._sweep_one(session)",
+        replace="del session",
         check=DESK,
         why="whatever a job that died has staged stays on the disk for ever",
     ),
     Mutation(
         name="transfers-late-folders-not-swept",
         module="ebla.bulk.sweeper",
-        find="        self._staging.notice_orphans()\n",
+        function="Sweeper.sweep",
+        find="self._staging.notice_orphans()",
         replace="",
         check=DESK,
         why="a task that goes on after its session was swept leaves its files for ever",
@@ -319,8 +362,9 @@ MUTATIONS = (
     Mutation(
         name="transfers-nothing-is-swept-in-simulation",
         module="ebla.bulk.sweeper",
-        find="            for session in self._unlisted():\n",
-        replace="            for session in self._unlisted()[:0]:\n",
+        function="Sweeper.sweep",
+        find="for session in self._unlisted():",
+        replace="for session in self._unlisted()[:0]:",
         check=SEEDS,
         why="the same, found by whole nodes",
         limit_s=SEEDS_S,
@@ -328,8 +372,9 @@ MUTATIONS = (
     Mutation(
         name="transfers-linked-file-not-isolated-in-simulation",
         module="ebla.sim.transfers.file_isolation",
-        find="        return not self._disk.is_open(path)\n",
-        replace="        return self._disk.exists(path)\n",
+        function="SimIsolation.has_no_writer",
+        find="return not self._disk.is_open(path)",
+        replace="return self._disk.exists(path)",
         check=SEEDS,
         why="the same as without isolation, found by whole nodes",
         limit_s=SEEDS_S,
@@ -338,27 +383,33 @@ MUTATIONS = (
     Mutation(
         name="transfers-gc-not-held-while-staging-is-open",
         module="ebla.replica.replica_stacks",
-        find="        if table_id in staged:\n",
-        replace="        if table_id in staged and not staged:\n",
+        function="_holds_of",
+        find="if table_id in staged:",
+        replace="if table_id in staged and not staged:",
         check=PytestCheck("tests/unit/replica/test_replica_stacks.py", "tests/unit/replica/test_adoption.py"),
         why="a tombstone goes while an older row is on its way: what was deleted is back",
     ),
     Mutation(
         name="transfers-target-found-after-the-checkpoint",
         module="ebla.pipeline.copy_steps",
-        find="    places = await steps.all(\n"
-        "        [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
-        "    )\n"
-        '    run.meter.step("taking a checkpoint")\n'
-        "    alone = copies[0].source if len(copies) == 1 else None\n"
-        "    source = await steps.take_checkpoint("
-        "scope, copies[0].source.host, covering_range([one.range for one in copies]), alone)\n",
-        replace="    alone = copies[0].source if len(copies) == 1 else None\n"
-        "    source = await steps.take_checkpoint("
-        "scope, copies[0].source.host, covering_range([one.range for one in copies]), alone)\n"
-        "    places = await steps.all(\n"
-        "        [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
-        "    )\n",
+        function="copy_files",
+        find=(
+            "places = await steps.all(\n"
+            "    [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
+            ")\n"
+            'run.meter.step("taking a checkpoint")\n'
+            "alone = copies[0].source if len(copies) == 1 else None\n"
+            "source = await steps.take_checkpoint(scope, copies[0].source.host, covering_range([one.range for "
+            "one in copies]), alone)"
+        ),
+        replace=(
+            "alone = copies[0].source if len(copies) == 1 else None\n"
+            "source = await steps.take_checkpoint(scope, copies[0].source.host, covering_range([one.range for "
+            "one in copies]), alone)\n"
+            "places = await steps.all(\n"
+            "    [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
+            ")"
+        ),
         check=RUNNER,
         why="a tombstone that the target drops in between is missing under a row of the checkpoint",
     ),
@@ -366,7 +417,8 @@ MUTATIONS = (
     Mutation(
         name="transfers-job-run-again-without-closing-the-old-session",
         module="ebla.pipeline.job_queue",
-        find="        if record.session is not None:\n            await self._runner.close(record.session)\n",
+        function="JobQueue._take_over",
+        find="if record.session is not None:\n    await self._runner.close(record.session)",
         replace="",
         check=QUEUE,
         why="two runs of one job bring things at the same time, and the first may do so after the second has ended",
@@ -374,8 +426,9 @@ MUTATIONS = (
     Mutation(
         name="transfers-cancelled-before-its-session-is-closed",
         module="ebla.pipeline.job_queue",
-        find="                await self._runner.close(drawn.session)\n            was_done = running.done()\n",
-        replace="                pass\n            was_done = running.done()\n",
+        function="JobQueue._run_to_end",
+        find="await self._runner.close(drawn.session)",
+        replace="pass",
         check=QUEUE,
         why="a task of a job that was cancelled goes on, and counts",
     ),

@@ -5,17 +5,8 @@ import struct
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.cql.protocol_rig import (
-    STARTUP_BODY,
-    Parted,
-    Wired,
-    execute,
-    frames_of,
-    long_string,
-    query,
-    request,
-    turns,
-)
+from tests.async_tests import settled
+from tests.unit.cql.protocol_rig import STARTUP_BODY, Parted, Wired, execute, frames_of, long_string, query, request
 
 from ebla.cql.server.connection import ConnectionLimits
 from ebla.model.error_codes import CqlCode
@@ -79,9 +70,9 @@ async def _heard(parted: Parted, data: bytes, steps: list[int]) -> tuple[list[Cq
         for size in steps:
             connection.received(data[:size])
             data = data[size:]
-            await turns(2)
+            await settled()
         connection.received(data)
-        await turns()
+        await settled()
         frames, closed = frames_of(outlet.sent), outlet.closed is not None
         connection.lost()
     return frames, closed

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.async_tests import settled
 from tests.unit.wire.rig import (
     ECHO,
     RUMOUR,
@@ -15,7 +16,6 @@ from tests.unit.wire.rig import (
     Rumour,
     introduction,
     running_rig,
-    turns,
 )
 
 from ebla.model.errors import InvalidRequest, Outcome
@@ -97,11 +97,11 @@ def test_a_server_outlives_any_frames_and_serves_others(greets: bool, frames: li
                 link.send(VALID[0])
             for frame in frames:
                 link.send(frame)
-            await turns()
+            await settled()
             assert await good.call(ECHO, EchoRequest("fine"), 1000) == EchoAnswer("fine")
             assert [name for name, _ in rig.events if name == "wire.verb_broke"] == []
             link.close("enough")
-            await turns()
+            await settled()
             assert rig.server.links_open == 1
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.async_tests import runs_in
 
 from ebla.model.errors import DiskFull
 from ebla.ports.environment import Environment
@@ -24,6 +25,9 @@ def on_disk(work: Callable[[World, Unit, ProcessDisk], Awaitable[None]], seed: i
         await work(world, unit, unit.machine.disk.of(world._incarnation))
 
     World(seed, 60.0).run(scenario)
+
+
+pytestmark = runs_in(on_disk)
 
 
 def after_crash(work: Callable[[ProcessDisk], Awaitable[None]], path: str) -> list[bytes | None]:
@@ -166,23 +170,20 @@ def test_a_kill_keeps_the_page_cache() -> None:
         on_disk(work, seed)
 
 
-def test_after_a_failed_sync_a_good_one_says_nothing() -> None:
-    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
-        await written(disk, "/data/a", b"")
-        file = disk.open("/data/a")
-        file.append(b"lost")
-        unit.machine.disk.behaviour.fail_sync = 1.0
-        with pytest.raises(OSError, match="sync of /data/a failed"):
-            await file.sync()
-        with pytest.raises(OSError, match="sync of folder"):
-            await disk.sync_folder("/data")
-        unit.machine.disk.heal()
+async def test_after_a_failed_sync_a_good_one_says_nothing(world: World, unit: Unit, disk: ProcessDisk, /) -> None:
+    await written(disk, "/data/a", b"")
+    file = disk.open("/data/a")
+    file.append(b"lost")
+    unit.machine.disk.behaviour.fail_sync = 1.0
+    with pytest.raises(OSError, match="sync of /data/a failed"):
         await file.sync()
-        assert file.read(0, 9) == b"lost"
-        unit.crash()
-        assert disk.open("/data/a").read(0, 9) == b""
-
-    on_disk(work)
+    with pytest.raises(OSError, match="sync of folder"):
+        await disk.sync_folder("/data")
+    unit.machine.disk.heal()
+    await file.sync()
+    assert file.read(0, 9) == b"lost"
+    unit.crash()
+    assert disk.open("/data/a").read(0, 9) == b""
 
 
 def test_a_full_disk_takes_at_most_a_part() -> None:
@@ -213,108 +214,96 @@ def test_a_full_disk_takes_at_most_a_part() -> None:
         on_disk(work, seed)
 
 
-def test_rot_flips_one_bit_of_something_durable() -> None:
-    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
-        assert unit.machine.disk.rot() is None
-        await written(disk, "/data/a", bytes(100))
-        where = unit.machine.disk.rot()
-        assert where is not None
-        path, _, position = where.partition("@")
-        assert path == "/data/a"
-        content = disk.open("/data/a").read(0, 100)
-        assert sum(byte.bit_count() for byte in content) == 1
-        assert content[int(position)] != 0
-        unit.crash()
-        assert disk.open("/data/a").read(0, 100) == content
-
-    on_disk(work)
+async def test_rot_flips_one_bit_of_something_durable(world: World, unit: Unit, disk: ProcessDisk, /) -> None:
+    assert unit.machine.disk.rot() is None
+    await written(disk, "/data/a", bytes(100))
+    where = unit.machine.disk.rot()
+    assert where is not None
+    path, _, position = where.partition("@")
+    assert path == "/data/a"
+    content = disk.open("/data/a").read(0, 100)
+    assert sum(byte.bit_count() for byte in content) == 1
+    assert content[int(position)] != 0
+    unit.crash()
+    assert disk.open("/data/a").read(0, 100) == content
 
 
-def test_files_and_folders_answer_as_real_ones_do() -> None:
-    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
-        with pytest.raises(FileNotFoundError):
-            disk.open("/data/none")
-        with pytest.raises(FileNotFoundError):
-            disk.create("/data/no/such/folder")
-        disk.create("/data/a").append(b"abcdef")
-        with pytest.raises(FileExistsError):
-            disk.create("/data/a")
-        with pytest.raises(NotADirectoryError):
-            disk.list_folder("/data/a")
-        disk.make_folder("/data/sub")
-        disk.make_folder("/data/sub")
-        for refused in (disk.open, disk.unlink):
-            with pytest.raises(IsADirectoryError):
-                refused("/data/sub")
-        disk.link("/data/a", "/data/sub/b")
-        with pytest.raises(FileExistsError):
-            disk.link("/data/a", "/data/sub/b")
-        disk.unlink("/data/a")
-        shared = disk.open("/data/sub/b")
-        assert (shared.read(2, 3), shared.read(5, 9), shared.read(9, 1)) == (b"cde", b"f", b"")
-        shared.write(8, b"z")
-        assert shared.read(0, 99) == b"abcdef\0\0z"
-        disk.rename("/data/sub/b", "/data/c")
-        assert disk.list_folder("/data") == ["c", "sub"]
-        disk.remove_folder("/data/sub")
-        disk.remove_folder("/data/sub")
-        assert not disk.exists("/data/sub")
-        assert await disk.run(lambda: 7) == 7
-        shared.close()
-        with pytest.raises(AssertionError, match="was closed"):
-            shared.read(0, 1)
-
-    on_disk(work)
-
-
-def test_clocks_drift_apart_jump_and_start_anew() -> None:
-    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
-        clock, other = unit.machine.clock, world.machine("other").clock
-        assert clock.wall_us() != other.wall_us()
-        apart = clock.boot_ms() - other.boot_ms()
-        await asyncio.sleep(1000.0)
-        assert abs(clock.boot_ms() - other.boot_ms() - apart) > 5, "they drift"
-        wall, boot = clock.wall_us(), clock.boot_ms()
-        clock.jump(-5_000_000)
-        assert clock.wall_us() == wall - 5_000_000
-        assert clock.boot_ms() == boot
-        unit.crash()
-        assert clock.boot_ms() == 0
-
-    on_disk(work)
-
-
-def test_a_file_is_open_while_somebody_alive_has_it_under_any_name() -> None:
-    async def work(world: World, unit: Unit, disk: ProcessDisk) -> None:
-        theirs = unit.machine.disk.of(unit.incarnation)
-        held = theirs.create("/data/a")
-        held.append(b"x")
-        disk.link("/data/a", "/data/b")
-        disk.create("/data/c").close()
-        assert disk.inode("/data/a") == disk.inode("/data/b") != disk.inode("/data/c")
-        assert [disk.is_open(f"/data/{name}") for name in "abc"] == [True, True, False]
-        held.close()
-        assert not disk.is_open("/data/b")
-        theirs.open("/data/b")
-        assert disk.is_open("/data/a")
-        unit.kill()
-        assert not disk.is_open("/data/a")
+async def test_files_and_folders_answer_as_real_ones_do(world: World, unit: Unit, disk: ProcessDisk, /) -> None:
+    with pytest.raises(FileNotFoundError):
+        disk.open("/data/none")
+    with pytest.raises(FileNotFoundError):
+        disk.create("/data/no/such/folder")
+    disk.create("/data/a").append(b"abcdef")
+    with pytest.raises(FileExistsError):
+        disk.create("/data/a")
+    with pytest.raises(NotADirectoryError):
+        disk.list_folder("/data/a")
+    disk.make_folder("/data/sub")
+    disk.make_folder("/data/sub")
+    for refused in (disk.open, disk.unlink):
         with pytest.raises(IsADirectoryError):
-            disk.inode("/data")
+            refused("/data/sub")
+    disk.link("/data/a", "/data/sub/b")
+    with pytest.raises(FileExistsError):
+        disk.link("/data/a", "/data/sub/b")
+    disk.unlink("/data/a")
+    shared = disk.open("/data/sub/b")
+    assert (shared.read(2, 3), shared.read(5, 9), shared.read(9, 1)) == (b"cde", b"f", b"")
+    shared.write(8, b"z")
+    assert shared.read(0, 99) == b"abcdef\0\0z"
+    disk.rename("/data/sub/b", "/data/c")
+    assert disk.list_folder("/data") == ["c", "sub"]
+    disk.remove_folder("/data/sub")
+    disk.remove_folder("/data/sub")
+    assert not disk.exists("/data/sub")
+    assert await disk.run(lambda: 7) == 7
+    shared.close()
+    with pytest.raises(AssertionError, match="was closed"):
+        shared.read(0, 1)
 
-    on_disk(work)
+
+async def test_clocks_drift_apart_jump_and_start_anew(world: World, unit: Unit, disk: ProcessDisk, /) -> None:
+    clock, other = unit.machine.clock, world.machine("other").clock
+    assert clock.wall_us() != other.wall_us()
+    apart = clock.boot_ms() - other.boot_ms()
+    await asyncio.sleep(1000.0)
+    assert abs(clock.boot_ms() - other.boot_ms() - apart) > 5, "they drift"
+    wall, boot = clock.wall_us(), clock.boot_ms()
+    clock.jump(-5_000_000)
+    assert clock.wall_us() == wall - 5_000_000
+    assert clock.boot_ms() == boot
+    unit.crash()
+    assert clock.boot_ms() == 0
 
 
-def test_hardware_with_two_addresses_loses_power_as_one() -> None:
-    async def scenario(world: World) -> None:
-        one = world.unit("one", idle)
-        world.machine("two", beside="one")
-        two, other = world.unit("two", idle), world.unit("other", idle)
-        for unit in (one, two, other):
-            unit.start()
-        assert one.machine.disk is two.machine.disk is not other.machine.disk
-        assert one.host != two.host
-        two.crash()
-        assert (one.running, two.running, other.running) == (False, False, True)
+async def test_a_file_is_open_while_somebody_alive_has_it_under_any_name(
+    world: World, unit: Unit, disk: ProcessDisk, /
+) -> None:
+    theirs = unit.machine.disk.of(unit.incarnation)
+    held = theirs.create("/data/a")
+    held.append(b"x")
+    disk.link("/data/a", "/data/b")
+    disk.create("/data/c").close()
+    assert disk.inode("/data/a") == disk.inode("/data/b") != disk.inode("/data/c")
+    assert [disk.is_open(f"/data/{name}") for name in "abc"] == [True, True, False]
+    held.close()
+    assert not disk.is_open("/data/b")
+    theirs.open("/data/b")
+    assert disk.is_open("/data/a")
+    unit.kill()
+    assert not disk.is_open("/data/a")
+    with pytest.raises(IsADirectoryError):
+        disk.inode("/data")
 
-    World(1, 60.0).run(scenario)
+
+@runs_in(lambda work: World(1, 60.0).run(work))
+async def test_hardware_with_two_addresses_loses_power_as_one(world: World, /) -> None:
+    one = world.unit("one", idle)
+    world.machine("two", beside="one")
+    two, other = world.unit("two", idle), world.unit("other", idle)
+    for unit in (one, two, other):
+        unit.start()
+    assert one.machine.disk is two.machine.disk is not other.machine.disk
+    assert one.host != two.host
+    two.crash()
+    assert (one.running, two.running, other.running) == (False, False, True)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.async_tests import runs_in
 
 from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
 from ebla.sim.checkers.liveness import LivenessNode
@@ -41,6 +42,9 @@ def in_a_settled_world(story: Callable[[World, list[LivenessNode]], Awaitable[No
     World(seed=11, seconds=60.0).run(run)
 
 
+pytestmark = runs_in(in_a_settled_world)
+
+
 def opinions(node: LivenessNode) -> tuple[PeerLiveness, ...]:
     assert node.control_process is not None
     return node.control_process.opinions()
@@ -52,151 +56,124 @@ def of(node: LivenessNode, peer: LivenessNode) -> PeerLiveness:
 
 
 @pytest.mark.parametrize("fault", ["pause", "kill", "crash"])
-def test_a_silent_peer_is_up_until_the_bound_and_down_after_it(fault: str) -> None:
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        getattr(nodes[1].control, fault)()
-        await asyncio.sleep(SILENCE_S - HEARTBEAT_S - SLACK_S)
-        assert of(nodes[0], nodes[1]).state is PeerState.UP, "too early: one late answer would mean down"
-        await asyncio.sleep(HEARTBEAT_S + 2 * SLACK_S)
-        assert of(nodes[0], nodes[1]).state is PeerState.DOWN
-        assert of(nodes[0], nodes[2]).state is PeerState.UP
+async def test_a_silent_peer_is_up_until_the_bound_and_down_after_it(
+    world: World, nodes: list[LivenessNode], /, fault: str
+) -> None:
+    getattr(nodes[1].control, fault)()
+    await asyncio.sleep(SILENCE_S - HEARTBEAT_S - SLACK_S)
+    assert of(nodes[0], nodes[1]).state is PeerState.UP, "too early: one late answer would mean down"
+    await asyncio.sleep(HEARTBEAT_S + 2 * SLACK_S)
+    assert of(nodes[0], nodes[1]).state is PeerState.DOWN
+    assert of(nodes[0], nodes[2]).state is PeerState.UP
 
-    in_a_settled_world(story)
+
+async def test_a_cut_in_one_direction_is_down_for_both_sides(world: World, nodes: list[LivenessNode], /) -> None:
+    world.network.cut(nodes[0].control.name, nodes[1].control.name)
+    await asyncio.sleep(SILENCE_S + SLACK_S)
+    assert of(nodes[0], nodes[1]).state is PeerState.DOWN
+    assert of(nodes[1], nodes[0]).state is PeerState.DOWN
+    world.network.heal()
+    await asyncio.sleep(SETTLE_S)
+    assert of(nodes[0], nodes[1]).state is PeerState.UP
+    assert of(nodes[1], nodes[0]).state is PeerState.UP
 
 
-def test_a_cut_in_one_direction_is_down_for_both_sides() -> None:
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        world.network.cut(nodes[0].control.name, nodes[1].control.name)
-        await asyncio.sleep(SILENCE_S + SLACK_S)
-        assert of(nodes[0], nodes[1]).state is PeerState.DOWN
-        assert of(nodes[1], nodes[0]).state is PeerState.DOWN
-        world.network.heal()
-        await asyncio.sleep(SETTLE_S)
+async def test_a_slow_peer_stays_up_and_its_distance_is_measured(world: World, nodes: list[LivenessNode], /) -> None:
+    one, other = nodes[0].control.name, nodes[1].control.name
+    world.network.path(one, other).extra_latency_ms = 800.0
+    world.network.path(other, one).extra_latency_ms = 200.0
+    for _ in range(60):
+        await asyncio.sleep(0.5)
         assert of(nodes[0], nodes[1]).state is PeerState.UP
-        assert of(nodes[1], nodes[0]).state is PeerState.UP
-
-    in_a_settled_world(story)
-
-
-def test_a_slow_peer_stays_up_and_its_distance_is_measured() -> None:
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        one, other = nodes[0].control.name, nodes[1].control.name
-        world.network.path(one, other).extra_latency_ms = 800.0
-        world.network.path(other, one).extra_latency_ms = 200.0
-        for _ in range(60):
-            await asyncio.sleep(0.5)
-            assert of(nodes[0], nodes[1]).state is PeerState.UP
-        measured = of(nodes[0], nodes[1])
-        assert measured.round_trip_us is not None
-        assert 950_000 < measured.round_trip_us < 1_100_000
-        near = of(nodes[0], nodes[2]).round_trip_us
-        assert near is not None
-        assert near < 50_000
-
-    in_a_settled_world(story)
+    measured = of(nodes[0], nodes[1])
+    assert measured.round_trip_us is not None
+    assert 950_000 < measured.round_trip_us < 1_100_000
+    near = of(nodes[0], nodes[2]).round_trip_us
+    assert near is not None
+    assert near < 50_000
 
 
-def test_a_node_that_was_stopped_itself_trusts_no_old_answer() -> None:
+async def test_a_node_that_was_stopped_itself_trusts_no_old_answer(world: World, nodes: list[LivenessNode], /) -> None:
     """Its sockets hold answers of a peer that died meanwhile: they count from when it asked, not from now."""
-
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        one, other = nodes[0].control.name, nodes[1].control.name
-        world.network.path(other, one).extra_latency_ms = 800.0
-        await asyncio.sleep(SILENCE_S)
-        nodes[0].control.pause()
-        await asyncio.sleep(1.0)
-        nodes[1].control.crash()
-        await asyncio.sleep(SILENCE_S - 1.5)
-        nodes[0].control.resume()
-        await asyncio.sleep(0.5 + SLACK_S)
-        assert of(nodes[0], nodes[1]).state is PeerState.DOWN
-
-    in_a_settled_world(story)
+    one, other = nodes[0].control.name, nodes[1].control.name
+    world.network.path(other, one).extra_latency_ms = 800.0
+    await asyncio.sleep(SILENCE_S)
+    nodes[0].control.pause()
+    await asyncio.sleep(1.0)
+    nodes[1].control.crash()
+    await asyncio.sleep(SILENCE_S - 1.5)
+    nodes[0].control.resume()
+    await asyncio.sleep(0.5 + SLACK_S)
+    assert of(nodes[0], nodes[1]).state is PeerState.DOWN
 
 
-def test_a_connection_that_the_peer_has_forgotten_is_replaced() -> None:
+async def test_a_connection_that_the_peer_has_forgotten_is_replaced(world: World, nodes: list[LivenessNode], /) -> None:
     """It swallows everything and never ends, as after a firewall's loss of memory."""
-
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        one, other = nodes[0].control.name, nodes[1].control.name
-        ends = [
-            link for link in world.network._links.values() if (link.here.name, link.other.here.name) == (other, one)
-        ]
-        assert ends
-        for end in ends:
-            end.open = False
-        before = of(nodes[0], nodes[1])
-        await asyncio.sleep(SETTLE_S)
-        after = of(nodes[0], nodes[1])
-        assert after.state is PeerState.UP
-        assert after.since_ms > before.since_ms, "it was down for a while"
-
-    in_a_settled_world(story)
+    one, other = nodes[0].control.name, nodes[1].control.name
+    ends = [link for link in world.network._links.values() if (link.here.name, link.other.here.name) == (other, one)]
+    assert ends
+    for end in ends:
+        end.open = False
+    before = of(nodes[0], nodes[1])
+    await asyncio.sleep(SETTLE_S)
+    after = of(nodes[0], nodes[1])
+    assert after.state is PeerState.UP
+    assert after.since_ms > before.since_ms, "it was down for a while"
 
 
-def test_a_restart_between_two_beats_shows_in_the_opinion() -> None:
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        before = of(nodes[0], nodes[1])
-        nodes[1].control.kill()
-        nodes[1].control.start()
-        await asyncio.sleep(SETTLE_S)
-        after = of(nodes[0], nodes[1])
-        assert after.state is PeerState.UP
-        assert after.host == before.host
-        assert after.incarnation != before.incarnation
-        assert after.since_ms > before.since_ms
-
-    in_a_settled_world(story)
+async def test_a_restart_between_two_beats_shows_in_the_opinion(world: World, nodes: list[LivenessNode], /) -> None:
+    before = of(nodes[0], nodes[1])
+    nodes[1].control.kill()
+    nodes[1].control.start()
+    await asyncio.sleep(SETTLE_S)
+    after = of(nodes[0], nodes[1])
+    assert after.state is PeerState.UP
+    assert after.host == before.host
+    assert after.incarnation != before.incarnation
+    assert after.since_ms > before.since_ms
 
 
-def test_a_node_whose_disk_fails_says_why_and_is_still_there_to_be_asked() -> None:
+async def test_a_node_whose_disk_fails_says_why_and_is_still_there_to_be_asked(
+    world: World, nodes: list[LivenessNode], /
+) -> None:
     """So that the node is stopped in order, and its reason is found in `ebla status`, not in a trace."""
-
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        nodes[1].control.kill()
-        nodes[1].control.machine.disk.fill()
-        nodes[1].control.start()
-        await asyncio.sleep(SETTLE_S)
-        process = nodes[1].control_process
-        assert process is not None
-        assert process.gave_up is not None
-        assert "no room" in process.gave_up
-        assert of(nodes[0], nodes[1]).state is PeerState.UP
-
-    in_a_settled_world(story)
+    nodes[1].control.kill()
+    nodes[1].control.machine.disk.fill()
+    nodes[1].control.start()
+    await asyncio.sleep(SETTLE_S)
+    process = nodes[1].control_process
+    assert process is not None
+    assert process.gave_up is not None
+    assert "no room" in process.gave_up
+    assert of(nodes[0], nodes[1]).state is PeerState.UP
 
 
-def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back() -> None:
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        shard = nodes[0].shard_process
-        assert shard is not None
-        assert shard.serves()
-        nodes[0].control.pause()
-        await asyncio.sleep(5.0 + SLACK_S)
-        assert not shard.serves()
-        nodes[0].control.resume()
-        await asyncio.sleep(2.5)
-        assert shard.serves()
+async def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back(
+    world: World, nodes: list[LivenessNode], /
+) -> None:
+    shard = nodes[0].shard_process
+    assert shard is not None
+    assert shard.serves()
+    nodes[0].control.pause()
+    await asyncio.sleep(5.0 + SLACK_S)
+    assert not shard.serves()
+    nodes[0].control.resume()
+    await asyncio.sleep(2.5)
+    assert shard.serves()
 
-    in_a_settled_world(story)
 
-
-def test_the_right_to_serve_counts_from_the_question() -> None:
+async def test_the_right_to_serve_counts_from_the_question(world: World, nodes: list[LivenessNode], /) -> None:
     """INV-SERVE-1: the shard is stopped while an answer is under way, and its control dies, at whatever moment."""
-
-    async def story(world: World, nodes: list[LivenessNode]) -> None:
-        node = nodes[0]
-        world.network.path(node.shard.name, node.control.name).extra_latency_ms = 150.0
-        world.network.path(node.control.name, node.shard.name).extra_latency_ms = 150.0
-        for moment in range(14):
-            await asyncio.sleep(SETTLE_S + moment * 0.1)
-            node.shard.pause()
-            node.control.kill()
-            await asyncio.sleep(0.5)
-            node.shard.resume()
-            await asyncio.sleep(5.0 - 0.5 + 0.05)
-            assert node.shard_process is not None
-            assert not node.shard_process.serves()
-            node.control.start()
-
-    in_a_settled_world(story)
+    node = nodes[0]
+    world.network.path(node.shard.name, node.control.name).extra_latency_ms = 150.0
+    world.network.path(node.control.name, node.shard.name).extra_latency_ms = 150.0
+    for moment in range(14):
+        await asyncio.sleep(SETTLE_S + moment * 0.1)
+        node.shard.pause()
+        node.control.kill()
+        await asyncio.sleep(0.5)
+        node.shard.resume()
+        await asyncio.sleep(5.0 - 0.5 + 0.05)
+        assert node.shard_process is not None
+        assert not node.shard_process.serves()
+        node.control.start()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.async_tests import runs_in
 
 import ebla.sim.loop as loop_module
 from ebla.ports.environment import Environment
@@ -81,17 +82,14 @@ def test_worker_threads_are_seeded_delays() -> None:
     assert 0.0 < took_s < 0.01
 
 
-def test_work_given_to_a_thread_is_done_even_if_nobody_waits() -> None:
+@runs_in(run)
+async def test_work_given_to_a_thread_is_done_even_if_nobody_waits() -> None:
     done: list[int] = []
-
-    async def work() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.0):
-                await asyncio.to_thread(done.append, 1)
-        assert not done
-        await asyncio.sleep(1.0)
-
-    run(work)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.0):
+            await asyncio.to_thread(done.append, 1)
+    assert not done
+    await asyncio.sleep(1.0)
     assert done == [1]
 
 
@@ -129,14 +127,12 @@ def test_real_io_is_refused(name: str) -> None:
         getattr(simulated_loop(SimRng("1")), name)(None)
 
 
-def test_sockets_are_refused_where_a_shell_would_open_them() -> None:
-    async def work() -> None:
-        with pytest.raises(NotSimulated):
-            await asyncio.open_connection("127.0.0.1", 1)
-        with pytest.raises(NotSimulated):
-            await asyncio.create_subprocess_exec("true")
-
-    run(work)
+@runs_in(run)
+async def test_sockets_are_refused_where_a_shell_would_open_them() -> None:
+    with pytest.raises(NotSimulated):
+        await asyncio.open_connection("127.0.0.1", 1)
+    with pytest.raises(NotSimulated):
+        await asyncio.create_subprocess_exec("true")
 
 
 def test_a_foreign_thread_is_refused() -> None:
@@ -157,17 +153,15 @@ def test_a_foreign_thread_is_refused() -> None:
     assert "foreign thread" in str(refused[0])
 
 
-def test_tasks_and_futures_hash_by_number() -> None:
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimLoop)
-        tasks = [loop.create_task(asyncio.sleep(0)) for _ in range(3)]
-        assert [type(task) for task in tasks] == [SimTask] * 3
-        assert [hash(task) for task in tasks] == sorted(hash(task) for task in tasks)
-        assert hash(loop.create_future()) == hash(tasks[-1]) + 1
-        await asyncio.gather(*tasks)
-
-    run(work)
+@runs_in(run)
+async def test_tasks_and_futures_hash_by_number() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    tasks = [loop.create_task(asyncio.sleep(0)) for _ in range(3)]
+    assert [type(task) for task in tasks] == [SimTask] * 3
+    assert [hash(task) for task in tasks] == sorted(hash(task) for task in tasks)
+    assert hash(loop.create_future()) == hash(tasks[-1]) + 1
+    await asyncio.gather(*tasks)
 
 
 def test_private_names_are_there_and_public_ones_are_answered() -> None:
@@ -181,7 +175,8 @@ def test_private_names_are_there_and_public_ones_are_answered() -> None:
     assert [name for name in public if name not in vars(SimLoop)] == []
 
 
-def test_the_dead_have_no_last_words() -> None:
+@runs_in(lambda work: World(1, 10.0).run(work))
+async def test_the_dead_have_no_last_words(world: World, /) -> None:
     said: list[str] = []
 
     async def main(environment: Environment) -> None:
@@ -196,76 +191,67 @@ def test_the_dead_have_no_last_words() -> None:
             said.append("after an await")
             file.append(b"last words")
 
-    async def scenario(world: World) -> None:
-        unit = world.unit("one", main)
-        unit.start()
-        await asyncio.sleep(1.0)
-        unit.kill()
-        await asyncio.sleep(10.0)
-        probe = unit.machine.disk.of(world._incarnation).open("/data/words")
-        assert probe.read(0, 100) == b""
-
-    World(1, 10.0).run(scenario)
+    unit = world.unit("one", main)
+    unit.start()
+    await asyncio.sleep(1.0)
+    unit.kill()
+    await asyncio.sleep(10.0)
+    probe = unit.machine.disk.of(world._incarnation).open("/data/words")
+    assert probe.read(0, 100) == b""
     assert said == ["in finally"], "Python runs the block, but nothing it awaits comes back"
 
 
-def test_timers_of_the_dead_do_not_ring() -> None:
+@runs_in(lambda work: World(1, 10.0).run(work))
+async def test_timers_of_the_dead_do_not_ring(world: World, /) -> None:
     rang: list[str] = []
 
     async def main(environment: Environment) -> None:
         asyncio.get_running_loop().call_later(2.0, rang.append, "in a life that is over")
         await asyncio.Event().wait()
 
-    async def scenario(world: World) -> None:
-        unit = world.unit("one", main)
-        unit.start()
-        await asyncio.sleep(1.0)
-        unit.kill()
-        await asyncio.sleep(10.0)
-
-    World(1, 10.0).run(scenario)
+    unit = world.unit("one", main)
+    unit.start()
+    await asyncio.sleep(1.0)
+    unit.kill()
+    await asyncio.sleep(10.0)
     assert rang == []
 
 
-def test_code_that_crashes_its_own_unit_stops_there() -> None:
+@runs_in(lambda work: World(1, 10.0).run(work))
+async def test_code_that_crashes_its_own_unit_stops_there(world: World, /) -> None:
     went_on: list[str] = []
 
-    async def scenario(world: World) -> None:
-        async def main(environment: Environment) -> None:
-            file = environment.disk.create("/data/file")
-            unit.crash()
-            went_on.append("running code cannot be stopped in the middle")
-            file.append(b"x")
-            went_on.append("but it reaches nothing")
+    async def main(environment: Environment) -> None:
+        file = environment.disk.create("/data/file")
+        unit.crash()
+        went_on.append("running code cannot be stopped in the middle")
+        file.append(b"x")
+        went_on.append("but it reaches nothing")
 
-        unit = world.unit("one", main)
-        unit.start()
-        await asyncio.sleep(1.0)
-        assert unit.down
-
-    World(1, 10.0).run(scenario)
+    unit = world.unit("one", main)
+    unit.start()
+    await asyncio.sleep(1.0)
+    assert unit.down
     assert went_on == ["running code cannot be stopped in the middle"]
 
 
-def test_a_paused_unit_does_nothing_and_then_everything() -> None:
+@runs_in(lambda work: World(1, 10.0).run(work))
+async def test_a_paused_unit_does_nothing_and_then_everything(world: World, /) -> None:
     ticks: list[float] = []
 
-    async def scenario(world: World) -> None:
-        async def main(environment: Environment) -> None:
-            while True:
-                await asyncio.sleep(1.0)
-                ticks.append(world.now())
+    async def main(environment: Environment) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            ticks.append(world.now())
 
-        unit = world.unit("one", main)
-        unit.start()
-        await asyncio.sleep(2.5)
-        unit.pause()
-        await asyncio.sleep(10.0)
-        assert len(ticks) == 2
-        unit.resume()
-        await asyncio.sleep(1.6)
-
-    World(1, 10.0).run(scenario)
+    unit = world.unit("one", main)
+    unit.start()
+    await asyncio.sleep(2.5)
+    unit.pause()
+    await asyncio.sleep(10.0)
+    assert len(ticks) == 2
+    unit.resume()
+    await asyncio.sleep(1.6)
     assert ticks == [1.0, 2.0, 12.5, 13.5]
 
 
@@ -287,20 +273,18 @@ def test_an_error_in_a_unit_fails_the_run_with_its_cause() -> None:
     assert isinstance(failure.value.__cause__, ExceptionGroup)
 
 
-def test_a_process_may_end_itself_over_its_disk() -> None:
+@runs_in(lambda work: World(1, 10.0).run(work))
+async def test_a_process_may_end_itself_over_its_disk(world: World, /) -> None:
     async def main(environment: Environment) -> None:
         await asyncio.sleep(1.0)
         raise OSError(5, "the device is gone")
 
-    async def scenario(world: World) -> None:
-        unit = world.unit("one", main)
-        unit.start()
-        await asyncio.sleep(2.0)
-        assert unit.down
-        unit.start()
-        assert unit.start_count == 2
-
-    World(1, 10.0).run(scenario)
+    unit = world.unit("one", main)
+    unit.start()
+    await asyncio.sleep(2.0)
+    assert unit.down
+    unit.start()
+    assert unit.start_count == 2
 
 
 def test_an_error_in_a_callback_fails_the_run() -> None:
@@ -332,7 +316,8 @@ def test_a_dropped_generator_is_closed() -> None:
     assert closed == [0.0]
 
 
-def test_a_generator_of_the_dead_is_dropped() -> None:
+@runs_in(lambda work: World(1, 10.0).run(work))
+async def test_a_generator_of_the_dead_is_dropped(world: World, /) -> None:
     said: list[str] = []
 
     async def numbers() -> Any:
@@ -347,12 +332,9 @@ def test_a_generator_of_the_dead_is_dropped() -> None:
         async for _ in numbers():
             await asyncio.sleep(1.0)
 
-    async def scenario(world: World) -> None:
-        unit = world.unit("one", main)
-        unit.start()
-        await asyncio.sleep(2.5)
-        unit.kill()
-        await asyncio.sleep(10.0)
-
-    World(1, 10.0).run(scenario)
+    unit = world.unit("one", main)
+    unit.start()
+    await asyncio.sleep(2.5)
+    unit.kill()
+    await asyncio.sleep(10.0)
     assert said == []

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.control.feed_rig import FeedStore
 from tests.unit.replica.shard_rig import OWN, read_of, tablet_of, write_of
 from tests.unit.storage.store_rig import plain
@@ -258,6 +259,9 @@ def in_world(story: Callable[[ShardWorld, Client], Awaitable[None]], seed: int =
     return found[0]
 
 
+pytestmark = runs_in(in_world)
+
+
 def told(answer: WriteRowsAnswer) -> list[tuple[int, str, str]]:
     return [(one.index, one.error, one.outcome) for one in answer.failures]
 
@@ -273,93 +277,80 @@ def test_rows_are_written_and_read_over_the_wire(seed: int) -> None:
     in_world(story, seed)
 
 
-def test_a_version_that_is_newer_is_waited_for() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            early = tasks.create_task(client.write(write_of(ITEMS[0], version=3)))
-            await asyncio.sleep(1)
-            assert not early.done()
-            rig.commit(3, 1)
-        assert told(early.result()) == []
-        assert told(await client.write(write_of(ITEMS[1], version=9))) == [(0, "stale", "not_applied")]
-
-    in_world(story)
+async def test_a_version_that_is_newer_is_waited_for(rig: ShardWorld, client: Client, /) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        early = tasks.create_task(client.write(write_of(ITEMS[0], version=3)))
+        await asyncio.sleep(1)
+        assert not early.done()
+        rig.commit(3, 1)
+    assert told(early.result()) == []
+    assert told(await client.write(write_of(ITEMS[1], version=9))) == [(0, "stale", "not_applied")]
 
 
-def test_a_fence_that_rises_during_a_slow_sync_is_noticed_and_the_barrier_waits() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        await client.write(write_of(ITEMS[0]), write_of(ITEMS[1]))
-        strain = DiskFault(sync_ms=2_000.0)
-        async with asyncio.TaskGroup() as tasks:
-            with rig.shard.machine.disk.inject(strain):
-                slow = tasks.create_task(client.write(write_of(ITEMS[2])))
-                await asyncio.sleep(0.3)
-                rig.commit(3, 3)
-                await rig.on_view_installed(3)
-                barrier = tasks.create_task(client.barrier(3))
-                await asyncio.sleep(0.3)
-                assert not slow.done()
-                assert not barrier.done(), "a write of the version before still runs"
-        assert told(slow.result()) == [(0, "stale", "unknown")]
-        assert told(await client.write(write_of(ITEMS[3]))) == [(0, "stale", "not_applied")]
-        with pytest.raises(Stale):
-            await client.rows(2)
-        assert ITEMS[3] not in await client.rows(3)
-
-    in_world(story)
-
-
-def test_streams_need_an_open_session_by_a_barrier() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        with pytest.raises(Stale, match="closed"):
-            await client.stream(*ITEMS)
-        session = Session(SESSION, SessionKind.REQUEST)
-        rig.commit(3, 1, PutKey(keys.session_key(SESSION), keys.encode(session)))
-        await client.stream(*ITEMS[:10])
-        rig.has_quorum = False
-        with pytest.raises(EblaError):
-            await client.stream(*ITEMS[10:])
-        rig.has_quorum = True
-        rig.commit(4, 1, DeleteKey(keys.session_key(SESSION)))
-        with pytest.raises(Stale, match="closed"):
-            await client.stream(*ITEMS[10:])
-        assert await client.rows(4) == sorted(ITEMS[:10])
-
-    in_world(story)
+async def test_a_fence_that_rises_during_a_slow_sync_is_noticed_and_the_barrier_waits(
+    rig: ShardWorld, client: Client, /
+) -> None:
+    await client.write(write_of(ITEMS[0]), write_of(ITEMS[1]))
+    strain = DiskFault(sync_ms=2_000.0)
+    async with asyncio.TaskGroup() as tasks:
+        with rig.shard.machine.disk.inject(strain):
+            slow = tasks.create_task(client.write(write_of(ITEMS[2])))
+            await asyncio.sleep(0.3)
+            rig.commit(3, 3)
+            await rig.on_view_installed(3)
+            barrier = tasks.create_task(client.barrier(3))
+            await asyncio.sleep(0.3)
+            assert not slow.done()
+            assert not barrier.done(), "a write of the version before still runs"
+    assert told(slow.result()) == [(0, "stale", "unknown")]
+    assert told(await client.write(write_of(ITEMS[3]))) == [(0, "stale", "not_applied")]
+    with pytest.raises(Stale):
+        await client.rows(2)
+    assert ITEMS[3] not in await client.rows(3)
 
 
-def test_a_shard_whose_control_is_silent_stops_serving_and_comes_back() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        rig.control.kill()
-        await asyncio.sleep(4)
-        assert told(await client.write(write_of(ITEMS[0]))) == []
-        await asyncio.sleep(3)
-        with pytest.raises(Unavailable):
-            await client.write(write_of(ITEMS[1]))
-        rig.control.start()
-        await rig.serving()
-        assert await client.rows(2) == [ITEMS[0]]
+async def test_streams_need_an_open_session_by_a_barrier(rig: ShardWorld, client: Client, /) -> None:
+    with pytest.raises(Stale, match="closed"):
+        await client.stream(*ITEMS)
+    session = Session(SESSION, SessionKind.REQUEST)
+    rig.commit(3, 1, PutKey(keys.session_key(SESSION), keys.encode(session)))
+    await client.stream(*ITEMS[:10])
+    rig.has_quorum = False
+    with pytest.raises(EblaError):
+        await client.stream(*ITEMS[10:])
+    rig.has_quorum = True
+    rig.commit(4, 1, DeleteKey(keys.session_key(SESSION)))
+    with pytest.raises(Stale, match="closed"):
+        await client.stream(*ITEMS[10:])
+    assert await client.rows(4) == sorted(ITEMS[:10])
 
-    in_world(story)
+
+async def test_a_shard_whose_control_is_silent_stops_serving_and_comes_back(rig: ShardWorld, client: Client, /) -> None:
+    rig.control.kill()
+    await asyncio.sleep(4)
+    assert told(await client.write(write_of(ITEMS[0]))) == []
+    await asyncio.sleep(3)
+    with pytest.raises(Unavailable):
+        await client.write(write_of(ITEMS[1]))
+    rig.control.start()
+    await rig.serving()
+    assert await client.rows(2) == [ITEMS[0]]
 
 
-def test_a_right_that_is_lost_between_two_beats_is_told() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        await client.write(write_of(ITEMS[0]))
-        before = rig.events.count("shard.stopped_serving")
-        async with asyncio.TaskGroup() as tasks:
-            with rig.shard.machine.disk.inject(DiskFault(sync_ms=500.0)):
-                slow = tasks.create_task(_refusal(client.write(write_of(ITEMS[1]))))
-                await asyncio.sleep(0.1)
-                rig.shard.pause()
-                await asyncio.sleep(6)
-                rig.shard.resume()
-        assert "lost its right" in slow.result()
-        assert rig.events.count("shard.stopped_serving") == before + 1
-        await rig.serving()
-        assert rig.events[-1] == "shard.serving"
-
-    in_world(story)
+async def test_a_right_that_is_lost_between_two_beats_is_told(rig: ShardWorld, client: Client, /) -> None:
+    await client.write(write_of(ITEMS[0]))
+    before = rig.events.count("shard.stopped_serving")
+    async with asyncio.TaskGroup() as tasks:
+        with rig.shard.machine.disk.inject(DiskFault(sync_ms=500.0)):
+            slow = tasks.create_task(_refusal(client.write(write_of(ITEMS[1]))))
+            await asyncio.sleep(0.1)
+            rig.shard.pause()
+            await asyncio.sleep(6)
+            rig.shard.resume()
+    assert "lost its right" in slow.result()
+    assert rig.events.count("shard.stopped_serving") == before + 1
+    await rig.serving()
+    assert rig.events[-1] == "shard.serving"
 
 
 async def _refusal(call: Awaitable[object]) -> str:
@@ -370,30 +361,26 @@ async def _refusal(call: Awaitable[object]) -> str:
     return ""
 
 
-def test_a_control_that_answers_late_is_not_silent() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        rig.beat_ms = 1_000
-        await asyncio.sleep(12)
-        assert "shard.stopped_serving" not in rig.events
-        assert told(await client.write(write_of(ITEMS[0]))) == []
-
-    in_world(story)
+async def test_a_control_that_answers_late_is_not_silent(rig: ShardWorld, client: Client, /) -> None:
+    rig.beat_ms = 1_000
+    await asyncio.sleep(12)
+    assert "shard.stopped_serving" not in rig.events
+    assert told(await client.write(write_of(ITEMS[0]))) == []
 
 
-def test_what_was_acknowledged_is_there_after_a_crash_and_what_left_is_dropped_at_the_start() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        await client.write(*[write_of(item) for item in ITEMS])
-        rig.shard.crash()
-        rig.commit(3, 1, replicas_put(FIRST_ONLY))
-        rig.control.start()
-        rig.shard.start()
-        await rig.serving()
-        assert "replica.dropped" in rig.events
-        answer = await reads(client, 3)
-        assert answer == sorted(IN_FIRST)
-        assert told(await client.write(write_of(IN_SECOND[0], version=3))) == [(0, "stale", "not_applied")]
-
-    in_world(story)
+async def test_what_was_acknowledged_is_there_after_a_crash_and_what_left_is_dropped_at_the_start(
+    rig: ShardWorld, client: Client, /
+) -> None:
+    await client.write(*[write_of(item) for item in ITEMS])
+    rig.shard.crash()
+    rig.commit(3, 1, replicas_put(FIRST_ONLY))
+    rig.control.start()
+    rig.shard.start()
+    await rig.serving()
+    assert "replica.dropped" in rig.events
+    answer = await reads(client, 3)
+    assert answer == sorted(IN_FIRST)
+    assert told(await client.write(write_of(IN_SECOND[0], version=3))) == [(0, "stale", "not_applied")]
 
 
 async def reads(client: Client, version: int) -> list[Item]:
@@ -407,59 +394,48 @@ async def reads(client: Client, version: int) -> list[Item]:
     raise AssertionError("the shard is not reached")
 
 
-def test_a_tablet_that_leaves_takes_its_folder_with_it() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        await client.write(*[write_of(item) for item in ITEMS])
-        assert rig.process is not None
-        rig.commit(3, 1, replicas_put(FIRST_ONLY))
-        await rig.on_view_installed(3)
-        await asyncio.sleep(1)
-        assert "replica.dropped" in rig.events
-        disk = rig.world.machine("n1").disk.of(rig.shard.incarnation)
-        assert len(disk.list_folder("/data/shard-0/layers")) <= 1
-
-    in_world(story)
+async def test_a_tablet_that_leaves_takes_its_folder_with_it(rig: ShardWorld, client: Client, /) -> None:
+    await client.write(*[write_of(item) for item in ITEMS])
+    assert rig.process is not None
+    rig.commit(3, 1, replicas_put(FIRST_ONLY))
+    await rig.on_view_installed(3)
+    await asyncio.sleep(1)
+    assert "replica.dropped" in rig.events
+    disk = rig.world.machine("n1").disk.of(rig.shard.incarnation)
+    assert len(disk.list_folder("/data/shard-0/layers")) <= 1
 
 
-def test_an_orderly_stop_leaves_nothing_to_replay() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        await client.write(*[write_of(item) for item in ITEMS])
-        rig.stop.set()
-        for _ in range(100):
-            await asyncio.sleep(0.1)
-            if rig.shard.down:
-                break
-        assert rig.shard.down
-        assert rig.front.closed
-        assert "shard.not_flushed" not in rig.events
-        rig.world.machine("n1").disk.lose_power()
-        disk = rig.world.scenario_environment("n1").disk
-        for name in disk.list_folder("/data/shard-0/log"):
-            disk.unlink(f"/data/shard-0/log/{name}")
-        rig.stop.clear()
-        rig.shard.start()
-        await rig.serving()
-        assert await reads(client, 2) == sorted(IN_FIRST)
-
-    in_world(story)
+async def test_an_orderly_stop_leaves_nothing_to_replay(rig: ShardWorld, client: Client, /) -> None:
+    await client.write(*[write_of(item) for item in ITEMS])
+    rig.stop.set()
+    for _ in range(100):
+        await asyncio.sleep(0.1)
+        if rig.shard.down:
+            break
+    assert rig.shard.down
+    assert rig.front.closed
+    assert "shard.not_flushed" not in rig.events
+    rig.world.machine("n1").disk.lose_power()
+    disk = rig.world.scenario_environment("n1").disk
+    for name in disk.list_folder("/data/shard-0/log"):
+        disk.unlink(f"/data/shard-0/log/{name}")
+    rig.stop.clear()
+    rig.shard.start()
+    await rig.serving()
+    assert await reads(client, 2) == sorted(IN_FIRST)
 
 
-def test_a_stack_that_grows_is_folded() -> None:
-    async def story(rig: ShardWorld, client: Client) -> None:
-        rig.store = StoreLimits(
-            free_bytes_min=0, compact=CompactionLimits(bases_max=2, live_bytes_max=200), upkeep_ms=50
-        )
-        rig.shard.kill()
-        rig.shard.start()
-        await rig.serving()
-        for number in range(60):
-            await tried(client, plain(number % 30, number % 7, number + 10))
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(5)
-        assert rig.folds is not None
-        assert rig.folds.folds > 0
-
-    in_world(story)
+async def test_a_stack_that_grows_is_folded(rig: ShardWorld, client: Client, /) -> None:
+    rig.store = StoreLimits(free_bytes_min=0, compact=CompactionLimits(bases_max=2, live_bytes_max=200), upkeep_ms=50)
+    rig.shard.kill()
+    rig.shard.start()
+    await rig.serving()
+    for number in range(60):
+        await tried(client, plain(number % 30, number % 7, number + 10))
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(5)
+    assert rig.folds is not None
+    assert rig.folds.folds > 0
 
 
 async def tried(client: Client, item: Item) -> None:

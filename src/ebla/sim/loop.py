@@ -124,6 +124,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._burials: list[ProcessIncarnation] = []
         self._generators: dict[int, ProcessIncarnation | None] = {}
         self._steps_at_now = 0
+        self._idle_waiters: list[SimFuture[None]] = []
         self.steps = 0
         self.time_max = float("inf")
         self._collect_at = COLLECT_EVERY_STEPS
@@ -229,7 +230,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             sys.set_asyncgen_hooks(*hooks)
 
     def _turn(self) -> None:
-        if not self._ready:
+        if not self._ready and not self._wake_idle_waiters():
             self._move_time()
         batch, self._ready = self._ready, []
         if len(batch) > 1:
@@ -245,6 +246,24 @@ class SimLoop(asyncio.AbstractEventLoop):
             # The collector's own timing depends on everything allocated in the process; a count of steps does not.
             self._collect_at = self.steps + COLLECT_EVERY_STEPS
             gc.collect()
+
+    async def wait_idle(self) -> None:
+        """Until nothing is left to do at this instant: what remains waits for time to pass, or for the caller."""
+        waiter: SimFuture[None] = self.create_future()
+        self._idle_waiters.append(waiter)
+        await waiter
+
+    def _wake_idle_waiters(self) -> bool:
+        timers = self._timers
+        while timers and timers[0][2].dropped:
+            heapq.heappop(timers)
+        if timers and timers[0][0] <= self._now:
+            return False
+        waiters, self._idle_waiters = self._idle_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        return bool(self._ready)
 
     def _move_time(self) -> None:
         timers = self._timers

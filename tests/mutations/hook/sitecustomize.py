@@ -28,13 +28,8 @@ class BreakingLoader(importlib.machinery.SourceFileLoader):
         self._marks = marks
 
     def get_code(self, fullname: str) -> types.CodeType:
-        source = self.get_source(fullname)
-        assert source is not None
-        count = source.count(self._order["find"])
-        if count != 1:
-            raise ImportError(f"the text to break occurs {count} times in {fullname}, not once")
-        changed = source.replace(self._order["find"], self._order["replace"])
-        code = compile(changed, self.path, "exec", dont_inherit=True)
+        assert fullname == self._order["module"]
+        code = compile(self._order["source"], self.path, "exec", dont_inherit=True)
         assert isinstance(code, types.CodeType)
         return code
 

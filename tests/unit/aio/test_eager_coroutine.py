@@ -25,56 +25,50 @@ def test_what_fails_before_it_waits_fails_at_once() -> None:
         EagerCoroutine(work())
 
 
-def test_what_waits_goes_on_in_the_task_that_finishes_it() -> None:
-    async def scenario() -> None:
-        gate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        seen: list[str] = []
+async def test_what_waits_goes_on_in_the_task_that_finishes_it() -> None:
+    gate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    seen: list[str] = []
 
-        async def work() -> None:
-            seen.append("begun")
-            seen.append(await gate)
-            await asyncio.sleep(0)
-            seen.append("ended")
-
-        begun = EagerCoroutine(work())
-        assert seen == ["begun"]
-        assert not begun.is_done
-        gate.set_result("told")
-        await begun.finish()
-        assert seen == ["begun", "told", "ended"]
-        assert begun.is_done
-
-    asyncio.run(scenario())
-
-
-def test_a_failure_and_a_cancellation_reach_the_work_and_its_waiter() -> None:
-    async def scenario() -> None:
-        seen: list[str] = []
-
-        async def work(gate: "asyncio.Future[None]") -> None:
-            try:
-                await gate
-            except BaseException as error:
-                seen.append(type(error).__name__)
-                raise
-
-        loop = asyncio.get_running_loop()
-        broken: asyncio.Future[None] = loop.create_future()
-        begun = EagerCoroutine(work(broken))
-        broken.set_exception(OSError("gone"))
-        with pytest.raises(OSError, match="gone"):
-            await begun.finish()
-
-        begun = EagerCoroutine(work(loop.create_future()))
-
-        async def waiter() -> None:
-            await begun.finish()
-
-        task = loop.create_task(waiter())
+    async def work() -> None:
+        seen.append("begun")
+        seen.append(await gate)
         await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert seen == ["OSError", "CancelledError"]
+        seen.append("ended")
 
-    asyncio.run(scenario())
+    begun = EagerCoroutine(work())
+    assert seen == ["begun"]
+    assert not begun.is_done
+    gate.set_result("told")
+    await begun.finish()
+    assert seen == ["begun", "told", "ended"]
+    assert begun.is_done
+
+
+async def test_a_failure_and_a_cancellation_reach_the_work_and_its_waiter() -> None:
+    seen: list[str] = []
+
+    async def work(gate: "asyncio.Future[None]") -> None:
+        try:
+            await gate
+        except BaseException as error:
+            seen.append(type(error).__name__)
+            raise
+
+    loop = asyncio.get_running_loop()
+    broken: asyncio.Future[None] = loop.create_future()
+    begun = EagerCoroutine(work(broken))
+    broken.set_exception(OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        await begun.finish()
+
+    begun = EagerCoroutine(work(loop.create_future()))
+
+    async def waiter() -> None:
+        await begun.finish()
+
+    task = loop.create_task(waiter())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == ["OSError", "CancelledError"]

@@ -27,46 +27,37 @@ def test_an_error_is_given_as_it_is() -> None:
         reply.result()
 
 
-def test_a_task_may_wait_for_it() -> None:
-    async def run() -> None:
-        reply: EagerFuture[str] = EagerFuture()
-        asyncio.get_running_loop().call_soon(reply.set_result, "clay")
-        assert await reply == "clay"
-        assert await reply == "clay"
-        failing: EagerFuture[str] = EagerFuture()
-        asyncio.get_running_loop().call_soon(failing.set_exception, Stale("revoked"))
-        with pytest.raises(Stale):
-            await failing
-
-    asyncio.run(run())
+async def test_a_task_may_wait_for_it() -> None:
+    reply: EagerFuture[str] = EagerFuture()
+    asyncio.get_running_loop().call_soon(reply.set_result, "clay")
+    assert await reply == "clay"
+    assert await reply == "clay"
+    failing: EagerFuture[str] = EagerFuture()
+    asyncio.get_running_loop().call_soon(failing.set_exception, Stale("revoked"))
+    with pytest.raises(Stale):
+        await failing
 
 
-def test_whoever_gives_up_waiting_withdraws_it() -> None:
-    async def run() -> None:
-        reply: EagerFuture[str] = EagerFuture()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await reply
-        assert reply.cancelled()
-        with pytest.raises(asyncio.CancelledError):
-            reply.result()
-
-    asyncio.run(run())
+async def test_whoever_gives_up_waiting_withdraws_it() -> None:
+    reply: EagerFuture[str] = EagerFuture()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await reply
+    assert reply.cancelled()
+    with pytest.raises(asyncio.CancelledError):
+        reply.result()
 
 
-def test_given_and_given_up_in_one_step_it_stays_given() -> None:
-    async def run() -> None:
-        reply: EagerFuture[str] = EagerFuture()
+async def test_given_and_given_up_in_one_step_it_stays_given() -> None:
+    reply: EagerFuture[str] = EagerFuture()
 
-        async def wait() -> str:
-            return await reply
+    async def wait() -> str:
+        return await reply
 
-        waiting = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        reply.set_result("clay")
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert reply.result() == "clay"
-
-    asyncio.run(run())
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    reply.set_result("clay")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert reply.result() == "clay"

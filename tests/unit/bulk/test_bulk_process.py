@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.async_tests import real_time, runs_in, settled
 from tests.unit.bulk.test_compaction_service import Folds, job_of
-from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction, turns
+from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction
 
 from ebla.bulk.bulk_process import BulkConfig, BulkProcess
 from ebla.bulk.compaction_service import CompactionServiceLimits
@@ -28,6 +29,8 @@ from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import CHILD_BEAT, CHILD_REPORT, COMPACT, FEED, ChildBeatAnswer, ChildBeatRequest, EmptyAnswer
+
+pytestmark = runs_in(real_time)
 
 CONTROL, BULK = Address("/run/control.sock"), Address("/run/bulk.sock")
 HISTORY = HistoryId(uuid.UUID(int=1))
@@ -98,60 +101,51 @@ async def running() -> AsyncIterator[Rig]:
         rig.control.server.close("the test is over")
 
 
-def test_it_beats_and_reports_each_version_it_has() -> None:
-    async def story() -> None:
-        async with running() as rig:
-            rig.control.tell(3, {STATE: state(7)}, reset=True)
-            first = await rig.control.reported(1)
-            rig.control.tell(4, {STATE: state(8)})
-            second = await rig.control.reported(2)
-        assert (first.name, first.pid, first.version, first.oldest_running, first.pending_replicas_open) == (
-            "bulk", 42, 7, 7, True
-        )  # fmt: skip
-        assert (second.version, second.closing_sessions) == (8, ())
-        assert second.serial > first.serial
-        assert {(beat.name, beat.pid) for beat in rig.control.beats} == {("bulk", 42)}
-
-    asyncio.run(story())
+async def test_it_beats_and_reports_each_version_it_has() -> None:
+    async with running() as rig:
+        rig.control.tell(3, {STATE: state(7)}, reset=True)
+        first = await rig.control.reported(1)
+        rig.control.tell(4, {STATE: state(8)})
+        second = await rig.control.reported(2)
+    assert (first.name, first.pid, first.version, first.oldest_running, first.pending_replicas_open) == (
+        "bulk", 42, 7, 7, True
+    )  # fmt: skip
+    assert (second.version, second.closing_sessions) == (8, ())
+    assert second.serial > first.serial
+    assert {(beat.name, beat.pid) for beat in rig.control.beats} == {("bulk", 42)}
 
 
-def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards_of_them() -> None:
-    async def story() -> None:
-        async with running() as rig:
-            listed: dict[str, Row | None] = {
-                STATE: state(7),
-                session_key(SESSION): Session(SESSION, SessionKind.REQUEST),
-            }
-            rig.control.tell(3, listed, reset=True)
-            await rig.control.reported(1)
-            guards = rig.bulk.sessions.guards
-            assert guards is not None
-            with guards.hold_guard_without_barrier(SESSION):
-                rig.control.tell(4, {STATE: state(8), session_key(SESSION): None})
-                assert (await rig.control.reported(2)).closing_sessions == (SESSION,)
-            assert (await rig.control.reported(3)).closing_sessions == ()
-
-    asyncio.run(story())
+async def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards_of_them() -> None:
+    async with running() as rig:
+        listed: dict[str, Row | None] = {
+            STATE: state(7),
+            session_key(SESSION): Session(SESSION, SessionKind.REQUEST),
+        }
+        rig.control.tell(3, listed, reset=True)
+        await rig.control.reported(1)
+        guards = rig.bulk.sessions.guards
+        assert guards is not None
+        with guards.hold_guard_without_barrier(SESSION):
+            rig.control.tell(4, {STATE: state(8), session_key(SESSION): None})
+            assert (await rig.control.reported(2)).closing_sessions == (SESSION,)
+        assert (await rig.control.reported(3)).closing_sessions == ()
 
 
-def test_it_folds_for_whoever_asks_at_its_door_and_stops_when_they_are_gone() -> None:
-    async def story() -> None:
-        async with running() as rig:
-            await turns()
-            caller, _ = await connect(rig.context, BULK, ConnectionTarget(Lane.DATA, OURS.host))
-            async with asyncio.TaskGroup() as tasks:
-                asked = tasks.create_task(caller.call(COMPACT, job_of(1), 10_000))
-                await turns()
-                rig.folds.end(1)
-            assert asked.result().facts.rows == 1
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_cut_off(caller))
-                await turns()
-                caller.close("the shard died")
-                await turns()
-                assert rig.folds.dropped == [2]
-
-    asyncio.run(story())
+async def test_it_folds_for_whoever_asks_at_its_door_and_stops_when_they_are_gone() -> None:
+    async with running() as rig:
+        await settled()
+        caller, _ = await connect(rig.context, BULK, ConnectionTarget(Lane.DATA, OURS.host))
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(caller.call(COMPACT, job_of(1), 10_000))
+            await settled()
+            rig.folds.end(1)
+        assert asked.result().facts.rows == 1
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_cut_off(caller))
+            await settled()
+            caller.close("the shard died")
+            await settled()
+            assert rig.folds.dropped == [2]
 
 
 async def _cut_off(caller: RpcClientConnection) -> None:

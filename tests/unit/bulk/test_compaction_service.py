@@ -5,7 +5,8 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from tests.unit.wire.rig import introduction, turns
+from tests.async_tests import real_time, runs_in, settled
+from tests.unit.wire.rig import introduction
 
 from ebla.bulk.compaction_service import CompactionService, CompactionServiceLimits
 from ebla.model.errors import EblaError, Outcome, Overloaded, Refused
@@ -68,93 +69,78 @@ class Desk:
         return await self.desk.serve(job_of(number), call)
 
 
-def test_folds_run_so_many_at_a_time_and_the_others_in_their_order() -> None:
-    async def story() -> None:
-        desk = Desk(CompactionServiceLimits(folds_max=2))
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(desk.ask(number)) for number in range(1, 6)]
-            await turns()
-            assert (desk.folds.begun, desk.desk.running, desk.desk.waiting) == ([1, 2], 2, 3)
-            for number in range(1, 6):
-                desk.folds.end(number)
-                await turns()
-                assert len(desk.folds.running) <= 2
-        assert desk.folds.begun == [1, 2, 3, 4, 5]
-        assert [task.result().facts.rows for task in asked] == [1, 2, 3, 4, 5]
-        assert (desk.desk.running, desk.desk.waiting) == (0, 0)
-        assert desk.told == ["fold.done"] * 5
-
-    asyncio.run(story())
+@runs_in(real_time)
+async def test_folds_run_so_many_at_a_time_and_the_others_in_their_order() -> None:
+    desk = Desk(CompactionServiceLimits(folds_max=2))
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(desk.ask(number)) for number in range(1, 6)]
+        await settled()
+        assert (desk.folds.begun, desk.desk.running, desk.desk.waiting) == ([1, 2], 2, 3)
+        for number in range(1, 6):
+            desk.folds.end(number)
+            await settled()
+            assert len(desk.folds.running) <= 2
+    assert desk.folds.begun == [1, 2, 3, 4, 5]
+    assert [task.result().facts.rows for task in asked] == [1, 2, 3, 4, 5]
+    assert (desk.desk.running, desk.desk.waiting) == (0, 0)
+    assert desk.told == ["fold.done"] * 5
 
 
-def test_one_too_many_in_line_is_refused_and_nothing_happened_to_it() -> None:
-    async def story() -> None:
-        desk = Desk(CompactionServiceLimits(folds_max=1, waiting_max=1))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(desk.ask(1))
-            tasks.create_task(desk.ask(2))
-            await turns()
-            with pytest.raises(Overloaded) as caught:
-                await desk.ask(3)
-            assert caught.value.outcome is Outcome.NOT_APPLIED
-            for number in (1, 2):
-                desk.folds.end(number)
-                await turns()
-        assert desk.folds.begun == [1, 2]
-
-    asyncio.run(story())
+async def test_one_too_many_in_line_is_refused_and_nothing_happened_to_it() -> None:
+    desk = Desk(CompactionServiceLimits(folds_max=1, waiting_max=1))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(desk.ask(1))
+        tasks.create_task(desk.ask(2))
+        await settled()
+        with pytest.raises(Overloaded) as caught:
+            await desk.ask(3)
+        assert caught.value.outcome is Outcome.NOT_APPLIED
+        for number in (1, 2):
+            desk.folds.end(number)
+            await settled()
+    assert desk.folds.begun == [1, 2]
 
 
-def test_a_fold_that_is_withdrawn_ends_at_once_whether_it_runs_or_waits() -> None:
+async def test_a_fold_that_is_withdrawn_ends_at_once_whether_it_runs_or_waits() -> None:
     """As when the shard that asked dies: its connection ends, and with it the calls."""
-
-    async def story() -> None:
-        desk = Desk(CompactionServiceLimits(folds_max=1))
-        async with asyncio.TaskGroup() as tasks:
-            running, waiting, last = (tasks.create_task(desk.ask(number)) for number in (1, 2, 3))
-            await turns()
-            waiting.cancel()
-            await turns()
-            running.cancel()
-            await turns()
-            assert desk.folds.dropped == [1]
-            assert list(desk.folds.running) == [3], "the room went to the next that still waits"
-            desk.folds.end(3)
-        assert last.result().facts.rows == 3
-        assert (desk.desk.running, desk.desk.waiting) == (0, 0)
-
-    asyncio.run(story())
+    desk = Desk(CompactionServiceLimits(folds_max=1))
+    async with asyncio.TaskGroup() as tasks:
+        running, waiting, last = (tasks.create_task(desk.ask(number)) for number in (1, 2, 3))
+        await settled()
+        waiting.cancel()
+        await settled()
+        running.cancel()
+        await settled()
+        assert desk.folds.dropped == [1]
+        assert list(desk.folds.running) == [3], "the room went to the next that still waits"
+        desk.folds.end(3)
+    assert last.result().facts.rows == 3
+    assert (desk.desk.running, desk.desk.waiting) == (0, 0)
 
 
-def test_a_failed_fold_is_told_and_makes_room() -> None:
-    async def story() -> None:
-        desk = Desk(CompactionServiceLimits(folds_max=1))
-        async with asyncio.TaskGroup() as tasks:
-            failing = tasks.create_task(_refused(desk, 1))
-            tasks.create_task(desk.ask(2))
-            await turns()
-            desk.folds.fail(1, Refused("the disk says no"))
-            await turns()
-            desk.folds.end(2)
-        assert failing.result() == "the disk says no"
-        assert desk.told == ["fold.failed", "fold.done"]
-
-    asyncio.run(story())
+async def test_a_failed_fold_is_told_and_makes_room() -> None:
+    desk = Desk(CompactionServiceLimits(folds_max=1))
+    async with asyncio.TaskGroup() as tasks:
+        failing = tasks.create_task(_refused(desk, 1))
+        tasks.create_task(desk.ask(2))
+        await settled()
+        desk.folds.fail(1, Refused("the disk says no"))
+        await settled()
+        desk.folds.end(2)
+    assert failing.result() == "the disk says no"
+    assert desk.told == ["fold.failed", "fold.done"]
 
 
-def test_a_fold_has_what_is_left_of_its_deadline_and_never_more_than_the_bound() -> None:
-    async def story() -> None:
-        desk = Desk(CompactionServiceLimits(folds_max=2, fold_ms=60_000))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(desk.ask(1, remaining_s=5.0))
-            tasks.create_task(desk.ask(2, remaining_s=900.0))
-            await turns()
-            for number in (1, 2):
-                desk.folds.end(number)
-        assert 4.0 < desk.folds.deadlines_s[0] <= 5.0
-        assert desk.folds.deadlines_s[1] == 60.0
-
-    asyncio.run(story())
+async def test_a_fold_has_what_is_left_of_its_deadline_and_never_more_than_the_bound() -> None:
+    desk = Desk(CompactionServiceLimits(folds_max=2, fold_ms=60_000))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(desk.ask(1, remaining_s=5.0))
+        tasks.create_task(desk.ask(2, remaining_s=900.0))
+        await settled()
+        for number in (1, 2):
+            desk.folds.end(number)
+    assert 4.0 < desk.folds.deadlines_s[0] <= 5.0
+    assert desk.folds.deadlines_s[1] == 60.0
 
 
 async def _refused(desk: Desk, number: int) -> str:

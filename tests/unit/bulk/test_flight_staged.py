@@ -1,11 +1,11 @@
 """What was staged of rows is read back over Flight, for replicas that came later: of one attempt, or of all."""
 
-import asyncio
 import uuid
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.bulk.flight_rig import ATTEMPT, FlightRig, build_part, flight_rig
 from tests.unit.bulk.test_flight_rows import PLAIN, plain_items, stored
 
@@ -20,6 +20,8 @@ from ebla.storage.scan.scan_stack import ScanStack
 from ebla.transfers.flight_calls import StagedRecordStream
 from ebla.transfers.flight_client import FlightClient
 from ebla.wire.flight_format import END_OF_ROWS, MERGED_RUNS, NO_BYTES, bytes_batch
+
+pytestmark = runs_in(real_time)
 
 ITEMS = plain_items(300)
 
@@ -39,63 +41,50 @@ async def read_back(
     return await rig.ask(ask)
 
 
-def test_what_an_attempt_has_put_comes_back_as_it_was(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path) as rig:
-            brought = await put(rig)
-            assert await read_back(rig, brought) == (False, ITEMS)
-            assert rig.stream_service.sent_bytes == brought.size_bytes
-            with pytest.raises(Corruption, match="were brought"):
-                await read_back(rig, StagedFile("rows", brought.size_bytes, brought.checksum ^ 1))
-            await rig.wait_for(lambda: rig.stream_service.sources == 0)
-
-    asyncio.run(main())
+async def test_what_an_attempt_has_put_comes_back_as_it_was(tmp_path: Path) -> None:
+    async with flight_rig(tmp_path) as rig:
+        brought = await put(rig)
+        assert await read_back(rig, brought) == (False, ITEMS)
+        assert rig.stream_service.sent_bytes == brought.size_bytes
+        with pytest.raises(Corruption, match="were brought"):
+            await read_back(rig, StagedFile("rows", brought.size_bytes, brought.checksum ^ 1))
+        await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
 
-def test_what_was_sealed_comes_as_one_whichever_attempt_is_asked_for(tmp_path: Path) -> None:
+async def test_what_was_sealed_comes_as_one_whichever_attempt_is_asked_for(tmp_path: Path) -> None:
     """Of a file of rows, of a layer, and of nothing at all."""
-
-    async def main() -> None:
-        async with flight_rig(tmp_path) as rig:
-            await build_part(rig, [(ITEMS, WHOLE_RING, True)], PLAIN)
-            layer = (f"{tmp_path}/checkpoint/{rig.stream_service.parts[0].layers[0].folder}", WHOLE_RING)
-            brought = StagedFile("rows", 1, 1)
-            other = AttemptId(uuid.UUID(int=5))
-            rig.stream_service.rows = StagedRows(layer=ScanStack(WHOLE_RING, (layer,)), is_merged=True)
-            assert await read_back(rig, brought, other) == (True, ITEMS)
-            (tmp_path / "rows").write_bytes(encode_rows(rows_batch(ITEMS)))
-            rig.stream_service.rows = StagedRows(f"{tmp_path}/rows", is_merged=True)
-            assert await read_back(rig, brought, other) == (True, ITEMS)
-            rig.stream_service.rows = StagedRows(is_merged=True)
-            assert await read_back(rig, brought, other) == (True, [])
-            await rig.wait_for(lambda: rig.stream_service.sources == 0)
-
-    asyncio.run(main())
+    async with flight_rig(tmp_path) as rig:
+        await build_part(rig, [(ITEMS, WHOLE_RING, True)], PLAIN)
+        layer = (f"{tmp_path}/checkpoint/{rig.stream_service.parts[0].layers[0].folder}", WHOLE_RING)
+        brought = StagedFile("rows", 1, 1)
+        other = AttemptId(uuid.UUID(int=5))
+        rig.stream_service.rows = StagedRows(layer=ScanStack(WHOLE_RING, (layer,)), is_merged=True)
+        assert await read_back(rig, brought, other) == (True, ITEMS)
+        (tmp_path / "rows").write_bytes(encode_rows(rows_batch(ITEMS)))
+        rig.stream_service.rows = StagedRows(f"{tmp_path}/rows", is_merged=True)
+        assert await read_back(rig, brought, other) == (True, ITEMS)
+        rig.stream_service.rows = StagedRows(is_merged=True)
+        assert await read_back(rig, brought, other) == (True, [])
+        await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
 
-def test_only_the_ticket_by_which_it_was_put_opens_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path) as rig:
-            await put(rig)
-            rig.stream_service.listed.clear()
-            with pytest.raises(Stale, match="is closed"):
-                await read_back(rig)
-            assert rig.stream_service.sources == 0
-
-    asyncio.run(main())
+async def test_only_the_ticket_by_which_it_was_put_opens_it(tmp_path: Path) -> None:
+    async with flight_rig(tmp_path) as rig:
+        await put(rig)
+        rig.stream_service.listed.clear()
+        with pytest.raises(Stale, match="is closed"):
+            await read_back(rig)
+        assert rig.stream_service.sources == 0
 
 
-def test_a_file_that_ends_within_a_record_is_told_as_damaged(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path) as rig:
-            await put(rig)
-            path = tmp_path / "staging" / str(ATTEMPT) / "rows"
-            path.write_bytes(path.read_bytes()[:-3])
-            with pytest.raises(Corruption, match="ends at"):
-                await read_back(rig)
-            await rig.wait_for(lambda: rig.stream_service.sources == 0)
-
-    asyncio.run(main())
+async def test_a_file_that_ends_within_a_record_is_told_as_damaged(tmp_path: Path) -> None:
+    async with flight_rig(tmp_path) as rig:
+        await put(rig)
+        path = tmp_path / "staging" / str(ATTEMPT) / "rows"
+        path.write_bytes(path.read_bytes()[:-3])
+        with pytest.raises(Corruption, match="ends at"):
+            await read_back(rig)
+        await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
 
 class Chunks:

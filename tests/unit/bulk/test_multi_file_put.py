@@ -1,6 +1,5 @@
 """Several files of an attempt on one stream, and what becomes of them when it breaks."""
 
-import asyncio
 import os
 import zlib
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.flight as flight
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.bulk.flight_rig import ATTEMPT, QUICK, FlightRig, flight_rig
 
 from ebla.bulk.flight_streams import FlightLimits, split_files
@@ -21,6 +21,8 @@ from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
 from ebla.wire.flight_format import BYTES_SCHEMA, FILES_TOGETHER_MAX, bytes_batch
 from ebla.wire.frames import encode
 from ebla.wire.transfer_messages import FilesQuery, FlightPut
+
+pytestmark = runs_in(real_time)
 
 SMALL = FlightLimits(piece_bytes=1 << 16)
 SIZES = {0: {"a.sst": 200_000, "b": 0, "c": 17, "d": 40_000, "e": 40_000}, 1: {"CURRENT": 16, "f.sst": 65_536}}
@@ -51,115 +53,94 @@ def is_all_there(rig: FlightRig) -> bool:
 
 
 @pytest.mark.parametrize("straight_bytes", [0, 1 << 20])
-def test_files_move_together_as_they_are(tmp_path: Path, direct_read_bytes: int) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path, limits=SMALL) as rig:
-            add_layers(rig)
-            assert await moved(rig, direct_read_bytes=direct_read_bytes) == WHOLE
-            assert is_all_there(rig)
-            assert rig.stream_service.sources_ever == 1
-            assert rig.stream_service.sent_bytes == sum(len(data) for data in CONTENTS.values())
-            await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
-
-    asyncio.run(main())
+async def test_files_move_together_as_they_are(tmp_path: Path, direct_read_bytes: int) -> None:
+    async with flight_rig(tmp_path, limits=SMALL) as rig:
+        add_layers(rig)
+        assert await moved(rig, direct_read_bytes=direct_read_bytes) == WHOLE
+        assert is_all_there(rig)
+        assert rig.stream_service.sources_ever == 1
+        assert rig.stream_service.sent_bytes == sum(len(data) for data in CONTENTS.values())
+        await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
 
 
-def test_a_large_file_has_a_stream_of_its_own(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path, limits=SMALL) as rig:
-            add_layers(rig)
-            assert sorted(await moved(rig, grouped_bytes=140_000), key=lambda one: one.name) == sorted(
-                WHOLE, key=lambda one: one.name
-            )
-            assert is_all_there(rig)
-            assert rig.stream_service.sources_ever == 3
-
-    asyncio.run(main())
+async def test_a_large_file_has_a_stream_of_its_own(tmp_path: Path) -> None:
+    async with flight_rig(tmp_path, limits=SMALL) as rig:
+        add_layers(rig)
+        assert sorted(await moved(rig, grouped_bytes=140_000), key=lambda one: one.name) == sorted(
+            WHOLE, key=lambda one: one.name
+        )
+        assert is_all_there(rig)
+        assert rig.stream_service.sources_ever == 3
 
 
 @pytest.mark.parametrize("name", ["0/a.sst", "0/d", "1/f.sst"])
-def test_what_breaks_goes_on_file_by_file(tmp_path: Path, name: str) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path, limits=SMALL) as rig:
-            add_layers(rig)
-            broken: list[str] = []
+async def test_what_breaks_goes_on_file_by_file(tmp_path: Path, name: str) -> None:
+    async with flight_rig(tmp_path, limits=SMALL) as rig:
+        add_layers(rig)
+        broken: list[str] = []
 
-            def appended(place: IncomingPut) -> None:
-                if place.name == name and not broken:
-                    broken.append(name)
-                    raise Overloaded("no more for now")
+        def appended(place: IncomingPut) -> None:
+            if place.name == name and not broken:
+                broken.append(name)
+                raise Overloaded("no more for now")
 
-            rig.stream_service.appended = appended
-            assert await moved(rig) == WHOLE
-            assert is_all_there(rig)
-            assert broken
-            await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
-
-    asyncio.run(main())
+        rig.stream_service.appended = appended
+        assert await moved(rig) == WHOLE
+        assert is_all_there(rig)
+        assert broken
+        await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
 
 
-def test_an_attempt_that_has_begun_is_filled_file_by_file(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path, limits=SMALL) as rig:
-            add_layers(rig)
-            for name in ("0/a.sst", "0/c"):
-                begun = rig.folder / "staging" / str(ATTEMPT) / name
-                begun.parent.mkdir(parents=True, exist_ok=True)
-                begun.write_bytes(CONTENTS[name][:5])
-            assert await moved(rig) == WHOLE
-            assert is_all_there(rig)
-
-    asyncio.run(main())
+async def test_an_attempt_that_has_begun_is_filled_file_by_file(tmp_path: Path) -> None:
+    async with flight_rig(tmp_path, limits=SMALL) as rig:
+        add_layers(rig)
+        for name in ("0/a.sst", "0/c"):
+            begun = rig.folder / "staging" / str(ATTEMPT) / name
+            begun.parent.mkdir(parents=True, exist_ok=True)
+            begun.write_bytes(CONTENTS[name][:5])
+        assert await moved(rig) == WHOLE
+        assert is_all_there(rig)
 
 
-def test_a_closed_session_ends_the_stream(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path, limits=SMALL) as rig:
-            add_layers(rig)
-            rig.stream_service.appended = lambda _: rig.stream_service.listed.clear()
-            with pytest.raises(Stale, match="is closed"):
-                await moved(rig)
-            await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
-
-    asyncio.run(main())
+async def test_a_closed_session_ends_the_stream(tmp_path: Path) -> None:
+    async with flight_rig(tmp_path, limits=SMALL) as rig:
+        add_layers(rig)
+        rig.stream_service.appended = lambda _: rig.stream_service.listed.clear()
+        with pytest.raises(Stale, match="is closed"):
+            await moved(rig)
+        await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
 
 
-def test_other_bytes_than_the_source_has_are_noticed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path, limits=SMALL) as rig:
-            add_layers(rig)
+async def test_other_bytes_than_the_source_has_are_noticed(tmp_path: Path) -> None:
+    async with flight_rig(tmp_path, limits=SMALL) as rig:
+        add_layers(rig)
 
-            def appended(place: IncomingPut) -> None:
-                if place.name == "0/d":
-                    place.checksum ^= 1
+        def appended(place: IncomingPut) -> None:
+            if place.name == "0/d":
+                place.checksum ^= 1
 
-            rig.stream_service.appended = appended
-            with pytest.raises(Corruption, match="0/d came to"):
-                await moved(rig)
-
-    asyncio.run(main())
+        rig.stream_service.appended = appended
+        with pytest.raises(Corruption, match="0/d came to"):
+            await moved(rig)
 
 
 @pytest.mark.parametrize("sent", [[b"12"], [b"1234"], [b"123", b"4567", b"8"]])
-def test_a_stream_with_less_or_more_than_was_announced_is_refused(tmp_path: Path, sent: list[bytes]) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path) as rig:
-            put = FlightPut(rig.target().ticket, ATTEMPT, "0/a", 3, more=(("0/b", 4),))
+async def test_a_stream_with_less_or_more_than_was_announced_is_refused(tmp_path: Path, sent: list[bytes]) -> None:
+    async with flight_rig(tmp_path) as rig:
+        put = FlightPut(rig.target().ticket, ATTEMPT, "0/a", 3, more=(("0/b", 4),))
 
-            def send(client: FlightClient) -> None:
-                connection = client._connection(rig.target().host, rig.address)
-                writer, reader = connection.do_put(flight.FlightDescriptor.for_command(encode(put)), BYTES_SCHEMA)
-                assert reader.read() is not None
-                for data in sent:
-                    writer.write_batch(bytes_batch(data))
-                writer.done_writing()
-                writer.close()
+        def send(client: FlightClient) -> None:
+            connection = client._connection(rig.target().host, rig.address)
+            writer, reader = connection.do_put(flight.FlightDescriptor.for_command(encode(put)), BYTES_SCHEMA)
+            assert reader.read() is not None
+            for data in sent:
+                writer.write_batch(bytes_batch(data))
+            writer.done_writing()
+            writer.close()
 
-            with pytest.raises(flight.FlightError):
-                await rig.ask(send)
-            await rig.wait_for(lambda: rig.stream_service.places == 0)
-
-    asyncio.run(main())
+        with pytest.raises(flight.FlightError):
+            await rig.ask(send)
+        await rig.wait_for(lambda: rig.stream_service.places == 0)
 
 
 def test_only_files_come_together_and_not_too_many() -> None:

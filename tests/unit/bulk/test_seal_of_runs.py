@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.bulk import staging_rig
 from tests.unit.bulk.staging_rig import FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, machine
 from tests.unit.bulk.test_staged_rows import ITEMS
@@ -84,28 +85,28 @@ def merged(runs: Runs) -> list[Item]:
 
 
 @MERGED_MAX
-def test_runs_become_one_layer_or_one_file_of_rows(merged_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_runs_become_one_layer_or_one_file_of_rows(
+    disk: ProcessDisk, /, merged_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """INV-XFER-2: all of them, whole; and nothing else is left."""
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
-
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        other = AttemptId(uuid.UUID(int=99))
-        staged = await staged_runs(rig, {**THREE, other: ITEMS})
-        sealed = await rig.sealer.seal(staged, order_of(THREE))
-        assert await found_items(disk, sealed) == ITEMS
-        assert sealed.size_bytes == sum(told(items).size_bytes for items in THREE.values())
-        assert set(sealed.attempts) == set(THREE)
-        left = [name for name in rig.below(PLACE) if name not in ("SEALED", "target", staging_rig.MACHINE)]
-        assert all(name.startswith(sealed.rows_file or sealed.layers[0].folder) for name in left), left
-
-    machine().run(main)
+    rig = await StagingRig(disk).begin()
+    other = AttemptId(uuid.UUID(int=99))
+    staged = await staged_runs(rig, {**THREE, other: ITEMS})
+    sealed = await rig.sealer.seal(staged, order_of(THREE))
+    assert await found_items(disk, sealed) == ITEMS
+    assert sealed.size_bytes == sum(told(items).size_bytes for items in THREE.values())
+    assert set(sealed.attempts) == set(THREE)
+    left = [name for name in rig.below(PLACE) if name not in ("SEALED", "target", staging_rig.MACHINE)]
+    assert all(name.startswith(sealed.rows_file or sealed.layers[0].folder) for name in left), left
 
 
 @MERGED_MAX
 @pytest.mark.parametrize("seed", range(3))
-def test_a_key_in_several_runs_is_merged_by_the_rule_of_all_rows(
-    merged_max: int, seed: int, monkeypatch: pytest.MonkeyPatch
+@runs_in(lambda work: machine().run(work))
+async def test_a_key_in_several_runs_is_merged_by_the_rule_of_all_rows(
+    disk: ProcessDisk, /, merged_max: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
     rng = random.Random(seed)
@@ -121,31 +122,24 @@ def test_a_key_in_several_runs_is_merged_by_the_rule_of_all_rows(
         attempt: sorted(item(partition, row) for partition in range(12) for row in range(3) if rng.random() < 0.6)
         for attempt in attempts
     }
-
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
-        assert await found_items(disk, sealed) == merged(runs)
-
-    machine().run(main)
+    rig = await StagingRig(disk).begin()
+    sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
+    assert await found_items(disk, sealed) == merged(runs)
 
 
-def test_with_one_timestamp_a_delete_beats_a_value_and_then_the_larger_bytes_count() -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_with_one_timestamp_a_delete_beats_a_value_and_then_the_larger_bytes_count(disk: ProcessDisk, /) -> None:
     key = key_of(1, 1)
     values = [value_of(Row(None, None, {3: Cell(5, value)})) for value in (b"b", b"c", b"a")]
     runs = dict(zip((FIRST, SECOND, THIRD), ([(key, value)] for value in values)))
     gone = AttemptId(uuid.UUID(int=14))
-
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
-        assert await found_items(disk, sealed) == [(key, values[1])]
-        await rig.staging.drop_session(SESSION)
-        deleted = {**runs, gone: [(key, value_of(Row(None, None, {3: Cell(5, None, 0, 1)})))]}
-        sealed = await rig.sealer.seal(await staged_runs(rig, deleted), order_of(deleted))
-        assert await found_items(disk, sealed) == [(key, deleted[gone][0][1])]
-
-    machine().run(main)
+    rig = await StagingRig(disk).begin()
+    sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
+    assert await found_items(disk, sealed) == [(key, values[1])]
+    await rig.staging.drop_session(SESSION)
+    deleted = {**runs, gone: [(key, value_of(Row(None, None, {3: Cell(5, None, 0, 1)})))]}
+    sealed = await rig.sealer.seal(await staged_runs(rig, deleted), order_of(deleted))
+    assert await found_items(disk, sealed) == [(key, deleted[gone][0][1])]
 
 
 @MERGED_MAX
@@ -193,7 +187,10 @@ TOKENS = sorted(decode_token(key) for key, _ in ITEMS)
     ],
     ids=["not whole", "order", "range"],
 )
-def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
+@runs_in(lambda work: machine().run(work))
+async def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
+    disk: ProcessDisk,
+    /,
     records: bytes,
     tokens: TokenRange,
     failure: type[EblaError],
@@ -203,22 +200,16 @@ def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
 ) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
     good: Runs = {FIRST: [item for item in ITEMS[::3] if decode_token(item[0]) in tokens]}
-
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        staged = await staged_runs(rig, good, tokens)
-        await rig.put(staged, SECOND, "rows", records)
-        order = order_of(good)
-        bad = SealSpec(
-            FIRST, order.files, (), SMALL, ((SECOND, StagedFile("rows", len(records), zlib.crc32(records))),)
-        )
-        with pytest.raises(failure, match=words):
-            await rig.sealer.seal(staged, bad)
-        assert staged.state.phase is TransferPhase.OPEN
-        assert await read_sealed(disk, PLACE) is None
-        assert await found_items(disk, await rig.sealer.seal(staged, order)) == good[FIRST]
-
-    machine().run(main)
+    rig = await StagingRig(disk).begin()
+    staged = await staged_runs(rig, good, tokens)
+    await rig.put(staged, SECOND, "rows", records)
+    order = order_of(good)
+    bad = SealSpec(FIRST, order.files, (), SMALL, ((SECOND, StagedFile("rows", len(records), zlib.crc32(records))),))
+    with pytest.raises(failure, match=words):
+        await rig.sealer.seal(staged, bad)
+    assert staged.state.phase is TransferPhase.OPEN
+    assert await read_sealed(disk, PLACE) is None
+    assert await found_items(disk, await rig.sealer.seal(staged, order)) == good[FIRST]
 
 
 @pytest.mark.parametrize(
@@ -230,106 +221,96 @@ def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
     ],
     ids=["size", "checksum", "name"],
 )
-def test_every_run_must_be_what_was_brought(second: StagedFile, failure: type[EblaError], words: str) -> None:
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        staged = await staged_runs(rig, THREE)
-        order = SealSpec(FIRST, (told(THREE[FIRST]),), (), SMALL, ((SECOND, second),))
-        with pytest.raises(failure, match=words):
+@runs_in(lambda work: machine().run(work))
+async def test_every_run_must_be_what_was_brought(
+    disk: ProcessDisk, /, second: StagedFile, failure: type[EblaError], words: str
+) -> None:
+    rig = await StagingRig(disk).begin()
+    staged = await staged_runs(rig, THREE)
+    order = SealSpec(FIRST, (told(THREE[FIRST]),), (), SMALL, ((SECOND, second),))
+    with pytest.raises(failure, match=words):
+        await rig.sealer.seal(staged, order)
+    assert staged.state.phase is TransferPhase.OPEN
+
+
+@runs_in(lambda work: machine().run(work))
+async def test_what_no_seal_can_name(disk: ProcessDisk, /) -> None:
+    rig = await StagingRig(disk).begin()
+    staged = await staged_runs(rig, THREE)
+    file = told(THREE[FIRST])
+    for order, words in (
+        (SealSpec(FIRST, (file,), (), SMALL, ((FIRST, file),)), "names an attempt twice"),
+        (SealSpec(FIRST, (), (), SMALL, ((SECOND, file),)), "each with what it brought"),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
             await rig.sealer.seal(staged, order)
-        assert staged.state.phase is TransferPhase.OPEN
-
-    machine().run(main)
-
-
-def test_what_no_seal_can_name() -> None:
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        staged = await staged_runs(rig, THREE)
-        file = told(THREE[FIRST])
-        for order, words in (
-            (SealSpec(FIRST, (file,), (), SMALL, ((FIRST, file),)), "names an attempt twice"),
-            (SealSpec(FIRST, (), (), SMALL, ((SECOND, file),)), "each with what it brought"),
-        ):
-            with pytest.raises(InvalidRequest, match=words):
-                await rig.sealer.seal(staged, order)
-        missing = SealSpec(FIRST, (file,), (), SMALL, ((AttemptId(uuid.UUID(int=77)), file),))
-        with pytest.raises(Refused, match="was not brought by this attempt"):
-            await rig.sealer.seal(staged, missing)
-        assert (await rig.sealer.seal(staged, order_of(THREE))).attempts == (FIRST, SECOND, THIRD), "none of it counted"
-
-    machine().run(main)
+    missing = SealSpec(FIRST, (file,), (), SMALL, ((AttemptId(uuid.UUID(int=77)), file),))
+    with pytest.raises(Refused, match="was not brought by this attempt"):
+        await rig.sealer.seal(staged, missing)
+    assert (await rig.sealer.seal(staged, order_of(THREE))).attempts == (FIRST, SECOND, THIRD), "none of it counted"
 
 
-def test_of_files_one_attempt_counts() -> None:
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        staged = await rig.put_all(await rig.opened(), FIRST)
-        order = SealSpec(
-            FIRST, staging_rig.told(staging_rig.FILES), staging_rig.RANGES, SMALL, ((SECOND, told(ITEMS)),)
-        )
-        with pytest.raises(InvalidRequest, match="only of rows"):
-            await rig.sealer.seal(staged, order)
-
-    machine().run(main)
+@runs_in(lambda work: machine().run(work))
+async def test_of_files_one_attempt_counts(disk: ProcessDisk, /) -> None:
+    rig = await StagingRig(disk).begin()
+    staged = await rig.put_all(await rig.opened(), FIRST)
+    order = SealSpec(FIRST, staging_rig.told(staging_rig.FILES), staging_rig.RANGES, SMALL, ((SECOND, told(ITEMS)),))
+    with pytest.raises(InvalidRequest, match="only of rows"):
+        await rig.sealer.seal(staged, order)
 
 
-def test_a_seal_needs_room_for_what_it_makes() -> None:
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        staged = await staged_runs(rig, THREE)
-        disk.free_bytes = lambda path: 100  # type: ignore[method-assign] # what is left
-        with pytest.raises(DiskFull, match="does not fit"):
-            await rig.sealer.seal(staged, order_of(THREE))
-        assert staged.state.phase is TransferPhase.OPEN
-
-    machine().run(main)
+@runs_in(lambda work: machine().run(work))
+async def test_a_seal_needs_room_for_what_it_makes(disk: ProcessDisk, /) -> None:
+    rig = await StagingRig(disk).begin()
+    staged = await staged_runs(rig, THREE)
+    disk.free_bytes = lambda path: 100  # type: ignore[method-assign] # what is left
+    with pytest.raises(DiskFull, match="does not fit"):
+        await rig.sealer.seal(staged, order_of(THREE))
+    assert staged.state.phase is TransferPhase.OPEN
 
 
 # -- what was staged, for replicas that come later
 
 
-def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_have_the_same() -> None:
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk, limits=TransferLimits(rows_merged_bytes_max=0)).begin()
-        staged = await staged_runs(rig, {**THREE, AttemptId(TRANSFER): ITEMS})
-        for attempt, items in THREE.items():
-            found = rig.puts.rows_of(staged, attempt)
-            assert (rig.read(found.path), found.is_merged) == (records_of(items), False)
-        with pytest.raises(Refused, match="nothing is here"):
-            rig.puts.rows_of(staged, AttemptId(SESSION))
-        with pytest.raises(Corruption):
-            await rig.sealer.seal(staged, replace(order_of(THREE), more=((SECOND, StagedFile("rows", 1)),)))
-        assert rig.read(rig.puts.rows_of(staged, FIRST).path) == records_of(THREE[FIRST]), "though it was taken over"
-        sealed = await rig.sealer.seal(staged, order_of(THREE))
-        again = await StagingRig(disk).begin()
-        for one in (rig, again):
-            found = one.puts.rows_of(one.staging.find(SESSION, TRANSFER), THIRD)
-            layer = ScanStack(WHOLE_RING, ((f"{PLACE}/{sealed.layers[0].folder}", WHOLE_RING),))
-            assert found == StagedRows(layer=layer, is_merged=True)
-            with pytest.raises(Refused, match="others were named") as caught:
-                one.puts.rows_of(staged, AttemptId(TRANSFER))
-        assert "nothing is here" in caught.value.message
-        await rig.staging.release(SESSION, [TRANSFER])
-        with pytest.raises(Refused, match="released"):
+@runs_in(lambda work: machine().run(work))
+async def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_have_the_same(
+    disk: ProcessDisk, /
+) -> None:
+    rig = await StagingRig(disk, limits=TransferLimits(rows_merged_bytes_max=0)).begin()
+    staged = await staged_runs(rig, {**THREE, AttemptId(TRANSFER): ITEMS})
+    for attempt, items in THREE.items():
+        found = rig.puts.rows_of(staged, attempt)
+        assert (rig.read(found.path), found.is_merged) == (records_of(items), False)
+    with pytest.raises(Refused, match="nothing is here"):
+        rig.puts.rows_of(staged, AttemptId(SESSION))
+    with pytest.raises(Corruption):
+        await rig.sealer.seal(staged, replace(order_of(THREE), more=((SECOND, StagedFile("rows", 1)),)))
+    assert rig.read(rig.puts.rows_of(staged, FIRST).path) == records_of(THREE[FIRST]), "though it was taken over"
+    sealed = await rig.sealer.seal(staged, order_of(THREE))
+    again = await StagingRig(disk).begin()
+    for one in (rig, again):
+        found = one.puts.rows_of(one.staging.find(SESSION, TRANSFER), THIRD)
+        layer = ScanStack(WHOLE_RING, ((f"{PLACE}/{sealed.layers[0].folder}", WHOLE_RING),))
+        assert found == StagedRows(layer=layer, is_merged=True)
+        with pytest.raises(Refused, match="others were named") as caught:
+            one.puts.rows_of(staged, AttemptId(TRANSFER))
+    assert "nothing is here" in caught.value.message
+    await rig.staging.release(SESSION, [TRANSFER])
+    with pytest.raises(Refused, match="released"):
+        rig.puts.rows_of(staged, FIRST)
+
+
+@runs_in(lambda work: machine().run(work))
+async def test_while_runs_are_merged_there_is_nothing_to_be_had(disk: ProcessDisk, /) -> None:
+    rig = await StagingRig(disk).begin()
+    staged = await staged_runs(rig, THREE)
+    async with asyncio.TaskGroup() as tasks:
+        sealing = tasks.create_task(rig.sealer.seal(staged, order_of(THREE)))
+        await asyncio.sleep(0.001)
+        with pytest.raises(Overloaded, match="is being merged"):
             rig.puts.rows_of(staged, FIRST)
-
-    machine().run(main)
-
-
-def test_while_runs_are_merged_there_is_nothing_to_be_had() -> None:
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        staged = await staged_runs(rig, THREE)
-        async with asyncio.TaskGroup() as tasks:
-            sealing = tasks.create_task(rig.sealer.seal(staged, order_of(THREE)))
-            await asyncio.sleep(0.001)
-            with pytest.raises(Overloaded, match="is being merged"):
-                rig.puts.rows_of(staged, FIRST)
-        path = f"{PLACE}/{sealing.result().rows_file}"
-        assert rig.puts.rows_of(staged, FIRST) == StagedRows(path, is_merged=True)
-        files = await rig.staging.open(SESSION, TransferId(SESSION), staging_rig.target())
-        with pytest.raises(InvalidRequest, match="is of files"):
-            rig.puts.rows_of(files, FIRST)
-
-    machine().run(main)
+    path = f"{PLACE}/{sealing.result().rows_file}"
+    assert rig.puts.rows_of(staged, FIRST) == StagedRows(path, is_merged=True)
+    files = await rig.staging.open(SESSION, TransferId(SESSION), staging_rig.target())
+    with pytest.raises(InvalidRequest, match="is of files"):
+        rig.puts.rows_of(files, FIRST)

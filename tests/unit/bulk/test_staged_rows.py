@@ -3,6 +3,7 @@
 import zlib
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.bulk import staging_rig
 from tests.unit.bulk.staging_rig import FIRST, PLACE, StagingRig, machine
 from tests.unit.storage.store_rig import plain
@@ -61,20 +62,17 @@ async def sealed_items(rig: StagingRig, records: bytes, tokens: TokenRange = WHO
 
 
 @pytest.mark.parametrize("merged_max", [len(RECORDS), len(RECORDS) - 1])
-def test_rows_are_merged_or_made_a_layer(merged_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_rows_are_merged_or_made_a_layer(
+    disk: ProcessDisk, /, merged_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
-
-    async def main(disk: ProcessDisk) -> None:
-        assert await sealed_items(await StagingRig(disk).begin(), RECORDS) == ITEMS
-
-    machine().run(main)
+    assert await sealed_items(await StagingRig(disk).begin(), RECORDS) == ITEMS
 
 
-def test_no_rows_are_nothing_to_adopt() -> None:
-    async def main(disk: ProcessDisk) -> None:
-        assert await sealed_items(await StagingRig(disk).begin(), b"") == []
-
-    machine().run(main)
+@runs_in(lambda work: machine().run(work))
+async def test_no_rows_are_nothing_to_adopt(disk: ProcessDisk, /) -> None:
+    assert await sealed_items(await StagingRig(disk).begin(), b"") == []
 
 
 TOKENS = sorted(decode_token(key) for key, _ in ITEMS)
@@ -100,7 +98,10 @@ SHORT_KEY = encode_rows(rows_batch([(b"short", b"")]))
     ],
     ids=["records", "record-twice", "row-twice", "rows", "key", "before", "behind", "hole", "cut", "rotten"],
 )
-def test_rows_that_are_not_as_they_should_be_are_not_sealed(
+@runs_in(lambda work: machine().run(work))
+async def test_rows_that_are_not_as_they_should_be_are_not_sealed(
+    disk: ProcessDisk,
+    /,
     records: bytes,
     tokens: TokenRange,
     failure: type[Exception],
@@ -109,33 +110,27 @@ def test_rows_that_are_not_as_they_should_be_are_not_sealed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(staging_rig, "ROWS_MERGED_BYTES_MAX", merged_max)
-
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        with pytest.raises(failure, match=words):
-            await sealed_items(rig, records, tokens)
-        assert not disk.exists(f"{PLACE}/SEALED")
-        assert not [name for name in rig.below(PLACE) if "/0/" in name], "no half of a layer is left"
-
-    machine().run(main)
+    rig = await StagingRig(disk).begin()
+    with pytest.raises(failure, match=words):
+        await sealed_items(rig, records, tokens)
+    assert not disk.exists(f"{PLACE}/SEALED")
+    assert not [name for name in rig.below(PLACE) if "/0/" in name], "no half of a layer is left"
 
 
-def test_a_stream_of_rows_that_broke_goes_on_at_a_record_or_begins_anew() -> None:
-    async def main(disk: ProcessDisk) -> None:
-        rig = await StagingRig(disk).begin()
-        staged = await rig.opened(StagingKind.ROWS)
-        place = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0))
-        await rig.puts.append(place, PIECES[0])
-        await rig.puts.append(place, PIECES[1][:40])
-        first = len(PIECES[0])
-        with pytest.raises(Refused, match=f"has {first} bytes here"):
-            await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0, offset=first + 40))
-        place = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0, offset=first))
-        assert place.received_bytes == first
-        for piece in PIECES[1:]:
-            await rig.puts.append(place, piece)
-        assert rig.puts.finish(place).checksum == zlib.crc32(RECORDS)
-        anew = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0))
-        assert (anew.received_bytes, anew.checksum) == (0, 0)
-
-    machine().run(main)
+@runs_in(lambda work: machine().run(work))
+async def test_a_stream_of_rows_that_broke_goes_on_at_a_record_or_begins_anew(disk: ProcessDisk, /) -> None:
+    rig = await StagingRig(disk).begin()
+    staged = await rig.opened(StagingKind.ROWS)
+    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0))
+    await rig.puts.append(place, PIECES[0])
+    await rig.puts.append(place, PIECES[1][:40])
+    first = len(PIECES[0])
+    with pytest.raises(Refused, match=f"has {first} bytes here"):
+        await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0, offset=first + 40))
+    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0, offset=first))
+    assert place.received_bytes == first
+    for piece in PIECES[1:]:
+        await rig.puts.append(place, piece)
+    assert rig.puts.finish(place).checksum == zlib.crc32(RECORDS)
+    anew = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0))
+    assert (anew.received_bytes, anew.checksum) == (0, 0)

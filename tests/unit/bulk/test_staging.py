@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.bulk.staging_rig import (
     FILES,
     FIRST,
@@ -43,6 +44,9 @@ def in_staging(work: Callable[[StagingRig], Awaitable[None]], limits: TransferLi
     machine().run(main)
 
 
+pytestmark = runs_in(in_staging)
+
+
 async def sealed_bytes(rig: StagingRig) -> dict[str, bytes]:
     """By layer and file, as the marker names them."""
     sealed = await read_sealed(rig.own, PLACE)
@@ -54,41 +58,34 @@ async def sealed_bytes(rig: StagingRig) -> dict[str, bytes]:
     return found
 
 
-def test_an_attempt_is_brought_in_pieces_and_sealed_whole() -> None:
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.put_all(await rig.opened(), FIRST)
-        await rig.put(staged, SECOND, "0/000001.sst", b"less")
-        assert staged.status.received_bytes == sum(map(len, FILES.values()))
-        assert staged.status.attempts == 2
-        sealed = await rig.sealer.seal(staged, order_of(FIRST))
-        assert sealed.attempt == FIRST
-        assert [layer.range for layer in sealed.layers] == list(RANGES)
-        assert staged.copied_files == 0
-        assert await sealed_bytes(rig) == FILES
-        assert sorted(rig.own.list_folder(PLACE)) == sorted(
-            ["SEALED", MACHINE, sealed.layers[0].folder.split("/")[0], "target"]
-        )
-        assert staged.status.phase == "sealed"
-        assert await read_target(rig.own, PLACE) == target()
-
-    in_staging(work)
+async def test_an_attempt_is_brought_in_pieces_and_sealed_whole(rig: StagingRig, /) -> None:
+    staged = await rig.put_all(await rig.opened(), FIRST)
+    await rig.put(staged, SECOND, "0/000001.sst", b"less")
+    assert staged.status.received_bytes == sum(map(len, FILES.values()))
+    assert staged.status.attempts == 2
+    sealed = await rig.sealer.seal(staged, order_of(FIRST))
+    assert sealed.attempt == FIRST
+    assert [layer.range for layer in sealed.layers] == list(RANGES)
+    assert staged.copied_files == 0
+    assert await sealed_bytes(rig) == FILES
+    assert sorted(rig.own.list_folder(PLACE)) == sorted(
+        ["SEALED", MACHINE, sealed.layers[0].folder.split("/")[0], "target"]
+    )
+    assert staged.status.phase == "sealed"
+    assert await read_target(rig.own, PLACE) == target()
 
 
-def test_a_seal_again_changes_nothing_and_another_attempt_is_told_who_counts() -> None:
+async def test_a_seal_again_changes_nothing_and_another_attempt_is_told_who_counts(rig: StagingRig, /) -> None:
     """INV-XFER-2."""
-
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.put_all(await rig.opened(), FIRST)
-        await rig.put_all(staged, SECOND)
-        first = await rig.sealer.seal(staged, order_of(FIRST))
-        assert await rig.sealer.seal(staged, order_of(FIRST)) == first
-        with pytest.raises(SealRefused, match=str(FIRST)) as caught:
-            await rig.sealer.seal(staged, order_of(SECOND))
-        assert caught.value.winners == (FIRST,)
-        with pytest.raises(Refused, match="nothing more is taken"):
-            await rig.put(staged, SECOND, "0/000001.sst", b"more")
-
-    in_staging(work)
+    staged = await rig.put_all(await rig.opened(), FIRST)
+    await rig.put_all(staged, SECOND)
+    first = await rig.sealer.seal(staged, order_of(FIRST))
+    assert await rig.sealer.seal(staged, order_of(FIRST)) == first
+    with pytest.raises(SealRefused, match=str(FIRST)) as caught:
+        await rig.sealer.seal(staged, order_of(SECOND))
+    assert caught.value.winners == (FIRST,)
+    with pytest.raises(Refused, match="nothing more is taken"):
+        await rig.put(staged, SECOND, "0/000001.sst", b"more")
 
 
 def test_a_seal_is_known_to_the_next_life() -> None:
@@ -146,39 +143,32 @@ BEGUN_S = 0.00002
 """After so long a write has begun, and none on the simulated disk has ended."""
 
 
-def test_a_place_is_taken_over_from_a_stream_that_is_just_writing() -> None:
+async def test_a_place_is_taken_over_from_a_stream_that_is_just_writing(rig: StagingRig, /) -> None:
     data = bytes(range(256)) * 40
-
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.opened()
-        put = FlightPut(b"", FIRST, "0/a.sst", len(data))
-        place = await rig.puts.open(staged, put)
-        async with asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(_stale(rig.puts.append(place, data[:1000])))
-            await asyncio.sleep(BEGUN_S)
-            again = await rig.puts.open(staged, put)
-        assert writing.done()
-        assert again.received_bytes == 1000, "it was written before the next stream was told where to go on"
-        await rig.puts.append(again, data[1000:])
-        assert rig.puts.finish(again).checksum == zlib.crc32(data)
-        rig.puts.close(again)
-        assert not rig.own.is_open(f"{PLACE}/{FIRST}/0/a.sst")
-
-    in_staging(work)
+    staged = await rig.opened()
+    put = FlightPut(b"", FIRST, "0/a.sst", len(data))
+    place = await rig.puts.open(staged, put)
+    async with asyncio.TaskGroup() as tasks:
+        writing = tasks.create_task(_stale(rig.puts.append(place, data[:1000])))
+        await asyncio.sleep(BEGUN_S)
+        again = await rig.puts.open(staged, put)
+    assert writing.done()
+    assert again.received_bytes == 1000, "it was written before the next stream was told where to go on"
+    await rig.puts.append(again, data[1000:])
+    assert rig.puts.finish(again).checksum == zlib.crc32(data)
+    rig.puts.close(again)
+    assert not rig.own.is_open(f"{PLACE}/{FIRST}/0/a.sst")
 
 
-def test_a_seal_does_not_close_a_file_under_a_write() -> None:
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.opened()
-        place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", 10))
-        async with asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(_stale(rig.puts.append(place, b"0123456789")))
-            await asyncio.sleep(BEGUN_S)
-            rig.puts.close_transfer(staged.transfer)
-        assert writing.done()
-        assert not rig.own.is_open(f"{PLACE}/{FIRST}/0/a.sst")
-
-    in_staging(work)
+async def test_a_seal_does_not_close_a_file_under_a_write(rig: StagingRig, /) -> None:
+    staged = await rig.opened()
+    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", 10))
+    async with asyncio.TaskGroup() as tasks:
+        writing = tasks.create_task(_stale(rig.puts.append(place, b"0123456789")))
+        await asyncio.sleep(BEGUN_S)
+        rig.puts.close_transfer(staged.transfer)
+    assert writing.done()
+    assert not rig.own.is_open(f"{PLACE}/{FIRST}/0/a.sst")
 
 
 async def _stale(append: Awaitable[None]) -> None:
@@ -186,40 +176,35 @@ async def _stale(append: Awaitable[None]) -> None:
         await append
 
 
-def test_what_makes_no_sense_is_not_put() -> None:
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.opened()
-        for name in ("../key", "0/../../x", "a/b", "0/.hidden", "rows", "0/a/b", "00/a", "64/a", "-1/a", "0/", ""):
-            with pytest.raises(InvalidRequest, match="no name"):
-                await rig.puts.open(staged, FlightPut(b"", FIRST, name, 5))
-        with pytest.raises(InvalidRequest, match="no sense"):
-            await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5, offset=6))
-        with pytest.raises(Refused, match="goes on at 3"):
-            await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5, offset=3))
-        place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5))
-        await rig.puts.append(place, b"12345")
-        with pytest.raises(InvalidRequest, match="announced with 5"):
-            await rig.puts.append(place, b"6")
-        assert rig.puts.finish(place).received_bytes == 5
-        with pytest.raises(Refused, match="has 5 bytes here"):
-            await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 4))
-
-    in_staging(work)
+async def test_what_makes_no_sense_is_not_put(rig: StagingRig, /) -> None:
+    staged = await rig.opened()
+    for name in ("../key", "0/../../x", "a/b", "0/.hidden", "rows", "0/a/b", "00/a", "64/a", "-1/a", "0/", ""):
+        with pytest.raises(InvalidRequest, match="no name"):
+            await rig.puts.open(staged, FlightPut(b"", FIRST, name, 5))
+    with pytest.raises(InvalidRequest, match="no sense"):
+        await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5, offset=6))
+    with pytest.raises(Refused, match="goes on at 3"):
+        await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5, offset=3))
+    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5))
+    await rig.puts.append(place, b"12345")
+    with pytest.raises(InvalidRequest, match="announced with 5"):
+        await rig.puts.append(place, b"6")
+    assert rig.puts.finish(place).received_bytes == 5
+    with pytest.raises(Refused, match="has 5 bytes here"):
+        await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 4))
 
 
-def test_attempts_and_transfers_are_bounded() -> None:
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.opened()
-        await rig.put(staged, FIRST, "0/a", b"x")
-        await rig.put(staged, SECOND, "0/a", b"x")
-        with pytest.raises(Refused, match="2 attempts"):
-            await rig.put(staged, AttemptId(uuid.UUID(int=13)), "0/a", b"x")
-        with pytest.raises(Overloaded, match="1 transfers"):
-            await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
-        with pytest.raises(DiskFull, match="does not fit"):
-            await rig.staging.open(SESSION, TRANSFER, target(), size_bytes=1 << 60)
-
-    in_staging(work, TransferLimits(attempts_max=2, transfers_max=1))
+@runs_in(in_staging, TransferLimits(attempts_max=2, transfers_max=1))
+async def test_attempts_and_transfers_are_bounded(rig: StagingRig, /) -> None:
+    staged = await rig.opened()
+    await rig.put(staged, FIRST, "0/a", b"x")
+    await rig.put(staged, SECOND, "0/a", b"x")
+    with pytest.raises(Refused, match="2 attempts"):
+        await rig.put(staged, AttemptId(uuid.UUID(int=13)), "0/a", b"x")
+    with pytest.raises(Overloaded, match="1 transfers"):
+        await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
+    with pytest.raises(DiskFull, match="does not fit"):
+        await rig.staging.open(SESSION, TRANSFER, target(), size_bytes=1 << 60)
 
 
 @pytest.mark.parametrize(
@@ -234,128 +219,104 @@ def test_attempts_and_transfers_are_bounded() -> None:
         (told({**FILES, "2/x": b""}), InvalidRequest, "names files of layers"),
     ],
 )
-def test_what_is_not_whole_is_not_sealed(files: tuple[StagedFile, ...], failure: type[Exception], words: str) -> None:
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.put_all(await rig.opened(), FIRST)
-        await rig.put_all(staged, SECOND)
-        with pytest.raises(failure, match=words):
-            await rig.sealer.seal(staged, SealSpec(FIRST, files, RANGES, SMALL))
-        assert await read_sealed(rig.own, PLACE) is None
-        assert staged.state.phase is TransferPhase.OPEN
-        await rig.sealer.seal(staged, order_of(SECOND))
-        assert await sealed_bytes(rig) == FILES
-        assert sum(name.startswith("sealed-") for name in rig.own.list_folder(PLACE)) == 1
-
-    in_staging(work)
-
-
-def test_layers_beyond_the_place_are_refused() -> None:
-    async def work(rig: StagingRig) -> None:
-        half = TokenRange(Token(0), Token(100))
-        staged = await rig.put_all(await rig.opened(tokens=half), FIRST)
-        with pytest.raises(Refused, match="is not for a place"):
-            await rig.sealer.seal(staged, order_of(FIRST))
-        inner = TokenRange(Token(10), Token(20))
-        sealed = await rig.sealer.seal(staged, order_of(FIRST, layers=(inner, half)))
-        assert [layer.range for layer in sealed.layers] == [inner, half]
-
-    in_staging(work)
+async def test_what_is_not_whole_is_not_sealed(
+    rig: StagingRig, /, files: tuple[StagedFile, ...], failure: type[Exception], words: str
+) -> None:
+    staged = await rig.put_all(await rig.opened(), FIRST)
+    await rig.put_all(staged, SECOND)
+    with pytest.raises(failure, match=words):
+        await rig.sealer.seal(staged, SealSpec(FIRST, files, RANGES, SMALL))
+    assert await read_sealed(rig.own, PLACE) is None
+    assert staged.state.phase is TransferPhase.OPEN
+    await rig.sealer.seal(staged, order_of(SECOND))
+    assert await sealed_bytes(rig) == FILES
+    assert sum(name.startswith("sealed-") for name in rig.own.list_folder(PLACE)) == 1
 
 
-def test_a_link_needs_no_checksum_and_is_not_read() -> None:
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.opened()
-        rig.own.make_folder("/data/checkpoint")
-        source = rig.own.create("/data/checkpoint/a.sst")
-        source.write(0, b"linked")
-        source.close()
-        rig.own.make_folder(f"{PLACE}/{FIRST}/0")
-        rig.own.link("/data/checkpoint/a.sst", f"{PLACE}/{FIRST}/0/a.sst")
-        inode = rig.own.inode("/data/checkpoint/a.sst")
-        brought = (StagedFile("0/a.sst", 6, inode=inode),)
-        sealed = await rig.sealer.seal(staged, SealSpec(FIRST, brought, RANGES[:1], SMALL))
-        assert staged.copied_files == 0
-        assert rig.own.inode(f"{PLACE}/{sealed.layers[0].folder}/a.sst") == inode
-        assert not rig.own.exists(f"{PLACE}/{FIRST}")
-
-    in_staging(work)
+async def test_layers_beyond_the_place_are_refused(rig: StagingRig, /) -> None:
+    half = TokenRange(Token(0), Token(100))
+    staged = await rig.put_all(await rig.opened(tokens=half), FIRST)
+    with pytest.raises(Refused, match="is not for a place"):
+        await rig.sealer.seal(staged, order_of(FIRST))
+    inner = TokenRange(Token(10), Token(20))
+    sealed = await rig.sealer.seal(staged, order_of(FIRST, layers=(inner, half)))
+    assert [layer.range for layer in sealed.layers] == [inner, half]
 
 
-def test_a_task_that_still_writes_cannot_reach_what_was_sealed() -> None:
+async def test_a_link_needs_no_checksum_and_is_not_read(rig: StagingRig, /) -> None:
+    staged = await rig.opened()
+    rig.own.make_folder("/data/checkpoint")
+    source = rig.own.create("/data/checkpoint/a.sst")
+    source.write(0, b"linked")
+    source.close()
+    rig.own.make_folder(f"{PLACE}/{FIRST}/0")
+    rig.own.link("/data/checkpoint/a.sst", f"{PLACE}/{FIRST}/0/a.sst")
+    inode = rig.own.inode("/data/checkpoint/a.sst")
+    brought = (StagedFile("0/a.sst", 6, inode=inode),)
+    sealed = await rig.sealer.seal(staged, SealSpec(FIRST, brought, RANGES[:1], SMALL))
+    assert staged.copied_files == 0
+    assert rig.own.inode(f"{PLACE}/{sealed.layers[0].folder}/a.sst") == inode
+    assert not rig.own.exists(f"{PLACE}/{FIRST}")
+
+
+async def test_a_task_that_still_writes_cannot_reach_what_was_sealed(rig: StagingRig, /) -> None:
     """INV-XFER-4: by the file that it has open, and by the name it knows."""
-
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.put_all(await rig.opened(), FIRST)
-        zombie = rig.own.open(f"{PLACE}/{FIRST}/0/000001.sst")
-        sealed = await rig.sealer.seal(staged, order_of(FIRST))
-        assert staged.copied_files == 1
-        zombie.write(0, b"from the grave")
-        assert not rig.own.exists(f"{PLACE}/{FIRST}")
-        assert await sealed_bytes(rig) == FILES
-        assert sealed.layers[0].folder.startswith(f"sealed-{FIRST.hex}-")
-
-    in_staging(work)
+    staged = await rig.put_all(await rig.opened(), FIRST)
+    zombie = rig.own.open(f"{PLACE}/{FIRST}/0/000001.sst")
+    sealed = await rig.sealer.seal(staged, order_of(FIRST))
+    assert staged.copied_files == 1
+    zombie.write(0, b"from the grave")
+    assert not rig.own.exists(f"{PLACE}/{FIRST}")
+    assert await sealed_bytes(rig) == FILES
+    assert sealed.layers[0].folder.startswith(f"sealed-{FIRST.hex}-")
 
 
-def test_what_was_written_between_the_report_and_the_seal_is_noticed() -> None:
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.put_all(await rig.opened(), FIRST)
-        zombie = rig.own.open(f"{PLACE}/{FIRST}/0/000001.sst")
-        zombie.write(0, b"!")
-        with pytest.raises(Corruption, match="not what its source has"):
-            await rig.sealer.seal(staged, order_of(FIRST))
-
-    in_staging(work)
+async def test_what_was_written_between_the_report_and_the_seal_is_noticed(rig: StagingRig, /) -> None:
+    staged = await rig.put_all(await rig.opened(), FIRST)
+    zombie = rig.own.open(f"{PLACE}/{FIRST}/0/000001.sst")
+    zombie.write(0, b"!")
+    with pytest.raises(Corruption, match="not what its source has"):
+        await rig.sealer.seal(staged, order_of(FIRST))
 
 
-def test_a_place_is_opened_again_for_the_same_only() -> None:
-    async def work(rig: StagingRig) -> None:
-        first = await rig.opened()
-        assert await rig.opened() is first
-        with pytest.raises(Stale, match="another life"):
-            await rig.staging.open(SESSION, TRANSFER, target(incarnation=6))
-        with pytest.raises(Refused, match="something else"):
-            await rig.staging.open(SESSION, TRANSFER, target(StagingKind.ROWS))
-        with pytest.raises(Refused, match="belongs to session"):
-            await rig.staging.open(SessionId(uuid.UUID(int=9)), TRANSFER, target())
-
-    in_staging(work)
+async def test_a_place_is_opened_again_for_the_same_only(rig: StagingRig, /) -> None:
+    first = await rig.opened()
+    assert await rig.opened() is first
+    with pytest.raises(Stale, match="another life"):
+        await rig.staging.open(SESSION, TRANSFER, target(incarnation=6))
+    with pytest.raises(Refused, match="something else"):
+        await rig.staging.open(SESSION, TRANSFER, target(StagingKind.ROWS))
+    with pytest.raises(Refused, match="belongs to session"):
+        await rig.staging.open(SessionId(uuid.UUID(int=9)), TRANSFER, target())
 
 
-def test_what_is_released_or_closed_leaves_nothing() -> None:
+async def test_what_is_released_or_closed_leaves_nothing(rig: StagingRig, /) -> None:
     """INV-XFER-5."""
-
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.put_all(await rig.opened(), FIRST)
-        other = await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
-        await rig.staging.release(SESSION, [TRANSFER, TransferId(uuid.UUID(int=99))])
-        assert rig.own.list_folder(f"{FOLDER}/{SESSION}") == [str(other.transfer)]
-        with pytest.raises(SealRefused, match="released"):
-            await rig.sealer.seal(staged, order_of(FIRST))
-        with pytest.raises(Refused, match="released"):
-            await rig.opened()
-        await rig.staging.drop_session(SESSION)
-        await rig.staging.remove_leftovers()
-        assert rig.own.list_folder(FOLDER) == []
-        assert rig.staging.sessions == ()
-        with pytest.raises(Refused, match="no transfer"):
-            rig.staging.find(SESSION, TRANSFER)
-
-    in_staging(work)
+    staged = await rig.put_all(await rig.opened(), FIRST)
+    other = await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
+    await rig.staging.release(SESSION, [TRANSFER, TransferId(uuid.UUID(int=99))])
+    assert rig.own.list_folder(f"{FOLDER}/{SESSION}") == [str(other.transfer)]
+    with pytest.raises(SealRefused, match="released"):
+        await rig.sealer.seal(staged, order_of(FIRST))
+    with pytest.raises(Refused, match="released"):
+        await rig.opened()
+    await rig.staging.drop_session(SESSION)
+    await rig.staging.remove_leftovers()
+    assert rig.own.list_folder(FOLDER) == []
+    assert rig.staging.sessions == ()
+    with pytest.raises(Refused, match="no transfer"):
+        rig.staging.find(SESSION, TRANSFER)
 
 
-def test_two_who_release_the_same_in_other_orders_do_not_wait_for_each_other() -> None:
-    async def work(rig: StagingRig) -> None:
-        first = await rig.opened()
-        second = await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
-        names = [first.transfer, second.transfer]
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            async with first.changing, second.changing:  # until both have begun to wait
-                asked = [tasks.create_task(rig.staging.release(SESSION, order)) for order in (names, names[::-1])]
-                await asyncio.sleep(0)
-        assert [sorted(task.result()) for task in asked] == [sorted(names)] * 2
-
-    in_staging(work)
+async def test_two_who_release_the_same_in_other_orders_do_not_wait_for_each_other(rig: StagingRig, /) -> None:
+    first = await rig.opened()
+    second = await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
+    names = [first.transfer, second.transfer]
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with first.changing, second.changing:  # until both have begun to wait
+            asked = [tasks.create_task(rig.staging.release(SESSION, order)) for order in (names, names[::-1])]
+            await asyncio.sleep(0)
+    assert [sorted(task.result()) for task in asked] == [sorted(names)] * 2
 
 
 def test_a_place_that_was_not_finished_is_removed_at_the_start() -> None:
@@ -412,10 +373,7 @@ def test_a_full_disk_at_the_seal_seals_nothing_and_leaves_no_copy() -> None:
     here.run(main)
 
 
-def test_nothing_to_bring_is_sealed_too() -> None:
-    async def work(rig: StagingRig) -> None:
-        staged = await rig.opened()
-        sealed = await rig.sealer.seal(staged, SealSpec(FIRST, (), (), SMALL))
-        assert (sealed.layers, sealed.rows_file, sealed.size_bytes) == ((), "", 0)
-
-    in_staging(work)
+async def test_nothing_to_bring_is_sealed_too(rig: StagingRig, /) -> None:
+    staged = await rig.opened()
+    sealed = await rig.sealer.seal(staged, SealSpec(FIRST, (), (), SMALL))
+    assert (sealed.layers, sealed.rows_file, sealed.size_bytes) == ((), "", 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.bulk.read_rig import (
     AWAY,
     HALVES,
@@ -47,349 +48,307 @@ from ebla.wire.table_calls import CloseTableReadRequest, OpenTableReadRequest, R
 from ebla.wire.transfer_messages import CheckpointRequest
 from ebla.wire.verbs import CLOSE_TABLE_READ, OPEN_TABLE_READ, TAKE_CHECKPOINT
 
-
-def test_a_read_is_told_where_and_how_much_and_reads_one_point(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            answer = await opened(caller)
-            (asked,) = rig.shard.asked
-            assert isinstance(asked, CheckpointRequest)
-            assert (asked.session, asked.table, asked.range, asked.version) == (None, TABLE, WHOLE_RING, VERSION)
-            assert (answer.source.host, answer.source.flight) == (OURS.host, FLIGHT)
-            assert answer.stacks == (StackSizeEstimate(WHOLE_RING, LAYER_BYTES, ROWS),)
-            source = await reads.enter(answer.source.ticket)
-            assert (source.session, source.table, source.schema.name) == (None, TABLE, "small")
-            assert source.machine == answer.source.machine
-            assert (Path(source.folder) / source.machine).exists()
-            assert (Path(source.folder) / source.parts[0].layers[0].folder / "000009.sst").exists()
-            await rig.stream_service.admit_sending(source, 123)
-            status = await rig.status(caller)
-            assert (status.reads, status.checkpoints, status.streams, status.sent_bytes) == (1, 1, 1, 123)
-            again = await opened(caller)
-            assert again.stacks == answer.stacks
-            same = await reads.enter(again.source.ticket, 0)
-            assert (same.checkpoint, reads.taken) == (source.checkpoint, 1)
-            other = await reads.enter((await opened(caller, OTHER)).source.ticket)
-            assert (other.checkpoint != source.checkpoint, reads.taken) == (True, 2)
-            for one in (source, same, other, other):
-                rig.stream_service.close_source(one)
-            assert rig.stream_service.streams == 0
-
-    with_transfers(tmp_path, story, LIMITS)
+pytestmark = runs_in(with_transfers, LIMITS)
 
 
-def test_each_run_of_a_job_reads_a_point_of_its_own(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            barriers = rig.control.barriers
-            first, second = await reads.enter(ticket, run="query 1"), await reads.enter(ticket, run="query 2")
-            same = await reads.enter(ticket, 0, run="query 1")
-            assert (first.checkpoint != second.checkpoint, same.checkpoint) == (True, first.checkpoint)
-            assert reads.taken == 3, "one that was opened, and one for each run, taken when it came"
-            assert rig.control.barriers == barriers + 2
-            for one in (first, second, same):
-                rig.stream_service.close_source(one)
-            await reads.idle()
-            assert (await rig.status(caller)).reads == 0
+async def test_a_read_is_told_where_and_how_much_and_reads_one_point(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        answer = await opened(caller)
+        (asked,) = rig.shard.asked
+        assert isinstance(asked, CheckpointRequest)
+        assert (asked.session, asked.table, asked.range, asked.version) == (None, TABLE, WHOLE_RING, VERSION)
+        assert (answer.source.host, answer.source.flight) == (OURS.host, FLIGHT)
+        assert answer.stacks == (StackSizeEstimate(WHOLE_RING, LAYER_BYTES, ROWS),)
+        source = await reads.enter(answer.source.ticket)
+        assert (source.session, source.table, source.schema.name) == (None, TABLE, "small")
+        assert source.machine == answer.source.machine
+        assert (Path(source.folder) / source.machine).exists()
+        assert (Path(source.folder) / source.parts[0].layers[0].folder / "000009.sst").exists()
+        await rig.stream_service.admit_sending(source, 123)
+        status = await rig.status(caller)
+        assert (status.reads, status.checkpoints, status.streams, status.sent_bytes) == (1, 1, 1, 123)
+        again = await opened(caller)
+        assert again.stacks == answer.stacks
+        same = await reads.enter(again.source.ticket, 0)
+        assert (same.checkpoint, reads.taken) == (source.checkpoint, 1)
+        other = await reads.enter((await opened(caller, OTHER)).source.ticket)
+        assert (other.checkpoint != source.checkpoint, reads.taken) == (True, 2)
+        for one in (source, same, other, other):
+            rig.stream_service.close_source(one)
+        assert rig.stream_service.streams == 0
 
-    with_transfers(tmp_path, story, LIMITS)
+
+async def test_each_run_of_a_job_reads_a_point_of_its_own(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        barriers = rig.control.barriers
+        first, second = await reads.enter(ticket, run="query 1"), await reads.enter(ticket, run="query 2")
+        same = await reads.enter(ticket, 0, run="query 1")
+        assert (first.checkpoint != second.checkpoint, same.checkpoint) == (True, first.checkpoint)
+        assert reads.taken == 3, "one that was opened, and one for each run, taken when it came"
+        assert rig.control.barriers == barriers + 2
+        for one in (first, second, same):
+            rig.stream_service.close_source(one)
+        await reads.idle()
+        assert (await rig.status(caller)).reads == 0
 
 
-def test_what_nobody_uses_goes_and_is_taken_again_by_its_ticket(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            first = await reads.enter(ticket)
+async def test_what_nobody_uses_goes_and_is_taken_again_by_its_ticket(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        first = await reads.enter(ticket)
+        reads.clock.ahead_ms += 2 * IDLE_MS
+        await reads.swept()
+        assert (await rig.status(caller)).reads == 1, "a stream under way keeps it"
+        assert is_there(first)
+        rig.stream_service.close_source(first)
+        await reads.swept()
+        assert (await rig.status(caller)).reads == 1, "its time begins with the end of the last stream"
+        await reads.idle()
+        assert (await rig.status(caller)).reads == 0
+        barriers = rig.control.barriers
+        second = await reads.enter(ticket)
+        assert (second.checkpoint != first.checkpoint, reads.taken) == (True, 2)
+        assert rig.control.barriers == barriers + 1
+        assert rig.shard.asked[-1].version == VERSION
+        rig.stream_service.close_source(second)
+        rig.control.has_quorum = False
+        kept = await reads.enter(ticket)
+        rig.stream_service.close_source(kept)
+        await reads.idle()
+        with pytest.raises(Unavailable, match="no quorum"):
+            await reads.enter(ticket)
+        assert (await rig.status(caller)).reads == 0
+
+
+async def test_it_is_taken_by_a_topology_that_is_as_new_as_the_question(rig: TransferRig, /, tmp_path: Path) -> None:
+    """Others have seen a tablet leave, and write elsewhere; this process has not heard of it yet."""
+    reads = ReadRig(rig)
+    reads.on_tablets(OWN, OWN)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        await reads.idle()
+        moved = reads.tablets(OWN, AWAY)
+        rig.control.change(moved, told=False)
+        with pytest.raises(Unavailable, match="has not come here"):
+            await reads.enter(ticket, 1)
+        assert reads.taken == 1
+        rig.control.change(moved)
+        with pytest.raises(Stale, match="no whole copy"):
+            await reads.enter(ticket, 1)
+        rig.stream_service.close_source(await reads.enter(ticket, 0))
+
+
+async def test_one_takes_it_for_all_who_ask_at_once(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        await reads.idle()
+        rig.shard.gate.clear()
+        async with asyncio.TaskGroup() as tasks:
+            asking = [tasks.create_task(reads.enter(ticket)) for _ in range(5)]
+            asking.append(tasks.create_task(reads.enter(ticket, 1)))
+            await rig.until(lambda: reads.taken == 2)
             reads.clock.ahead_ms += 2 * IDLE_MS
             await reads.swept()
-            assert (await rig.status(caller)).reads == 1, "a stream under way keeps it"
-            assert is_there(first)
-            rig.stream_service.close_source(first)
-            await reads.swept()
-            assert (await rig.status(caller)).reads == 1, "its time begins with the end of the last stream"
-            await reads.idle()
-            assert (await rig.status(caller)).reads == 0
-            barriers = rig.control.barriers
-            second = await reads.enter(ticket)
-            assert (second.checkpoint != first.checkpoint, reads.taken) == (True, 2)
-            assert rig.control.barriers == barriers + 1
-            assert rig.shard.asked[-1].version == VERSION
-            rig.stream_service.close_source(second)
-            rig.control.has_quorum = False
-            kept = await reads.enter(ticket)
-            rig.stream_service.close_source(kept)
-            await reads.idle()
-            with pytest.raises(Unavailable, match="no quorum"):
-                await reads.enter(ticket)
-            assert (await rig.status(caller)).reads == 0
-
-    with_transfers(tmp_path, story, LIMITS)
+            rig.shard.gate.set()
+        sources = [one.result() for one in asking]
+        assert (len({one.checkpoint for one in sources}), reads.taken) == (1, 2)
+        assert (await rig.status(caller)).streams == 6
+        for one in sources:
+            rig.stream_service.close_source(one)
 
 
-def test_it_is_taken_by_a_topology_that_is_as_new_as_the_question(tmp_path: Path) -> None:
-    """Others have seen a tablet leave, and write elsewhere; this process has not heard of it yet."""
+async def test_the_next_takes_it_where_the_first_gave_up_or_failed(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        await reads.idle()
+        rig.shard.gate.clear()
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(reads.enter(ticket))
+            await rig.until(lambda: reads.taken == 2)
+            second = tasks.create_task(reads.enter(ticket))
+            first.cancel()
+            await rig.until(lambda: reads.taken == 3)
+            rig.shard.gate.set()
+        assert first.cancelled()
+        rig.stream_service.close_source(second.result())
+        await reads.idle()
+        rig.shard.failure = Corruption("a layer is damaged")
+        with pytest.raises(Corruption):
+            await reads.enter(ticket)
+        assert (rig.stream_service.streams, (await rig.status(caller)).reads, rig.below("checkpoints")) == (
+            0,
+            0,
+            [],
+        )
 
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        reads.on_tablets(OWN, OWN)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            await reads.idle()
-            moved = reads.tablets(OWN, AWAY)
-            rig.control.change(moved, told=False)
-            with pytest.raises(Unavailable, match="has not come here"):
-                await reads.enter(ticket, 1)
-            assert reads.taken == 1
+
+async def test_a_range_that_is_not_owned_is_refused_and_never_empty(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    reads.on_tablets(OWN, AWAY)
+    async with rig.life() as caller:
+        answer = await opened(caller)
+        assert [one.range for one in answer.stacks] == [HALVES[0]]
+        rig.stream_service.close_source(await reads.enter(answer.source.ticket, 0))
+        for number in (1, None):
+            with pytest.raises(Stale, match="no whole copy"):
+                await reads.enter(answer.source.ticket, number)
+        assert (await reads.told("bulk_refused_total"))[("not_owned",)] == 2
+        assert await reads.told("bulk_reads") == {(): 1}
+        assert await reads.told("bulk_read_checkpoints_total") == {(): 1}
+        assert rig.stream_service.streams == 0
+
+
+async def test_a_tablet_that_moves_away_is_read_to_the_end_by_who_began(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    reads.on_tablets(OWN, OWN)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        source = await reads.enter(ticket, 1)
+        reads.move(OWN, AWAY)
+        await reads.settled(NEXT)
+        await rig.stream_service.admit_sending(source, 1)
+        rig.stream_service.close_source(source)
+        later = await reads.enter(ticket, 1)
+        assert later.checkpoint == source.checkpoint
+        rig.stream_service.close_source(later)
+        assert (len((await opened(caller)).stacks), reads.taken) == (2, 1), "by the plan of then it is still there"
+        await reads.idle()
+        with pytest.raises(Stale, match="no whole copy"):
+            await reads.enter(ticket, 1)
+
+
+async def test_a_tablet_that_came_is_there_for_who_opens_the_read_again(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    reads.on_tablets(OWN, AWAY)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        before = await reads.enter(ticket, 0)
+        reads.move(OWN, OWN)
+        await reads.settled(NEXT)
+        with pytest.raises(Stale, match="no whole copy"):
+            await reads.enter(ticket, 1)
+        assert len((await opened(caller)).stacks) == 1, "who plans by the old version needs no more"
+        answer = await opened(caller, version=NEXT)
+        assert ([one.range for one in answer.stacks], reads.taken) == (list(HALVES), 2)
+        with pytest.raises(Stale, match="no whole copy"):
+            await reads.enter(ticket, 1)
+        after = await reads.enter(answer.source.ticket, 1)
+        assert after.checkpoint != before.checkpoint
+        await reads.swept()
+        assert is_there(before), "somebody reads it still"
+        await rig.stream_service.admit_sending(before, 1)
+        rig.stream_service.close_source(before)
+        await rig.until(lambda: not is_there(before))
+        await rig.stream_service.admit_sending(after, 1)
+        rig.stream_service.close_source(after)
+
+
+async def test_a_replica_that_left_and_came_back_is_another_one(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    reads.on_tablets(OWN, OWN)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        reads.move(AWAY, AWAY)
+        reads.move(OWN, OWN)
+        rig.shard.first_life += 1
+        await reads.settled(NEXT + 1)
+        rig.stream_service.close_source(await reads.enter(ticket))
+        await reads.idle()
+        rig.stream_service.close_source(await reads.enter(ticket, 0))
+        with pytest.raises(Stale, match="that it had when the read was planned"):
+            await reads.enter(ticket, 1)
+        again = (await opened(caller, version=NEXT + 1)).source.ticket
+        rig.stream_service.close_source(await reads.enter(again))
+        rig.control.change({})
+        taken = reads.taken
+        await opened(caller, version=NEXT + 2)
+        assert reads.taken == taken, "a version that is about something else"
+        reads.move(AWAY, OWN)
+        reads.move(OWN, OWN)
+        await opened(caller, version=NEXT + 4)
+        assert reads.taken == taken + 1, "what is kept is of replicas that left"
+
+
+async def test_a_shard_may_be_ahead_or_lose_a_replica_meanwhile(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    reads.on_tablets(OWN, OWN)
+    async with rig.life() as caller:
+        rig.shard.version = NEXT
+        moved = reads.tablets(OWN, AWAY)
+        with pytest.raises(Stale, match=f"version {NEXT} .* has not come"):
+            await opened(caller)
+        assert (rig.below("checkpoints"), reads.taken) == ([], 3)
+        async with asyncio.TaskGroup() as tasks:
+            opening = tasks.create_task(opened(caller))
+            await rig.until(lambda: reads.taken == 4)
             rig.control.change(moved)
-            with pytest.raises(Stale, match="no whole copy"):
-                await reads.enter(ticket, 1)
-            rig.stream_service.close_source(await reads.enter(ticket, 0))
-
-    with_transfers(tmp_path, story, LIMITS)
-
-
-def test_one_takes_it_for_all_who_ask_at_once(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            await reads.idle()
-            rig.shard.gate.clear()
-            async with asyncio.TaskGroup() as tasks:
-                asking = [tasks.create_task(reads.enter(ticket)) for _ in range(5)]
-                asking.append(tasks.create_task(reads.enter(ticket, 1)))
-                await rig.until(lambda: reads.taken == 2)
-                reads.clock.ahead_ms += 2 * IDLE_MS
-                await reads.swept()
-                rig.shard.gate.set()
-            sources = [one.result() for one in asking]
-            assert (len({one.checkpoint for one in sources}), reads.taken) == (1, 2)
-            assert (await rig.status(caller)).streams == 6
-            for one in sources:
-                rig.stream_service.close_source(one)
-
-    with_transfers(tmp_path, story, LIMITS)
+        assert [one.range for one in opening.result().stacks] == [HALVES[0]]
+        rig.shard.stale = 2
+        assert len((await opened(caller, OTHER)).stacks) == 1
+        rig.shard.stale = 3
+        with pytest.raises(Stale, match="left"):
+            await opened(caller, ReadId(uuid.UUID(int=3)))
 
 
-def test_the_next_takes_it_where_the_first_gave_up_or_failed(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            await reads.idle()
-            rig.shard.gate.clear()
-            async with asyncio.TaskGroup() as tasks:
-                first = tasks.create_task(reads.enter(ticket))
-                await rig.until(lambda: reads.taken == 2)
-                second = tasks.create_task(reads.enter(ticket))
-                first.cancel()
-                await rig.until(lambda: reads.taken == 3)
-                rig.shard.gate.set()
-            assert first.cancelled()
-            rig.stream_service.close_source(second.result())
-            await reads.idle()
-            rig.shard.failure = Corruption("a layer is damaged")
-            with pytest.raises(Corruption):
-                await reads.enter(ticket)
-            assert (rig.stream_service.streams, (await rig.status(caller)).reads, rig.below("checkpoints")) == (
-                0,
-                0,
-                [],
-            )
-
-    with_transfers(tmp_path, story, LIMITS)
-
-
-def test_a_range_that_is_not_owned_is_refused_and_never_empty(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        reads.on_tablets(OWN, AWAY)
-        async with rig.life() as caller:
-            answer = await opened(caller)
-            assert [one.range for one in answer.stacks] == [HALVES[0]]
-            rig.stream_service.close_source(await reads.enter(answer.source.ticket, 0))
-            for number in (1, None):
-                with pytest.raises(Stale, match="no whole copy"):
-                    await reads.enter(answer.source.ticket, number)
-            assert (await reads.told("bulk_refused_total"))[("not_owned",)] == 2
-            assert await reads.told("bulk_reads") == {(): 1}
-            assert await reads.told("bulk_read_checkpoints_total") == {(): 1}
-            assert rig.stream_service.streams == 0
-
-    with_transfers(tmp_path, story, LIMITS)
-
-
-def test_a_tablet_that_moves_away_is_read_to_the_end_by_who_began(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        reads.on_tablets(OWN, OWN)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            source = await reads.enter(ticket, 1)
-            reads.move(OWN, AWAY)
-            await reads.settled(NEXT)
-            await rig.stream_service.admit_sending(source, 1)
-            rig.stream_service.close_source(source)
-            later = await reads.enter(ticket, 1)
-            assert later.checkpoint == source.checkpoint
-            rig.stream_service.close_source(later)
-            assert (len((await opened(caller)).stacks), reads.taken) == (2, 1), "by the plan of then it is still there"
-            await reads.idle()
-            with pytest.raises(Stale, match="no whole copy"):
-                await reads.enter(ticket, 1)
-
-    with_transfers(tmp_path, story, LIMITS)
-
-
-def test_a_tablet_that_came_is_there_for_who_opens_the_read_again(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        reads.on_tablets(OWN, AWAY)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            before = await reads.enter(ticket, 0)
-            reads.move(OWN, OWN)
-            await reads.settled(NEXT)
-            with pytest.raises(Stale, match="no whole copy"):
-                await reads.enter(ticket, 1)
-            assert len((await opened(caller)).stacks) == 1, "who plans by the old version needs no more"
-            answer = await opened(caller, version=NEXT)
-            assert ([one.range for one in answer.stacks], reads.taken) == (list(HALVES), 2)
-            with pytest.raises(Stale, match="no whole copy"):
-                await reads.enter(ticket, 1)
-            after = await reads.enter(answer.source.ticket, 1)
-            assert after.checkpoint != before.checkpoint
-            await reads.swept()
-            assert is_there(before), "somebody reads it still"
-            await rig.stream_service.admit_sending(before, 1)
-            rig.stream_service.close_source(before)
-            await rig.until(lambda: not is_there(before))
-            await rig.stream_service.admit_sending(after, 1)
-            rig.stream_service.close_source(after)
-
-    with_transfers(tmp_path, story, LIMITS)
-
-
-def test_a_replica_that_left_and_came_back_is_another_one(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        reads.on_tablets(OWN, OWN)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            reads.move(AWAY, AWAY)
-            reads.move(OWN, OWN)
-            rig.shard.first_life += 1
-            await reads.settled(NEXT + 1)
-            rig.stream_service.close_source(await reads.enter(ticket))
-            await reads.idle()
-            rig.stream_service.close_source(await reads.enter(ticket, 0))
-            with pytest.raises(Stale, match="that it had when the read was planned"):
-                await reads.enter(ticket, 1)
-            again = (await opened(caller, version=NEXT + 1)).source.ticket
-            rig.stream_service.close_source(await reads.enter(again))
-            rig.control.change({})
-            taken = reads.taken
-            await opened(caller, version=NEXT + 2)
-            assert reads.taken == taken, "a version that is about something else"
-            reads.move(AWAY, OWN)
-            reads.move(OWN, OWN)
-            await opened(caller, version=NEXT + 4)
-            assert reads.taken == taken + 1, "what is kept is of replicas that left"
-
-    with_transfers(tmp_path, story, LIMITS)
-
-
-def test_a_shard_may_be_ahead_or_lose_a_replica_meanwhile(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        reads.on_tablets(OWN, OWN)
-        async with rig.life() as caller:
-            rig.shard.version = NEXT
-            moved = reads.tablets(OWN, AWAY)
-            with pytest.raises(Stale, match=f"version {NEXT} .* has not come"):
-                await opened(caller)
-            assert (rig.below("checkpoints"), reads.taken) == ([], 3)
-            async with asyncio.TaskGroup() as tasks:
-                opening = tasks.create_task(opened(caller))
-                await rig.until(lambda: reads.taken == 4)
-                rig.control.change(moved)
-            assert [one.range for one in opening.result().stacks] == [HALVES[0]]
-            rig.shard.stale = 2
-            assert len((await opened(caller, OTHER)).stacks) == 1
-            rig.shard.stale = 3
-            with pytest.raises(Stale, match="left"):
-                await opened(caller, ReadId(uuid.UUID(int=3)))
-
-    with_transfers(tmp_path, story, LIMITS)
-
-
-def test_rows_are_read_by_the_schema_that_the_shards_had(tmp_path: Path) -> None:
+async def test_rows_are_read_by_the_schema_that_the_shards_had(rig: TransferRig, /, tmp_path: Path) -> None:
     """A column is added while the files are linked: rows with it may be in them."""
-
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            rig.shard.gate.clear()
-            async with asyncio.TaskGroup() as tasks:
-                opening = tasks.create_task(opened(caller))
-                await rig.until(lambda: reads.taken == 1)
-                changed = encode_schema(msgspec.structs.replace(SMALL, name="changed"))
-                rig.control.change({table_key(TABLE): Table(TABLE, "ks", "changed", definition=changed)})
-                rig.shard.version = NEXT
-                rig.shard.gate.set()
-            source = await reads.enter(opening.result().source.ticket)
-            assert source.schema.name == "changed"
-            rig.stream_service.close_source(source)
-
-    with_transfers(tmp_path, story, LIMITS)
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        rig.shard.gate.clear()
+        async with asyncio.TaskGroup() as tasks:
+            opening = tasks.create_task(opened(caller))
+            await rig.until(lambda: reads.taken == 1)
+            changed = encode_schema(msgspec.structs.replace(SMALL, name="changed"))
+            rig.control.change({table_key(TABLE): Table(TABLE, "ks", "changed", definition=changed)})
+            rig.shard.version = NEXT
+            rig.shard.gate.set()
+        source = await reads.enter(opening.result().source.ticket)
+        assert source.schema.name == "changed"
+        rig.stream_service.close_source(source)
 
 
-def test_a_dropped_table_is_not_read_and_keeps_nothing(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            request = OpenTableReadRequest(READ, TableId(uuid.UUID(int=1)), VERSION, LIFE_MS)
-            with pytest.raises(NotFound, match="it was dropped"):
-                await caller.call(OPEN_TABLE_READ, request, CALL_MS)
-            ticket = (await opened(caller)).source.ticket
-            source = await reads.enter(ticket)
+async def test_a_dropped_table_is_not_read_and_keeps_nothing(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        request = OpenTableReadRequest(READ, TableId(uuid.UUID(int=1)), VERSION, LIFE_MS)
+        with pytest.raises(NotFound, match="it was dropped"):
+            await caller.call(OPEN_TABLE_READ, request, CALL_MS)
+        ticket = (await opened(caller)).source.ticket
+        source = await reads.enter(ticket)
+        rig.control.change({table_key(TABLE): None})
+        await rig.until(lambda: rig.below("checkpoints") == [])
+        assert (rig.stream_service.streams, (await rig.status(caller)).reads) == (0, 0), (
+            "one that is frozen keeps no place"
+        )
+        with pytest.raises(Refused, match="its table was dropped"):
+            await rig.stream_service.admit_sending(source, 5)
+        rig.stream_service.close_source(source)
+        with pytest.raises(NotFound, match="it was dropped"):
+            await reads.enter(ticket)
+        with pytest.raises(NotFound, match="it was dropped"):
+            await opened(caller)
+        assert rig.below("checkpoints") == []
+
+
+async def test_a_table_that_is_dropped_while_its_checkpoint_is_taken(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        rig.shard.gate.clear()
+        async with asyncio.TaskGroup() as tasks:
+            opening = tasks.create_task(_not_found(caller))
+            await rig.until(lambda: reads.taken == 1)
             rig.control.change({table_key(TABLE): None})
-            await rig.until(lambda: rig.below("checkpoints") == [])
-            assert (rig.stream_service.streams, (await rig.status(caller)).reads) == (0, 0), (
-                "one that is frozen keeps no place"
-            )
-            with pytest.raises(Refused, match="its table was dropped"):
-                await rig.stream_service.admit_sending(source, 5)
-            rig.stream_service.close_source(source)
-            with pytest.raises(NotFound, match="it was dropped"):
-                await reads.enter(ticket)
-            with pytest.raises(NotFound, match="it was dropped"):
-                await opened(caller)
-            assert rig.below("checkpoints") == []
-
-    with_transfers(tmp_path, story, LIMITS)
-
-
-def test_a_table_that_is_dropped_while_its_checkpoint_is_taken(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            rig.shard.gate.clear()
-            async with asyncio.TaskGroup() as tasks:
-                opening = tasks.create_task(_not_found(caller))
-                await rig.until(lambda: reads.taken == 1)
-                rig.control.change({table_key(TABLE): None})
-                await reads.settled(NEXT)
-                await reads.swept()
-                rig.shard.gate.set()
-                await opening
-            assert (rig.below("checkpoints"), (await rig.status(caller)).reads) == ([], 0)
-
-    with_transfers(tmp_path, story, LIMITS)
+            await reads.settled(NEXT)
+            await reads.swept()
+            rig.shard.gate.set()
+            await opening
+        assert (rig.below("checkpoints"), (await rig.status(caller)).reads) == ([], 0)
 
 
 async def _not_found(caller: RpcClientConnection) -> None:
@@ -397,29 +356,26 @@ async def _not_found(caller: RpcClientConnection) -> None:
         await opened(caller)
 
 
-def test_a_ticket_ends_and_ends_what_hangs_by_it(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            ticket = (await opened(caller, life_ms=IDLE_MS)).source.ticket
-            source = await reads.enter(ticket)
-            reads.clock.ahead_ms += IDLE_MS
-            await rig.until(lambda: rig.below("checkpoints") == [])
-            with pytest.raises(Refused, match="expired"):
-                await rig.stream_service.admit_sending(source, 1)
-            with pytest.raises(Refused, match="expired"):
-                await reads.enter(ticket)
-            assert (rig.stream_service.streams, (await rig.status(caller)).reads) == (0, 0)
-            (source, _) = await _kept_by_a_longer_one(reads, caller)
-            rig.stream_service.close_source(source)
-            most = (await opened(caller, life_ms=1 << 60)).source.ticket
-            reads.clock.ahead_ms += LIMITS.read_life_ms_max
-            with pytest.raises(Refused, match="expired"):
-                await reads.enter(most)
-            with pytest.raises(InvalidRequest, match="cannot live"):
-                await opened(caller, life_ms=0)
-
-    with_transfers(tmp_path, story, LIMITS)
+async def test_a_ticket_ends_and_ends_what_hangs_by_it(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        ticket = (await opened(caller, life_ms=IDLE_MS)).source.ticket
+        source = await reads.enter(ticket)
+        reads.clock.ahead_ms += IDLE_MS
+        await rig.until(lambda: rig.below("checkpoints") == [])
+        with pytest.raises(Refused, match="expired"):
+            await rig.stream_service.admit_sending(source, 1)
+        with pytest.raises(Refused, match="expired"):
+            await reads.enter(ticket)
+        assert (rig.stream_service.streams, (await rig.status(caller)).reads) == (0, 0)
+        (source, _) = await _kept_by_a_longer_one(reads, caller)
+        rig.stream_service.close_source(source)
+        most = (await opened(caller, life_ms=1 << 60)).source.ticket
+        reads.clock.ahead_ms += LIMITS.read_life_ms_max
+        with pytest.raises(Refused, match="expired"):
+            await reads.enter(most)
+        with pytest.raises(InvalidRequest, match="cannot live"):
+            await opened(caller, life_ms=0)
 
 
 async def _kept_by_a_longer_one(reads: ReadRig, caller: RpcClientConnection) -> tuple[SourceStream, bytes]:
@@ -431,48 +387,44 @@ async def _kept_by_a_longer_one(reads: ReadRig, caller: RpcClientConnection) -> 
     return source, long
 
 
-def test_a_process_that_starts_anew_keeps_none_and_takes_what_it_is_asked_for(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life(job()) as caller:
-            transfer = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
-            ticket = (await opened(caller)).source.ticket
-            first = await reads.enter(ticket)
-        assert is_there(first)
-        async with rig.life(job()) as caller:
-            assert not is_there(first)
-            status = await rig.status(caller)
-            assert (status.reads, status.checkpoints) == (0, 1)
-            second = await reads.enter(ticket)
-            assert second.checkpoint != first.checkpoint
-            await reads.swept()
-            assert is_there(second)
-            rig.stream_service.close_source(second)
-            rig.stream_service.close_source(rig.stream_service.open_source(transfer.ticket))
+async def test_a_process_that_starts_anew_keeps_none_and_takes_what_it_is_asked_for(
+    rig: TransferRig, /, tmp_path: Path
+) -> None:
+    reads = ReadRig(rig)
+    async with rig.life(job()) as caller:
+        transfer = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
+        ticket = (await opened(caller)).source.ticket
+        first = await reads.enter(ticket)
+    assert is_there(first)
+    async with rig.life(job()) as caller:
+        assert not is_there(first)
+        status = await rig.status(caller)
+        assert (status.reads, status.checkpoints) == (0, 1)
+        second = await reads.enter(ticket)
+        assert second.checkpoint != first.checkpoint
+        await reads.swept()
+        assert is_there(second)
+        rig.stream_service.close_source(second)
+        rig.stream_service.close_source(rig.stream_service.open_source(transfer.ticket))
 
-    with_transfers(tmp_path, story, LIMITS)
 
-
-def test_room_comes_back_when_a_read_is_closed(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life() as caller:
-            ticket = (await opened(caller)).source.ticket
-            await caller.call(CLOSE_TABLE_READ, CloseTableReadRequest(READ), CALL_MS)
-            assert rig.below("checkpoints") == []
-            await caller.call(CLOSE_TABLE_READ, CloseTableReadRequest(READ), CALL_MS)
-            source = await reads.enter(ticket)
-            await caller.call(CLOSE_TABLE_READ, CloseTableReadRequest(READ), CALL_MS)
-            await rig.stream_service.admit_sending(source, 1)
-            beside = await reads.enter(ticket)
-            assert beside.checkpoint == source.checkpoint
-            rig.stream_service.close_source(source)
-            await reads.swept()
-            assert is_there(beside)
-            rig.stream_service.close_source(beside)
-            await rig.until(lambda: rig.below("checkpoints") == [])
-
-    with_transfers(tmp_path, story, LIMITS)
+async def test_room_comes_back_when_a_read_is_closed(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life() as caller:
+        ticket = (await opened(caller)).source.ticket
+        await caller.call(CLOSE_TABLE_READ, CloseTableReadRequest(READ), CALL_MS)
+        assert rig.below("checkpoints") == []
+        await caller.call(CLOSE_TABLE_READ, CloseTableReadRequest(READ), CALL_MS)
+        source = await reads.enter(ticket)
+        await caller.call(CLOSE_TABLE_READ, CloseTableReadRequest(READ), CALL_MS)
+        await rig.stream_service.admit_sending(source, 1)
+        beside = await reads.enter(ticket)
+        assert beside.checkpoint == source.checkpoint
+        rig.stream_service.close_source(source)
+        await reads.swept()
+        assert is_there(beside)
+        rig.stream_service.close_source(beside)
+        await rig.until(lambda: rig.below("checkpoints") == [])
 
 
 def test_so_many_are_kept_and_so_many_read(tmp_path: Path) -> None:
@@ -503,26 +455,23 @@ def test_so_many_are_kept_and_so_many_read(tmp_path: Path) -> None:
             rig.stream_service.close_source(kept)
             assert rig.stream_service.streams == 0
 
-    with_transfers(tmp_path, story, limits)
+    with_transfers(story, limits, tmp_path=tmp_path)
 
 
-def test_a_ticket_opens_what_it_is_for(tmp_path: Path) -> None:
-    async def story(rig: TransferRig) -> None:
-        reads = ReadRig(rig)
-        async with rig.life(job()) as caller:
-            transfer = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
-            ticket = (await opened(caller)).source.ticket
-            with pytest.raises(Refused, match="for a read, not for a get"):
-                rig.stream_service.open_source(ticket)
-            with pytest.raises(Refused, match="for a get, not for a read"):
-                await reads.enter(transfer.ticket)
-            with pytest.raises(Refused, match="not signed"):
-                await reads.enter(ticket[:-1] + bytes([ticket[-1] ^ 1]))
-            with pytest.raises(Refused, match="is of table"):
-                await _of_another_table(rig, caller)
-            assert (await rig.status(caller)).refused_tickets == 3
-
-    with_transfers(tmp_path, story, LIMITS)
+async def test_a_ticket_opens_what_it_is_for(rig: TransferRig, /, tmp_path: Path) -> None:
+    reads = ReadRig(rig)
+    async with rig.life(job()) as caller:
+        transfer = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
+        ticket = (await opened(caller)).source.ticket
+        with pytest.raises(Refused, match="for a read, not for a get"):
+            rig.stream_service.open_source(ticket)
+        with pytest.raises(Refused, match="for a get, not for a read"):
+            await reads.enter(transfer.ticket)
+        with pytest.raises(Refused, match="not signed"):
+            await reads.enter(ticket[:-1] + bytes([ticket[-1] ^ 1]))
+        with pytest.raises(Refused, match="is of table"):
+            await _of_another_table(rig, caller)
+        assert (await rig.status(caller)).refused_tickets == 3
 
 
 async def _of_another_table(rig: TransferRig, caller: RpcClientConnection) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.journal.on_disks import Machine
 
 from ebla.bulk.transfer_limits import RateLimiter, StreamLimit, TokenBucket, TransferLimits
@@ -40,17 +41,15 @@ def test_a_clock_that_stands_still_gives_nothing_away() -> None:
     assert bucket.wait_ms(100, 500) == 100
 
 
-def test_streams_together_keep_to_the_rate() -> None:
-    async def main(_disk: ProcessDisk) -> None:
-        rate = RateLimiter(TransferLimits(bytes_per_s=1000), LoopClock())
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(5):
-                tasks.create_task(_stream(rate, pieces=10, size=100))
-        assert 4.0 <= loop.time() - began <= 4.3, "the first second's worth was there"
-
-    Machine(1).run(main)
+@runs_in(lambda work: Machine(1).run(work))
+async def test_streams_together_keep_to_the_rate(_disk: ProcessDisk, /) -> None:
+    rate = RateLimiter(TransferLimits(bytes_per_s=1000), LoopClock())
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(5):
+            tasks.create_task(_stream(rate, pieces=10, size=100))
+    assert 4.0 <= loop.time() - began <= 4.3, "the first second's worth was there"
 
 
 async def _stream(rate: RateLimiter, pieces: int, size: int) -> None:
@@ -58,28 +57,24 @@ async def _stream(rate: RateLimiter, pieces: int, size: int) -> None:
         await rate.admit(size)
 
 
-def test_a_piece_that_would_wait_too_long_is_refused_at_once() -> None:
-    async def main(_disk: ProcessDisk) -> None:
-        rate = RateLimiter(TransferLimits(bytes_per_s=1000, rate_wait_ms=2_000), LoopClock())
-        await rate.admit(1000)
-        async with asyncio.TaskGroup() as tasks:
-            waiting = [tasks.create_task(rate.admit(900)) for _ in range(2)]
-            await asyncio.sleep(0.001)
-            with pytest.raises(Overloaded, match="1000 bytes a second"):
-                await rate.admit(900)
-            await asyncio.wait(waiting)
-        await rate.admit(900)
-
-    Machine(1).run(main)
+@runs_in(lambda work: Machine(1).run(work))
+async def test_a_piece_that_would_wait_too_long_is_refused_at_once(_disk: ProcessDisk, /) -> None:
+    rate = RateLimiter(TransferLimits(bytes_per_s=1000, rate_wait_ms=2_000), LoopClock())
+    await rate.admit(1000)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(rate.admit(900)) for _ in range(2)]
+        await asyncio.sleep(0.001)
+        with pytest.raises(Overloaded, match="1000 bytes a second"):
+            await rate.admit(900)
+        await asyncio.wait(waiting)
+    await rate.admit(900)
 
 
-def test_without_a_rate_nothing_waits() -> None:
-    async def main(_disk: ProcessDisk) -> None:
-        began = asyncio.get_running_loop().time()
-        await RateLimiter(TransferLimits(), LoopClock()).admit(1 << 40)
-        assert asyncio.get_running_loop().time() == began
-
-    Machine(1).run(main)
+@runs_in(lambda work: Machine(1).run(work))
+async def test_without_a_rate_nothing_waits(_disk: ProcessDisk, /) -> None:
+    began = asyncio.get_running_loop().time()
+    await RateLimiter(TransferLimits(), LoopClock()).admit(1 << 40)
+    assert asyncio.get_running_loop().time() == began
 
 
 def test_streams_are_counted() -> None:

@@ -282,11 +282,11 @@ def take_of(session: SessionId = SESSION) -> TakeCheckpointRequest:
 
 
 def with_transfers(
-    folder: Path, story: Callable[[TransferRig], Awaitable[None]], limits: TransferLimits | None = None
+    story: Callable[[TransferRig], Awaitable[None]], limits: TransferLimits | None = None, *, tmp_path: Path
 ) -> None:
     async def main() -> None:
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-            rig = TransferRig(tasks, folder, limits or TransferLimits(sweep_ms=50))
+            rig = TransferRig(tasks, tmp_path, limits or TransferLimits(sweep_ms=50))
             await rig.transport.listen(CONTROL, rig.control.server.accept)
             await rig.transport.listen(SHARD, rig.shard.server.accept)
             await story(rig)

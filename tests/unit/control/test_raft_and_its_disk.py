@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from tests.async_tests import runs_in
 from tests.unit.control.raft.test_driver import ALONE, CLIENT, Peer, add_one, running, simulate
 
 from ebla.raft.effects import LogWrite
@@ -13,36 +14,34 @@ from ebla.sim.world import World
 TWO, THREE = PeerId(2), PeerId(3)
 
 
-def test_a_leader_waits_on_its_loop_only_while_no_commit_gets_past_its_own_disk() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-        tried_at: list[int] = []
+@runs_in(simulate)
+async def test_a_leader_waits_on_its_loop_only_while_no_commit_gets_past_its_own_disk(world: World, /) -> None:
+    peer = Peer(world)
+    tried_at: list[int] = []
 
-        async def write_one(serial: int) -> None:
-            peer.server.propose(add_one(serial), EntryKind.COMMAND)
-            async with asyncio.timeout(5):
-                await peer.machine.wait_answer(CLIENT, serial)
+    async def write_one(serial: int) -> None:
+        peer.server.propose(add_one(serial), EntryKind.COMMAND)
+        async with asyncio.timeout(5):
+            await peer.machine.wait_answer(CLIENT, serial)
 
-        async def work() -> None:
-            await peer.lead()
+    async def work() -> None:
+        await peer.lead()
 
-            def note(writes: Sequence[LogWrite]) -> bool:
-                tried_at.extend(entry.index for write in writes for entry in write.entries)
-                return False
+        def note(writes: Sequence[LogWrite]) -> bool:
+            tried_at.extend(entry.index for write in writes for entry in write.entries)
+            return False
 
-            peer.server.log.persist_now = note  # type: ignore[method-assign]  # one log, from outside
-            held, own = peer.server._held, peer.server.core.peer
-            await write_one(1)
-            for index in range(1, 1 + ROUNDS_TO_RANK):
-                answer = AppendResponse(TWO, own, peer.server.core.term, index)
-                held.acknowledged(answer, Membership(voters=(own, TWO, THREE)))
-            await write_one(2)
-            last = peer.server.core.last_index
-            held.reset_ranking()
-            await write_one(3)
+        peer.server.log.persist_now = note  # type: ignore[method-assign]  # one log, from outside
+        held, own = peer.server._held, peer.server.core.peer
+        await write_one(1)
+        for index in range(1, 1 + ROUNDS_TO_RANK):
+            answer = AppendResponse(TWO, own, peer.server.core.term, index)
+            held.acknowledged(answer, Membership(voters=(own, TWO, THREE)))
+        await write_one(2)
+        last = peer.server.core.last_index
+        held.reset_ranking()
+        await write_one(3)
 
-            assert tried_at == [last]
+        assert tried_at == [last]
 
-        await running(peer, ALONE, work)
-
-    simulate(scenario)
+    await running(peer, ALONE, work)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.control.raft.test_driver import CLIENT, LEADER, THREE, Peer, add_one, running, simulate
 
 from ebla.raft.events import Campaign
@@ -18,6 +19,8 @@ from ebla.raft.messages import (
     VoteResponse,
 )
 from ebla.sim.world import World
+
+pytestmark = runs_in(simulate)
 
 
 async def lead_three(peer: Peer) -> int:
@@ -47,41 +50,35 @@ def appends(peer: Peer) -> list[tuple[PeerId, int, int]]:
     return [(one.to, len(one.entries), one.commit) for one in peer.wire.sent(Append) if isinstance(one, Append)]
 
 
-def test_a_commit_is_told_by_the_next_append_or_else_after_a_moment() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
+async def test_a_commit_is_told_by_the_next_append_or_else_after_a_moment(world: World, /) -> None:
+    peer = Peer(world)
 
-        async def work() -> None:
-            await lead_three(peer)
-            for serial in (1, 2):
-                peer.server.propose(add_one(serial), EntryKind.COMMAND)
-                await asyncio.sleep(0)
-                await commit_all(peer)
-            assert appends(peer) == [(LEADER, 1, 2), (PeerId(3), 1, 2), (LEADER, 1, 3), (PeerId(3), 1, 3)]
-            peer.wire.sendings.clear()
-            await asyncio.sleep(0.01)
-            assert appends(peer) == [(LEADER, 0, 4), (PeerId(3), 0, 4)]
-
-        await running(peer, THREE, work)
-
-    simulate(scenario)
-
-
-def test_a_peer_whose_proposal_it_was_is_told_at_once() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-
-        async def work() -> None:
-            await lead_three(peer)
-            peer.server.propose(add_one(1), EntryKind.COMMAND, PeerId(3))
+    async def work() -> None:
+        await lead_three(peer)
+        for serial in (1, 2):
+            peer.server.propose(add_one(serial), EntryKind.COMMAND)
             await asyncio.sleep(0)
-            peer.wire.sendings.clear()
             await commit_all(peer)
-            assert appends(peer) == [(PeerId(3), 0, 3)]
+        assert appends(peer) == [(LEADER, 1, 2), (PeerId(3), 1, 2), (LEADER, 1, 3), (PeerId(3), 1, 3)]
+        peer.wire.sendings.clear()
+        await asyncio.sleep(0.01)
+        assert appends(peer) == [(LEADER, 0, 4), (PeerId(3), 0, 4)]
 
-        await running(peer, THREE, work)
+    await running(peer, THREE, work)
 
-    simulate(scenario)
+
+async def test_a_peer_whose_proposal_it_was_is_told_at_once(world: World, /) -> None:
+    peer = Peer(world)
+
+    async def work() -> None:
+        await lead_three(peer)
+        peer.server.propose(add_one(1), EntryKind.COMMAND, PeerId(3))
+        await asyncio.sleep(0)
+        peer.wire.sendings.clear()
+        await commit_all(peer)
+        assert appends(peer) == [(PeerId(3), 0, 3)]
+
+    await running(peer, THREE, work)
 
 
 async def show_who_is_quick(peer: Peer) -> None:
@@ -94,123 +91,107 @@ async def show_who_is_quick(peer: Peer) -> None:
     peer.wire.sendings.clear()
 
 
-def test_who_is_not_needed_for_a_commit_has_its_appends_a_moment_later_as_one() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
+async def test_who_is_not_needed_for_a_commit_has_its_appends_a_moment_later_as_one(world: World, /) -> None:
+    peer = Peer(world)
 
-        async def work() -> None:
-            await lead_three(peer)
-            await show_who_is_quick(peer)
-            before = peer.server.core.commit_index
-            for serial in (101, 102, 103):
-                peer.server.propose(add_one(serial), EntryKind.COMMAND)
-                await asyncio.sleep(0)
-                await peer.hear(AppendResponse(LEADER, PeerId(1), peer.server.core.term, peer.server.core.last_index))
-                await peer.machine.wait_answer(CLIENT, serial)
-            assert appends(peer) == [(LEADER, 1, before), (LEADER, 1, before + 1), (LEADER, 1, before + 2)]
+    async def work() -> None:
+        await lead_three(peer)
+        await show_who_is_quick(peer)
+        before = peer.server.core.commit_index
+        for serial in (101, 102, 103):
+            peer.server.propose(add_one(serial), EntryKind.COMMAND)
+            await asyncio.sleep(0)
+            await peer.hear(AppendResponse(LEADER, PeerId(1), peer.server.core.term, peer.server.core.last_index))
+            await peer.machine.wait_answer(CLIENT, serial)
+        assert appends(peer) == [(LEADER, 1, before), (LEADER, 1, before + 1), (LEADER, 1, before + 2)]
+        peer.wire.sendings.clear()
+        await asyncio.sleep(0.1)
+        assert (PeerId(3), 3, before + 3) in appends(peer)
+
+    await running(peer, THREE, work)
+
+
+async def test_a_commit_that_waits_for_whom_it_was_held_from_waits_a_moment_only(world: World, /) -> None:
+    peer = Peer(world)
+
+    async def work() -> None:
+        await lead_three(peer)
+        await show_who_is_quick(peer)
+        # A heartbeat takes what is held along, so not every hold lasts to its end.
+        for serial in range(101, 105 + LATE_HOLDS_MAX):
+            peer.server.propose(add_one(serial), EntryKind.COMMAND)
+            await asyncio.sleep(1.5 * APPEND_HOLD_MS / 1000)
+            assert any(to == PeerId(3) and count for to, count, _ in appends(peer))
+            core = peer.server.core
+            await peer.hear(AppendResponse(PeerId(3), PeerId(1), core.term, core.last_index))
+            await peer.machine.wait_answer(CLIENT, serial)
             peer.wire.sendings.clear()
-            await asyncio.sleep(0.1)
-            assert (PeerId(3), 3, before + 3) in appends(peer)
+        await asyncio.sleep(0.1)
+        peer.wire.sendings.clear()
+        peer.server.propose(add_one(201), EntryKind.COMMAND)
+        await asyncio.sleep(0)
+        assert [to for to, _, _ in appends(peer)] == [LEADER, PeerId(3)]
 
-        await running(peer, THREE, work)
-
-    simulate(scenario)
-
-
-def test_a_commit_that_waits_for_whom_it_was_held_from_waits_a_moment_only() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-
-        async def work() -> None:
-            await lead_three(peer)
-            await show_who_is_quick(peer)
-            # A heartbeat takes what is held along, so not every hold lasts to its end.
-            for serial in range(101, 105 + LATE_HOLDS_MAX):
-                peer.server.propose(add_one(serial), EntryKind.COMMAND)
-                await asyncio.sleep(1.5 * APPEND_HOLD_MS / 1000)
-                assert any(to == PeerId(3) and count for to, count, _ in appends(peer))
-                core = peer.server.core
-                await peer.hear(AppendResponse(PeerId(3), PeerId(1), core.term, core.last_index))
-                await peer.machine.wait_answer(CLIENT, serial)
-                peer.wire.sendings.clear()
-            await asyncio.sleep(0.1)
-            peer.wire.sendings.clear()
-            peer.server.propose(add_one(201), EntryKind.COMMAND)
-            await asyncio.sleep(0)
-            assert [to for to, _, _ in appends(peer)] == [LEADER, PeerId(3)]
-
-        await running(peer, THREE, work)
-
-    simulate(scenario)
+    await running(peer, THREE, work)
 
 
-def test_what_is_held_leaves_before_what_follows_it_whoever_is_chosen_by_then() -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
+async def test_what_is_held_leaves_before_what_follows_it_whoever_is_chosen_by_then(world: World, /) -> None:
+    peer = Peer(world)
 
-        async def work() -> None:
-            await lead_three(peer)
-            await show_who_is_quick(peer)
-            first = peer.server.core.last_index + 1
-            peer.server.propose(add_one(101), EntryKind.COMMAND)
-            await asyncio.sleep(0)
-            peer.server._held.reset_ranking()
-            peer.server.propose(add_one(102), EntryKind.COMMAND)
-            await asyncio.sleep(0)
-            sent = [one for one in peer.wire.sent(Append) if isinstance(one, Append) and one.to == PeerId(3)]
-            assert [entry.index for one in sent for entry in one.entries] == [first, first + 1]
+    async def work() -> None:
+        await lead_three(peer)
+        await show_who_is_quick(peer)
+        first = peer.server.core.last_index + 1
+        peer.server.propose(add_one(101), EntryKind.COMMAND)
+        await asyncio.sleep(0)
+        peer.server._held.reset_ranking()
+        peer.server.propose(add_one(102), EntryKind.COMMAND)
+        await asyncio.sleep(0)
+        sent = [one for one in peer.wire.sent(Append) if isinstance(one, Append) and one.to == PeerId(3)]
+        assert [entry.index for one in sent for entry in one.entries] == [first, first + 1]
 
-        await running(peer, THREE, work)
-
-    simulate(scenario)
+    await running(peer, THREE, work)
 
 
 @pytest.mark.parametrize("asks_by", ["reading", "proposing"])
-def test_nothing_is_held_from_a_peer_that_waits(asks_by: str) -> None:
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
+async def test_nothing_is_held_from_a_peer_that_waits(world: World, /, asks_by: str) -> None:
+    peer = Peer(world)
 
-        async def work() -> None:
-            await lead_three(peer)
-            await show_who_is_quick(peer)
-            peer.server.propose(add_one(101), EntryKind.COMMAND)
-            await asyncio.sleep(0)
-            assert [to for to, _, _ in appends(peer)] == [LEADER]
-            if asks_by == "reading":
-                await peer.hear(ReadIndexRequest(PeerId(3), PeerId(1), b"a context"))
-            else:
-                peer.server.propose(add_one(102), EntryKind.COMMAND, PeerId(3))
-            await asyncio.sleep(0)
-            assert PeerId(3) in [to for to, _, _ in appends(peer)]
+    async def work() -> None:
+        await lead_three(peer)
+        await show_who_is_quick(peer)
+        peer.server.propose(add_one(101), EntryKind.COMMAND)
+        await asyncio.sleep(0)
+        assert [to for to, _, _ in appends(peer)] == [LEADER]
+        if asks_by == "reading":
+            await peer.hear(ReadIndexRequest(PeerId(3), PeerId(1), b"a context"))
+        else:
+            peer.server.propose(add_one(102), EntryKind.COMMAND, PeerId(3))
+        await asyncio.sleep(0)
+        assert PeerId(3) in [to for to, _, _ in appends(peer)]
 
-        await running(peer, THREE, work)
-
-    simulate(scenario)
+    await running(peer, THREE, work)
 
 
 @pytest.mark.parametrize("leaving", [1, 3])
-def test_a_change_of_members_is_told_before_it_is_applied(leaving: int) -> None:
+async def test_a_change_of_members_is_told_before_it_is_applied(world: World, /, leaving: int) -> None:
     """Once it is applied, who was removed is no longer known and a leader that removed itself leads no more: whoever
     did not hear by then waits for an election, or for ever."""
+    peer = Peer(world)
+    told_by_then: list[list[tuple[PeerId, int, int]]] = []
 
-    async def scenario(world: World) -> None:
-        peer = Peer(world)
-        told_by_then: list[list[tuple[PeerId, int, int]]] = []
+    async def work() -> None:
+        await lead_three(peer)
+        peer.on_applied = lambda _entry: told_by_then.append(appends(peer))
+        change = MembershipChange((MemberChange(MemberChangeKind.REMOVE, PeerId(leaving)),))
+        peer.server.propose(encode_change(change), EntryKind.MEMBERS)
+        await asyncio.sleep(0)
+        peer.wire.sendings.clear()
+        await commit_all(peer)
+        await asyncio.sleep(0.01)
+        assert told_by_then == [[(LEADER, 0, 3), (PeerId(3), 0, 3)]]
 
-        async def work() -> None:
-            await lead_three(peer)
-            peer.on_applied = lambda _entry: told_by_then.append(appends(peer))
-            change = MembershipChange((MemberChange(MemberChangeKind.REMOVE, PeerId(leaving)),))
-            peer.server.propose(encode_change(change), EntryKind.MEMBERS)
-            await asyncio.sleep(0)
-            peer.wire.sendings.clear()
-            await commit_all(peer)
-            await asyncio.sleep(0.01)
-            assert told_by_then == [[(LEADER, 0, 3), (PeerId(3), 0, 3)]]
-
-        await running(peer, THREE, work)
-
-    simulate(scenario)
+    await running(peer, THREE, work)
 
 
 # ---- reads

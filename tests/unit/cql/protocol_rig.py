@@ -201,12 +201,6 @@ class Wired:
         assert ready.opcode == Opcode.READY
 
 
-async def turns(count: int = 5) -> None:
-    """Lets what is ready run."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 def with_connection(work: Callable[[Wired], Coroutine[Any, Any, None]], parted: Parted | None = None) -> None:
     """Runs `work` on a connection that has greeted."""
 

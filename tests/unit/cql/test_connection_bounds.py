@@ -3,6 +3,7 @@
 import asyncio
 import struct
 
+from tests.async_tests import runs_in, settled
 from tests.unit.cql.protocol_rig import (
     AT_ONCE,
     Futures,
@@ -13,7 +14,6 @@ from tests.unit.cql.protocol_rig import (
     execute,
     query,
     request,
-    turns,
     with_connection,
 )
 
@@ -36,13 +36,13 @@ def test_with_too_many_under_way_nothing_more_is_read() -> None:
         assert list(futures.made) == [bytes([number]) for number in range(3)]
         assert not wired.outlet.reads()
         futures.made[b"\1"].set_result(None)
-        await turns()
+        await settled()
         assert list(futures.made)[-1] == b"\3"
         assert not wired.outlet.reads()
         for number in range(10):
             if not futures.made[bytes([number])].done():
                 futures.made[bytes([number])].set_result(None)
-            await turns()
+            await settled()
         assert wired.outlet.reads()
         assert sorted(each.stream for each in wired.outlet.taken()) == list(range(10))
 
@@ -59,7 +59,7 @@ def test_large_requests_count_by_their_bytes() -> None:
         assert len(futures.made) == 2
         assert not wired.outlet.reads()
         futures.made["x" * 600].set_result(None)
-        await turns()
+        await settled()
         assert len(futures.made) == 3
 
     with_connection(work, parted)
@@ -93,11 +93,11 @@ def test_a_client_that_does_not_read_is_not_read_from_and_closed_in_the_end() ->
         assert b"c" not in futures.made
         wired.outlet.queued_bytes = 100
         futures.made[b"a"].set_result(None)
-        await turns()
+        await settled()
         assert wired.outlet.closed is None
         wired.outlet.queued_bytes = 101
         futures.made[b"b"].set_result(None)
-        await turns()
+        await settled()
         assert wired.outlet.closed is not None
 
     with_connection(work, parted)
@@ -118,15 +118,13 @@ def test_a_client_that_reads_again_is_read_from_again() -> None:
     with_connection(work, parted)
 
 
-def test_before_the_greeting_only_little_is_taken() -> None:
-    async def work(wired: Wired) -> None:
-        other = Wired(Parted(limits=ConnectionLimits(first_request_bytes_max=100)), asyncio.TaskGroup())
-        (answer,) = other.ask(request(Opcode.STARTUP, b"\0" * 101))
-        assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-        assert other.outlet.closed is not None
-        wired.ask(query("x" * 70_000))
-
-    with_connection(work, Parted(limits=ConnectionLimits(first_request_bytes_max=1000)))
+@runs_in(with_connection, Parted(limits=ConnectionLimits(first_request_bytes_max=1000)))
+async def test_before_the_greeting_only_little_is_taken(wired: Wired, /) -> None:
+    other = Wired(Parted(limits=ConnectionLimits(first_request_bytes_max=100)), asyncio.TaskGroup())
+    (answer,) = other.ask(request(Opcode.STARTUP, b"\0" * 101))
+    assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
+    assert other.outlet.closed is not None
+    wired.ask(query("x" * 70_000))
 
 
 # ---- the end
@@ -140,7 +138,7 @@ def test_when_a_client_is_gone_nobody_waits_for_its_requests() -> None:
         wired.ask(execute(b"a"), execute(b"b"))
         futures.made[b"a"].set_exception(WriteTimeout("late"))
         wired.connection.lost()
-        await turns()
+        await settled()
         assert futures.made[b"b"].cancelled()
         assert wired.outlet.sent == b""
 
@@ -160,7 +158,7 @@ def test_a_task_of_a_client_that_is_gone_ends() -> None:
 
     async def work(wired: Wired) -> None:
         wired.ask(query("long"))
-        await turns()
+        await settled()
         wired.connection.lost()
         await ended.wait()
 
@@ -176,19 +174,17 @@ def test_it_ends_when_what_is_under_way_has_ended() -> None:
         assert not wired.outlet.reads()
         assert wired.outlet.closed is None
         futures.made[b"a"].set_result(None)
-        await turns()
+        await settled()
         assert [each.stream for each in wired.outlet.taken()] == [5]
         assert wired.outlet.closed == "the shard stops"
 
     with_connection(work, Parted(futures.told()))
 
 
-def test_an_idle_one_ends_at_once() -> None:
-    async def work(wired: Wired) -> None:
-        wired.connection.end("the shard stops")
-        assert wired.outlet.closed == "the shard stops"
-
-    with_connection(work)
+@runs_in(with_connection)
+async def test_an_idle_one_ends_at_once(wired: Wired, /) -> None:
+    wired.connection.end("the shard stops")
+    assert wired.outlet.closed == "the shard stops"
 
 
 def test_a_write_given_up_by_the_shard_is_told_of() -> None:
@@ -197,7 +193,7 @@ def test_a_write_given_up_by_the_shard_is_told_of() -> None:
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a"))
         futures.made[b"a"].cancel()
-        await turns()
+        await settled()
         (answer,) = wired.outlet.taken()
         assert error_of(answer)[0] == CqlCode.SERVER_ERROR
 

@@ -1,6 +1,5 @@
 """Guards that are entered by what the feed has brought. Those behind a read barrier: `replica/test_guards.py`."""
 
-import asyncio
 import uuid
 
 import pytest
@@ -77,17 +76,14 @@ def test_what_is_closed_late_or_unknown_is_refused() -> None:
     assert rig.guards.held == 0
 
 
-def test_catching_up_is_to_reach_a_barrier() -> None:
-    async def story() -> None:
-        rig = Rig()
-        rig.follow(OPEN)
-        rig.barriers.index = 2
-        with pytest.raises(Unavailable, match="revision 2"):
-            await rig.guards.catch_up(1_000)
-        rig.follow()
+async def test_catching_up_is_to_reach_a_barrier() -> None:
+    rig = Rig()
+    rig.follow(OPEN)
+    rig.barriers.index = 2
+    with pytest.raises(Unavailable, match="revision 2"):
         await rig.guards.catch_up(1_000)
-        rig.barriers.index = None
-        with pytest.raises(Unavailable, match="quorum"):
-            await rig.guards.catch_up(1_000)
-
-    asyncio.run(story())
+    rig.follow()
+    await rig.guards.catch_up(1_000)
+    rig.barriers.index = None
+    with pytest.raises(Unavailable, match="quorum"):
+        await rig.guards.catch_up(1_000)

@@ -14,6 +14,7 @@ def mutation(**changes: object) -> Mutation:
     fields: dict[str, object] = {
         "name": "sample",
         "module": "ebla.model.token",
+        "function": "distance",
         "find": TEXT,
         "replace": "return end - start",
         "check": PytestCheck("tests/unit/model/test_token.py::test_the_ring_goes_round"),
@@ -26,12 +27,13 @@ def mutation(**changes: object) -> Mutation:
     ("changes", "complaint"),
     [
         ({"find": "not there at all"}, "occurs 0 times"),
-        ({"find": "def "}, "times in ebla.model.token, not once"),
+        ({"find": "end"}, "2 times in distance, not once"),
         ({"replace": "return ("}, "does not compile"),
         ({"replace": f"{TEXT}  # the same"}, "changes nothing"),
         ({"module": "ebla.nowhere"}, "no module"),
+        ({"function": "nowhere"}, "there is no nowhere"),
     ],
-    ids=["gone", "ambiguous", "syntax", "no-change", "no-module"],
+    ids=["gone", "ambiguous", "syntax", "no-change", "no-module", "no-function"],
 )
 def test_one_that_does_not_fit_is_an_error(changes: dict[str, object], complaint: str) -> None:
     unfit = mutation(**changes)
@@ -52,7 +54,9 @@ def test_a_mutation_nobody_notices_escapes() -> None:
 
 
 def test_a_module_that_no_longer_imports_is_not_a_catch() -> None:
-    result = try_mutation(mutation(find="TOKEN_MAX: Final = Token(2**63 - 1)", replace="TOKEN_MAX: Final = missing"))
+    result = try_mutation(
+        mutation(function="", find="TOKEN_MAX: Final = Token(2**63 - 1)", replace="TOKEN_MAX: Final = missing")
+    )
     assert result.verdict is Verdict.ERROR
     assert "NameError" in result.detail
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.pipeline.jobs_rig import HOSTS, LoopClock, ScriptedEngine, SmallGroup0, a_job, in_simulated_time
 from tests.unit.topology.small_cluster import TABLE
 
@@ -128,333 +129,272 @@ def in_rig(work: Callable[[Rig], Awaitable[None]]) -> None:
     in_simulated_time(run())
 
 
-def test_a_job_is_run_and_its_session_closed_before_it_is_done() -> None:
-    async def work(rig: Rig) -> None:
+pytestmark = runs_in(in_rig)
+
+
+async def test_a_job_is_run_and_its_session_closed_before_it_is_done(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    async with rig.running():
+        done = await rig.ended(job)
+    assert (done.state, done.result, done.runs, done.session) == (JobState.DONE, RESULT, 1, None)
+    assert rig.runner.story == ["begun", "done", "closed"]
+    states = [(one.state, one.progress.step) for one in rig.group0.history_of(job.id)]
+    assert states == [
+        (JobState.WAITING, ""),
+        (JobState.RUNNING, ""),
+        (JobState.RUNNING, "moving"),
+        (JobState.DONE, "moving"),
+    ]
+    rig.check_closed_before_ended(job.id)
+
+
+async def test_one_that_comes_later_is_taken_up_too(rig: Rig, /) -> None:
+    async with rig.running():
+        await asyncio.sleep(30)
         job = a_job(1, COPY)
         rig.group0.put_job(job)
-        async with rig.running():
-            done = await rig.ended(job)
-        assert (done.state, done.result, done.runs, done.session) == (JobState.DONE, RESULT, 1, None)
-        assert rig.runner.story == ["begun", "done", "closed"]
-        states = [(one.state, one.progress.step) for one in rig.group0.history_of(job.id)]
-        assert states == [
-            (JobState.WAITING, ""),
-            (JobState.RUNNING, ""),
-            (JobState.RUNNING, "moving"),
-            (JobState.DONE, "moving"),
-        ]
-        rig.check_closed_before_ended(job.id)
-
-    in_rig(work)
+        began = asyncio.get_running_loop().time()
+        assert (await rig.ended(job)).state is JobState.DONE
+        assert asyncio.get_running_loop().time() - began < 2, "the watch tells of it at once"
 
 
-def test_one_that_comes_later_is_taken_up_too() -> None:
-    async def work(rig: Rig) -> None:
-        async with rig.running():
-            await asyncio.sleep(30)
-            job = a_job(1, COPY)
-            rig.group0.put_job(job)
-            began = asyncio.get_running_loop().time()
-            assert (await rig.ended(job)).state is JobState.DONE
-            assert asyncio.get_running_loop().time() - began < 2, "the watch tells of it at once"
-
-    in_rig(work)
-
-
-def test_cancel_closes_the_session_first_and_then_ends_the_run() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        rig.runner.outcomes = [1e6]
-        async with rig.running():
-            await rig.until(lambda: rig.runner.story == ["begun"])
-            await asyncio.sleep(5)
-            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(job.id), cancel_requested=True))
-            ended = await rig.ended(job)
-        assert ended.state is JobState.CANCELLED
-        assert rig.runner.story == ["begun", "closed", "cancelled", "closed"]
-        rig.check_closed_before_ended(job.id)
-
-    in_rig(work)
+async def test_cancel_closes_the_session_first_and_then_ends_the_run(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    rig.runner.outcomes = [1e6]
+    async with rig.running():
+        await rig.until(lambda: rig.runner.story == ["begun"])
+        await asyncio.sleep(5)
+        rig.group0.put_job(msgspec.structs.replace(rig.group0.job(job.id), cancel_requested=True))
+        ended = await rig.ended(job)
+    assert ended.state is JobState.CANCELLED
+    assert rig.runner.story == ["begun", "closed", "cancelled", "closed"]
+    rig.check_closed_before_ended(job.id)
 
 
-def test_a_run_that_came_to_its_end_while_it_was_cancelled_is_done() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        rig.runner.outcomes = [5.0]
-        rig.runner.close_takes_s = 10
-        async with rig.running():
-            await rig.until(lambda: rig.runner.story == ["begun"])
-            await asyncio.sleep(3)
-            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(job.id), cancel_requested=True))
-            ended = await rig.ended(job)
-        assert (ended.state, ended.result) == (JobState.DONE, RESULT)
-
-    in_rig(work)
+async def test_a_run_that_came_to_its_end_while_it_was_cancelled_is_done(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    rig.runner.outcomes = [5.0]
+    rig.runner.close_takes_s = 10
+    async with rig.running():
+        await rig.until(lambda: rig.runner.story == ["begun"])
+        await asyncio.sleep(3)
+        rig.group0.put_job(msgspec.structs.replace(rig.group0.job(job.id), cancel_requested=True))
+        ended = await rig.ended(job)
+    assert (ended.state, ended.result) == (JobState.DONE, RESULT)
 
 
-def test_what_waits_is_cancelled_without_a_run() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY, cancel_requested=True)
-        rig.group0.put_job(job)
-        async with rig.running():
-            assert (await rig.ended(job)).state is JobState.CANCELLED
+async def test_what_waits_is_cancelled_without_a_run(rig: Rig, /) -> None:
+    job = a_job(1, COPY, cancel_requested=True)
+    rig.group0.put_job(job)
+    async with rig.running():
+        assert (await rig.ended(job)).state is JobState.CANCELLED
+    assert rig.runner.story == []
+
+
+async def test_a_run_that_another_leader_began_is_closed_and_run_again(rig: Rig, /) -> None:
+    former = SessionId(UUID(int=404))
+    job = a_job(1, COPY, state=JobState.RUNNING, session=former, owner=UUID(int=9), runs=1)
+    rig.group0.put_job(job)
+    async with rig.running():
+        done = await rig.ended(job)
+    assert (done.state, done.runs) == (JobState.DONE, 2)
+    assert rig.runner.closed[0] == former
+    assert rig.runner.story == ["closed", "begun", "done", "closed"]
+    assert rig.runner.sessions[0] != former
+    rig.check_closed_before_ended(job.id)
+
+
+async def test_a_run_that_is_left_again_and_again_fails(rig: Rig, /) -> None:
+    job = a_job(1, COPY, state=JobState.RUNNING, session=SessionId(UUID(int=404)), owner=UUID(int=9), runs=3)
+    rig.group0.put_job(job)
+    async with rig.running():
+        failed = await rig.ended(job)
+    assert (failed.state, failed.cause) == (JobState.FAILED, "whoever ran it went away (tried 3 times)")
+    assert rig.runner.story == ["closed"]
+
+
+async def test_with_the_engine_away_a_job_waits_with_the_cause_and_goes_on_by_itself(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.engine.state = EngineStatus(EngineState.UNAVAILABLE, "no Java was found")
+    rig.group0.put_job(job)
+    async with rig.running():
+        await rig.until(lambda: rig.group0.job(job.id).cause == "pipeline unavailable: no Java was found")
+        await asyncio.sleep(60)
         assert rig.runner.story == []
-
-    in_rig(work)
-
-
-def test_a_run_that_another_leader_began_is_closed_and_run_again() -> None:
-    async def work(rig: Rig) -> None:
-        former = SessionId(UUID(int=404))
-        job = a_job(1, COPY, state=JobState.RUNNING, session=former, owner=UUID(int=9), runs=1)
-        rig.group0.put_job(job)
-        async with rig.running():
-            done = await rig.ended(job)
-        assert (done.state, done.runs) == (JobState.DONE, 2)
-        assert rig.runner.closed[0] == former
-        assert rig.runner.story == ["closed", "begun", "done", "closed"]
-        assert rig.runner.sessions[0] != former
-        rig.check_closed_before_ended(job.id)
-
-    in_rig(work)
+        rig.engine.state = EngineStatus(EngineState.READY)
+        done = await rig.ended(job)
+    assert (done.state, done.runs, done.cause) == (JobState.DONE, 1, "")
 
 
-def test_a_run_that_is_left_again_and_again_fails() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY, state=JobState.RUNNING, session=SessionId(UUID(int=404)), owner=UUID(int=9), runs=3)
-        rig.group0.put_job(job)
-        async with rig.running():
-            failed = await rig.ended(job)
-        assert (failed.state, failed.cause) == (JobState.FAILED, "whoever ran it went away (tried 3 times)")
-        assert rig.runner.story == ["closed"]
-
-    in_rig(work)
-
-
-def test_with_the_engine_away_a_job_waits_with_the_cause_and_goes_on_by_itself() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.engine.state = EngineStatus(EngineState.UNAVAILABLE, "no Java was found")
-        rig.group0.put_job(job)
-        async with rig.running():
-            await rig.until(lambda: rig.group0.job(job.id).cause == "pipeline unavailable: no Java was found")
-            await asyncio.sleep(60)
-            assert rig.runner.story == []
-            rig.engine.state = EngineStatus(EngineState.READY)
-            done = await rig.ended(job)
-        assert (done.state, done.runs, done.cause) == (JobState.DONE, 1, "")
-
-    in_rig(work)
+async def test_a_run_that_the_engine_broke_off_is_not_counted(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.runner.outcomes = [PipelineUnavailable("Spark's Java process ended")] * 5
+    rig.group0.put_job(job)
+    async with rig.running():
+        done = await rig.ended(job)
+    assert (done.state, done.runs) == (JobState.DONE, 1)
+    causes = {one.cause for one in rig.group0.history_of(job.id) if one.state is JobState.WAITING and one.cause}
+    assert causes == {"pipeline unavailable: Spark's Java process ended"}
+    rig.check_closed_before_ended(job.id)
 
 
-def test_a_run_that_the_engine_broke_off_is_not_counted() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.runner.outcomes = [PipelineUnavailable("Spark's Java process ended")] * 5
-        rig.group0.put_job(job)
-        async with rig.running():
-            done = await rig.ended(job)
-        assert (done.state, done.runs) == (JobState.DONE, 1)
-        causes = {one.cause for one in rig.group0.history_of(job.id) if one.state is JobState.WAITING and one.cause}
-        assert causes == {"pipeline unavailable: Spark's Java process ended"}
-        rig.check_closed_before_ended(job.id)
-
-    in_rig(work)
-
-
-def test_what_broke_is_tried_again_more_and_more_slowly_and_then_fails() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.runner.outcomes = [Unreachable("no way to 127.0.0.2")] * 9
-        rig.group0.put_job(job)
-        async with rig.running():
-            failed = await rig.ended(job)
-        assert (failed.state, failed.cause) == (JobState.FAILED, "no way to 127.0.0.2 (tried 3 times)")
-        assert rig.runner.story == ["begun", "broke", "closed"] * 3
-        begun = [at for at, key, value in rig.group0.writes if key == job_key(job.id) and _is_running(value)]
-        assert begun[-1] - begun[0] > 6, "it rested in between"
-        rig.check_closed_before_ended(job.id)
-
-    in_rig(work)
+async def test_what_broke_is_tried_again_more_and_more_slowly_and_then_fails(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.runner.outcomes = [Unreachable("no way to 127.0.0.2")] * 9
+    rig.group0.put_job(job)
+    async with rig.running():
+        failed = await rig.ended(job)
+    assert (failed.state, failed.cause) == (JobState.FAILED, "no way to 127.0.0.2 (tried 3 times)")
+    assert rig.runner.story == ["begun", "broke", "closed"] * 3
+    begun = [at for at, key, value in rig.group0.writes if key == job_key(job.id) and _is_running(value)]
+    assert begun[-1] - begun[0] > 6, "it rested in between"
+    rig.check_closed_before_ended(job.id)
 
 
 def _is_running(value: bytes | None) -> bool:
     return value is not None and decode_stored(JobRecord, value).value.state is JobState.RUNNING
 
 
-def test_what_cannot_be_done_fails_at_once() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.runner.outcomes = [InvalidRequest("ks.t has no tablet 9")]
-        rig.group0.put_job(job)
-        async with rig.running():
-            failed = await rig.ended(job)
-        assert (failed.state, failed.cause, failed.runs) == (JobState.FAILED, "ks.t has no tablet 9", 1)
-
-    in_rig(work)
+async def test_what_cannot_be_done_fails_at_once(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.runner.outcomes = [InvalidRequest("ks.t has no tablet 9")]
+    rig.group0.put_job(job)
+    async with rig.running():
+        failed = await rig.ended(job)
+    assert (failed.state, failed.cause, failed.runs) == (JobState.FAILED, "ks.t has no tablet 9", 1)
 
 
-def test_progress_is_written_at_most_once_a_second() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
+async def test_progress_is_written_at_most_once_a_second(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
 
-        async def busy(_job: JobRecord, _drawn: NewSession, handle: JobHandle) -> JobResult:
-            for number in range(1000):
-                handle.tell(JobProgress("moving", number, 1000))
-                await asyncio.sleep(0.01)
-            return RESULT
+    async def busy(_job: JobRecord, _drawn: NewSession, handle: JobHandle) -> JobResult:
+        for number in range(1000):
+            handle.tell(JobProgress("moving", number, 1000))
+            await asyncio.sleep(0.01)
+        return RESULT
 
-        rig.runner.run = busy  # type: ignore[method-assign, assignment]  # a runner with much to tell
-        async with rig.running():
-            await rig.ended(job)
-        assert len(rig.group0.history_of(job.id)) <= 3 + 11
-
-    in_rig(work)
+    rig.runner.run = busy  # type: ignore[method-assign, assignment]  # a runner with much to tell
+    async with rig.running():
+        await rig.ended(job)
+    assert len(rig.group0.history_of(job.id)) <= 3 + 11
 
 
-def test_progress_does_not_undo_a_cancel_that_came_before_it() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        rig.runner.outcomes = [60.0]
-        ask = rig.group0.ask
-        raced: list[str] = []
+async def test_progress_does_not_undo_a_cancel_that_came_before_it(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    rig.runner.outcomes = [60.0]
+    ask = rig.group0.ask
+    raced: list[str] = []
 
-        async def race(verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
-            record = rig.group0.job(job.id)
-            if verb.name == "group0_execute" and record.state is JobState.RUNNING and not raced:
-                raced.append(verb.name)
-                rig.group0.put_job(msgspec.structs.replace(record, cancel_requested=True))
-            return await ask(verb, request, deadline_ms)
+    async def race(verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:
+        record = rig.group0.job(job.id)
+        if verb.name == "group0_execute" and record.state is JobState.RUNNING and not raced:
+            raced.append(verb.name)
+            rig.group0.put_job(msgspec.structs.replace(record, cancel_requested=True))
+        return await ask(verb, request, deadline_ms)
 
-        rig.group0.ask = race  # type: ignore[method-assign]  # somebody is quicker
-        async with rig.running():
-            assert (await rig.ended(job)).state is JobState.CANCELLED
-
-    in_rig(work)
+    rig.group0.ask = race  # type: ignore[method-assign]  # somebody is quicker
+    async with rig.running():
+        assert (await rig.ended(job)).state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded("late"), ConnectionLost("gone")])
-def test_an_answer_that_is_lost_begins_nothing_twice(error: EblaError) -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        rig.group0.lost_answers = [error] * 8
-        async with rig.running():
-            done = await rig.ended(job)
-        assert (done.state, done.runs) == (JobState.DONE, 1)
-        assert rig.runner.story.count("begun") == 1
-
-    in_rig(work)
+async def test_an_answer_that_is_lost_begins_nothing_twice(rig: Rig, /, error: EblaError) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    rig.group0.lost_answers = [error] * 8
+    async with rig.running():
+        done = await rig.ended(job)
+    assert (done.state, done.runs) == (JobState.DONE, 1)
+    assert rig.runner.story.count("begun") == 1
 
 
-def test_a_group_0_without_a_quorum_is_waited_for() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        rig.group0.refusals = [Unreachable("no leader")] * 20
-        async with rig.running():
-            assert (await rig.ended(job)).state is JobState.DONE
-
-    in_rig(work)
+async def test_a_group_0_without_a_quorum_is_waited_for(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    rig.group0.refusals = [Unreachable("no leader")] * 20
+    async with rig.running():
+        assert (await rig.ended(job)).state is JobState.DONE
 
 
-def test_a_job_whose_record_is_gone_is_ended() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        rig.runner.outcomes = [1e6]
-        async with rig.running():
-            await rig.until(lambda: rig.runner.story == ["begun"])
-            rig.group0.delete(job_key(job.id))
-            await rig.until(lambda: "cancelled" in rig.runner.story)
-        assert rig.runner.story[:3] == ["begun", "closed", "cancelled"]
-        assert job_key(job.id) not in rig.group0.values
-
-    in_rig(work)
+async def test_a_job_whose_record_is_gone_is_ended(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    rig.runner.outcomes = [1e6]
+    async with rig.running():
+        await rig.until(lambda: rig.runner.story == ["begun"])
+        rig.group0.delete(job_key(job.id))
+        await rig.until(lambda: "cancelled" in rig.runner.story)
+    assert rig.runner.story[:3] == ["begun", "closed", "cancelled"]
+    assert job_key(job.id) not in rig.group0.values
 
 
-def test_two_pipelines_never_both_end_a_job() -> None:
+async def test_two_pipelines_never_both_end_a_job(rig: Rig, /) -> None:
     """The former leader's is still there when the next one takes over: it finds its record taken and lets go."""
-
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        rig.runner.outcomes = [20.0]
-        other = ScriptedRunner(rig.group0, "other")
-        async with rig.running(rig.queue(pid=1)):
-            await rig.until(lambda: rig.runner.story == ["begun"])
-            taken = rig.group0.job(job.id)
-            async with rig.running(rig.queue(other, pid=2)):
-                await rig.until(lambda: rig.group0.job(job.id).state in ENDED_STATES)
-            await rig.until(lambda: "cancelled" in rig.runner.story)
-        done = rig.group0.job(job.id)
-        assert done.state is JobState.DONE
-        assert taken.session in other.closed, "closed by who took over, before it ran the job again"
-        assert other.story[0] == "closed"
-        assert rig.runner.story[:3] == ["begun", "closed", "cancelled"]
-
-    in_rig(work)
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    rig.runner.outcomes = [20.0]
+    other = ScriptedRunner(rig.group0, "other")
+    async with rig.running(rig.queue(pid=1)):
+        await rig.until(lambda: rig.runner.story == ["begun"])
+        taken = rig.group0.job(job.id)
+        async with rig.running(rig.queue(other, pid=2)):
+            await rig.until(lambda: rig.group0.job(job.id).state in ENDED_STATES)
+        await rig.until(lambda: "cancelled" in rig.runner.story)
+    done = rig.group0.job(job.id)
+    assert done.state is JobState.DONE
+    assert taken.session in other.closed, "closed by who took over, before it ran the job again"
+    assert other.story[0] == "closed"
+    assert rig.runner.story[:3] == ["begun", "closed", "cancelled"]
 
 
-def test_a_run_that_was_taken_over_while_its_session_was_opened_is_told_so() -> None:
-    async def work(rig: Rig) -> None:
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        rig.runner.confirms = True
-        refused: list[EblaError] = []
+async def test_a_run_that_was_taken_over_while_its_session_was_opened_is_told_so(rig: Rig, /) -> None:
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    rig.runner.confirms = True
+    refused: list[EblaError] = []
 
-        async def taken_over(found: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
-            rig.group0.put_job(msgspec.structs.replace(rig.group0.job(found.id), owner=UUID(int=9)))
-            try:
-                await handle.confirm()
-            except Stale as error:
-                refused.append(error)
-                raise
-            return RESULT
+    async def taken_over(found: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
+        rig.group0.put_job(msgspec.structs.replace(rig.group0.job(found.id), owner=UUID(int=9)))
+        try:
+            await handle.confirm()
+        except Stale as error:
+            refused.append(error)
+            raise
+        return RESULT
 
-        rig.runner.run = taken_over  # type: ignore[method-assign, assignment]  # somebody is quicker
-        async with rig.running():
-            await rig.until(lambda: bool(refused))
-
-    in_rig(work)
+    rig.runner.run = taken_over  # type: ignore[method-assign, assignment]  # somebody is quicker
+    async with rig.running():
+        await rig.until(lambda: bool(refused))
 
 
-def test_the_state_of_the_pipeline_is_told_when_it_changes() -> None:
-    async def work(rig: Rig) -> None:
-        rig.engine.state = EngineStatus(EngineState.STARTING, "Spark is starting", "local[2]")
-        async with rig.running():
-            await asyncio.sleep(20)
-            rig.engine.state = EngineStatus(EngineState.READY, "", "local[2]", "4.1")
-            await asyncio.sleep(20)
-        written = [value for _, key, value in rig.group0.writes if key == PIPELINE_KEY and value is not None]
-        told = [decode_stored(PipelineState, value).value for value in written]
-        assert [(one.host, one.state, one.version) for one in told] == [(A, "starting", ""), (A, "ready", "4.1")]
-
-    in_rig(work)
+async def test_the_state_of_the_pipeline_is_told_when_it_changes(rig: Rig, /) -> None:
+    rig.engine.state = EngineStatus(EngineState.STARTING, "Spark is starting", "local[2]")
+    async with rig.running():
+        await asyncio.sleep(20)
+        rig.engine.state = EngineStatus(EngineState.READY, "", "local[2]", "4.1")
+        await asyncio.sleep(20)
+    written = [value for _, key, value in rig.group0.writes if key == PIPELINE_KEY and value is not None]
+    told = [decode_stored(PipelineState, value).value for value in written]
+    assert [(one.host, one.state, one.version) for one in told] == [(A, "starting", ""), (A, "ready", "4.1")]
 
 
-def test_only_the_latest_of_the_ended_are_kept() -> None:
-    async def work(rig: Rig) -> None:
-        for number in range(1, 206):
-            rig.group0.put_job(a_job(number, CompareReplicas(TABLE), state=JobState.DONE, ended_ms=number))
-        async with rig.running():
-            await rig.until(lambda: sum(key.startswith(JOBS_PREFIX) for key in rig.group0.values) == 200)
-        assert job_key(JobId(UUID(int=5))) not in rig.group0.values
-        assert job_key(JobId(UUID(int=6))) in rig.group0.values
-
-    in_rig(work)
+async def test_only_the_latest_of_the_ended_are_kept(rig: Rig, /) -> None:
+    for number in range(1, 206):
+        rig.group0.put_job(a_job(number, CompareReplicas(TABLE), state=JobState.DONE, ended_ms=number))
+    async with rig.running():
+        await rig.until(lambda: sum(key.startswith(JOBS_PREFIX) for key in rig.group0.values) == 200)
+    assert job_key(JobId(UUID(int=5))) not in rig.group0.values
+    assert job_key(JobId(UUID(int=6))) in rig.group0.values
 
 
-def test_what_cannot_be_read_is_nobodys_job() -> None:
-    async def work(rig: Rig) -> None:
-        rig.group0.put(f"{JOBS_PREFIX}of-a-later-release", b"\x91\xc0")
-        job = a_job(1, COPY)
-        rig.group0.put_job(job)
-        async with rig.running():
-            assert (await rig.ended(job)).state is JobState.DONE
-
-    in_rig(work)
+async def test_what_cannot_be_read_is_nobodys_job(rig: Rig, /) -> None:
+    rig.group0.put(f"{JOBS_PREFIX}of-a-later-release", b"\x91\xc0")
+    job = a_job(1, COPY)
+    rig.group0.put_job(job)
+    async with rig.running():
+        assert (await rig.ended(job)).state is JobState.DONE

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import (
     OWN,
     ShardRig,
@@ -79,18 +80,20 @@ def adopted_in(work: Callable[[ShardRig, Rig, Staging], Awaitable[None]], **boun
     in_shard(main, rig=rig, bounds=ReplicaLimits(version_wait_ms=200, fence_wait_ms=200, **bounds))
 
 
-def test_layers_become_bases_and_asking_again_changes_nothing() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staging.open(StagingKind.FILES)
-        await staging.seal_layers([(WHOLE_RING, ITEMS), (WHOLE_RING, [DELETED])])
-        (stack,) = shard.store.stacks.values()
-        assert await shard.adoptions.adopt(request_of(), AT_ONCE_MS) == AdoptAnswer(2, 0)
-        assert await shard.adoptions.adopt(request_of(), AT_ONCE_MS) == AdoptAnswer(0, 0)
-        assert len(stack.entry.bases) == 2
-        assert dict(await read_all(shard)) == {**dict(ITEMS), DELETED[0]: DELETED[1]}
-        assert shard.guards.held == 0
+pytestmark = runs_in(adopted_in)
 
-    adopted_in(work)
+
+async def test_layers_become_bases_and_asking_again_changes_nothing(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await staging.open(StagingKind.FILES)
+    await staging.seal_layers([(WHOLE_RING, ITEMS), (WHOLE_RING, [DELETED])])
+    (stack,) = shard.store.stacks.values()
+    assert await shard.adoptions.adopt(request_of(), AT_ONCE_MS) == AdoptAnswer(2, 0)
+    assert await shard.adoptions.adopt(request_of(), AT_ONCE_MS) == AdoptAnswer(0, 0)
+    assert len(stack.entry.bases) == 2
+    assert dict(await read_all(shard)) == {**dict(ITEMS), DELETED[0]: DELETED[1]}
+    assert shard.guards.held == 0
 
 
 def test_a_layer_counts_only_within_the_range_that_was_asked_for() -> None:
@@ -134,76 +137,71 @@ def test_rows_are_merged_in_pieces_and_durable() -> None:
     assert dict(in_shard(look, rig=rig)) == {**dict(ITEMS), newer[0]: newer[1]}
 
 
-def test_rows_wait_for_a_live_layer_that_takes_nothing() -> None:
-    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
-        await staging.open(StagingKind.ROWS)
-        await staging.seal_rows(ITEMS)
-        taken: list[int] = []
-        write_open = shard.store.write_open
+@runs_in(adopted_in, adopt_bytes_max=300)
+async def test_rows_wait_for_a_live_layer_that_takes_nothing(shard: ShardRig, rig: Rig, staging: Staging, /) -> None:
+    await staging.open(StagingKind.ROWS)
+    await staging.seal_rows(ITEMS)
+    taken: list[int] = []
+    write_open = shard.store.write_open
 
-        def refuse_some(stack: Stack, live: Layer, items: Sequence[Item]) -> int:
-            taken.append(1)
-            if len(taken) in (1, 3):
-                raise Overloaded("full")
-            return write_open(stack, live, items)
+    def refuse_some(stack: Stack, live: Layer, items: Sequence[Item]) -> int:
+        taken.append(1)
+        if len(taken) in (1, 3):
+            raise Overloaded("full")
+        return write_open(stack, live, items)
 
-        shard.store.write_open = refuse_some  # type: ignore[method-assign] # only when it takes them is the test's
-        assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).rows == len(ITEMS)
-        shard.store.write_open = write_open  # type: ignore[method-assign] # back
-        assert await read_all(shard) == ITEMS
-        assert disk_of(rig).exists(staging.folder), "it stays the bulk process's"
-
-    adopted_in(work, adopt_bytes_max=300)
+    shard.store.write_open = refuse_some  # type: ignore[method-assign] # only when it takes them is the test's
+    assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).rows == len(ITEMS)
+    shard.store.write_open = write_open  # type: ignore[method-assign] # back
+    assert await read_all(shard) == ITEMS
+    assert disk_of(rig).exists(staging.folder), "it stays the bulk process's"
 
 
-def test_merging_leaves_half_of_the_time_to_others_however_many_merge() -> None:
+@runs_in(adopted_in, adopt_items_max=4)
+async def test_merging_leaves_half_of_the_time_to_others_however_many_merge(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
     took_s = 0.01
+    await staging.open(StagingKind.ROWS)
+    await staging.seal_rows(ITEMS)
+    loop = asyncio.get_running_loop()
+    write_open, time = shard.store.write_open, loop.time
+    ended_at: list[float] = []
 
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staging.open(StagingKind.ROWS)
-        await staging.seal_rows(ITEMS)
-        loop = asyncio.get_running_loop()
-        write_open, time = shard.store.write_open, loop.time
-        ended_at: list[float] = []
+    def write_slowly(stack: Stack, live: Layer, items: Sequence[Item]) -> int:
+        assert not ended_at or loop.time() - ended_at[-1] > 0.99 * took_s
+        sequence = write_open(stack, live, items)
+        busy_s = (len(ended_at) + 1) * took_s
+        loop.time = lambda: time() + busy_s  # type: ignore[method-assign] # it took that long
+        ended_at.append(loop.time())
+        return sequence
 
-        def write_slowly(stack: Stack, live: Layer, items: Sequence[Item]) -> int:
-            assert not ended_at or loop.time() - ended_at[-1] > 0.99 * took_s
-            sequence = write_open(stack, live, items)
-            busy_s = (len(ended_at) + 1) * took_s
-            loop.time = lambda: time() + busy_s  # type: ignore[method-assign] # it took that long
-            ended_at.append(loop.time())
-            return sequence
-
-        shard.store.write_open = write_slowly  # type: ignore[method-assign] # only how long it takes is the test's
-        both = (shard.adoptions.adopt(request_of(), 10 * AT_ONCE_MS) for _ in range(2))
-        assert [answer.rows for answer in await asyncio.gather(*both)] == [len(ITEMS)] * 2
-        assert len(ended_at) == 2 * len(ITEMS) / 4
-
-    adopted_in(work, adopt_items_max=4)
+    shard.store.write_open = write_slowly  # type: ignore[method-assign] # only how long it takes is the test's
+    both = (shard.adoptions.adopt(request_of(), 10 * AT_ONCE_MS) for _ in range(2))
+    assert [answer.rows for answer in await asyncio.gather(*both)] == [len(ITEMS)] * 2
+    assert len(ended_at) == 2 * len(ITEMS) / 4
 
 
-def test_an_adoption_that_breaks_among_its_rows_says_so() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staging.open(StagingKind.ROWS)
-        await staging.seal_rows(ITEMS)
-        write_open = shard.store.write_open
-        taken: list[int] = []
+@runs_in(adopted_in, adopt_items_max=4)
+async def test_an_adoption_that_breaks_among_its_rows_says_so(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
+    await staging.open(StagingKind.ROWS)
+    await staging.seal_rows(ITEMS)
+    write_open = shard.store.write_open
+    taken: list[int] = []
 
-        def break_at_second(stack: Stack, live: Layer, items: Sequence[Item]) -> int:
-            taken.append(1)
-            if len(taken) > 1:
-                raise Overloaded("full")
-            return write_open(stack, live, items)
+    def break_at_second(stack: Stack, live: Layer, items: Sequence[Item]) -> int:
+        taken.append(1)
+        if len(taken) > 1:
+            raise Overloaded("full")
+        return write_open(stack, live, items)
 
-        shard.store.write_open = break_at_second  # type: ignore[method-assign] # only when it takes them is the test's
-        with pytest.raises(PartialAdoption) as told:
-            await shard.adoptions.adopt(request_of(), 50)
-        assert told.value.outcome is Outcome.UNKNOWN
-        assert shard.guards.held == 0
-        shard.store.write_open = write_open  # type: ignore[method-assign] # back
-        assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).rows == len(ITEMS)
-
-    adopted_in(work, adopt_items_max=4)
+    shard.store.write_open = break_at_second  # type: ignore[method-assign] # only when it takes them is the test's
+    with pytest.raises(PartialAdoption) as told:
+        await shard.adoptions.adopt(request_of(), 50)
+    assert told.value.outcome is Outcome.UNKNOWN
+    assert shard.guards.held == 0
+    shard.store.write_open = write_open  # type: ignore[method-assign] # back
+    assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).rows == len(ITEMS)
 
 
 # -- refusals, each with nothing changed
@@ -226,163 +224,137 @@ async def staged(staging: Staging) -> None:
     await staging.seal_layers([(WHOLE_RING, ITEMS)])
 
 
-def test_a_session_that_is_closed_or_cannot_be_asked_about() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        shard.barriers.index = None
-        await expect_refused(shard, Unavailable, "no quorum")
-        shard.barriers.index = 1
-        await expect_refused(shard, Stale, "is closed", session=SessionId(uuid.UUID(int=77)))
-        await shard.follow(small_cluster(ONE, version=3))
-        await expect_refused(shard, Stale, "is closed")
-
-    adopted_in(work)
-
-
-def test_a_session_past_its_deadline_or_for_another_table() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        ended = msgspec.structs.replace(OPEN, deadline_ms=shard.clock.now_ms)
-        await shard.follow(with_sessions(small_cluster(ONE), ended))
-        await expect_refused(shard, Stale, "past its deadline")
-        other = msgspec.structs.replace(OPEN, table=TableId(uuid.UUID(int=5)))
-        await shard.follow(with_sessions(small_cluster(ONE), other))
-        await expect_refused(shard, InvalidRequest, "is for table")
-
-    adopted_in(work)
+async def test_a_session_that_is_closed_or_cannot_be_asked_about(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await staged(staging)
+    shard.barriers.index = None
+    await expect_refused(shard, Unavailable, "no quorum")
+    shard.barriers.index = 1
+    await expect_refused(shard, Stale, "is closed", session=SessionId(uuid.UUID(int=77)))
+    await shard.follow(small_cluster(ONE, version=3))
+    await expect_refused(shard, Stale, "is closed")
 
 
-def test_a_session_that_holds_nothing() -> None:
+async def test_a_session_past_its_deadline_or_for_another_table(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await staged(staging)
+    ended = msgspec.structs.replace(OPEN, deadline_ms=shard.clock.now_ms)
+    await shard.follow(with_sessions(small_cluster(ONE), ended))
+    await expect_refused(shard, Stale, "past its deadline")
+    other = msgspec.structs.replace(OPEN, table=TableId(uuid.UUID(int=5)))
+    await shard.follow(with_sessions(small_cluster(ONE), other))
+    await expect_refused(shard, InvalidRequest, "is for table")
+
+
+async def test_a_session_that_holds_nothing(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
     """A request's session names no table; it counts only where its tablets or its ring are in transition."""
-
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        await shard.stacks.confirm()
-        await shard.follow(with_sessions(small_cluster(ONE), Session(SESSION, SessionKind.REQUEST)))
-        await expect_refused(shard, Refused, "holds nothing")
-
-    adopted_in(work)
+    await staged(staging)
+    await shard.stacks.confirm()
+    await shard.follow(with_sessions(small_cluster(ONE), Session(SESSION, SessionKind.REQUEST)))
+    await expect_refused(shard, Refused, "holds nothing")
 
 
-def test_what_is_not_staged_or_not_sealed() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await expect_refused(shard, Refused, "nothing is staged", transfer=TransferId(uuid.UUID(int=99)))
-        await staging.open(StagingKind.FILES)
-        await expect_refused(shard, Refused, "is not sealed")
-
-    adopted_in(work)
+async def test_what_is_not_staged_or_not_sealed(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
+    await expect_refused(shard, Refused, "nothing is staged", transfer=TransferId(uuid.UUID(int=99)))
+    await staging.open(StagingKind.FILES)
+    await expect_refused(shard, Refused, "is not sealed")
 
 
-def test_staging_that_was_opened_for_something_else() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staging.open(StagingKind.FILES, shard=3)
-        await staging.seal_layers([(WHOLE_RING, ITEMS)])
-        await expect_refused(shard, InvalidRequest, "for something else")
-        await staging.open(StagingKind.FILES, range=HALVES[0])
-        await expect_refused(shard, InvalidRequest, "for something else")
-        await staging.open(StagingKind.FILES, incarnation=Incarnation(1))
-        await expect_refused(shard, Stale, "was staged for replica 0000000000000001")
-
-    adopted_in(work)
+async def test_staging_that_was_opened_for_something_else(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
+    await staging.open(StagingKind.FILES, shard=3)
+    await staging.seal_layers([(WHOLE_RING, ITEMS)])
+    await expect_refused(shard, InvalidRequest, "for something else")
+    await staging.open(StagingKind.FILES, range=HALVES[0])
+    await expect_refused(shard, InvalidRequest, "for something else")
+    await staging.open(StagingKind.FILES, incarnation=Incarnation(1))
+    await expect_refused(shard, Stale, "was staged for replica 0000000000000001")
 
 
-def test_a_replica_that_left_and_came_back_takes_nothing_of_before() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        elsewhere = tablet_map(SMALL.id, [(replica(2),)])
-        await shard.follow(opened(elsewhere, version=3))
-        with pytest.raises(Stale, match="covers the tokens"):
-            await shard.adoptions.adopt(request_of(), AT_ONCE_MS)
-        await shard.follow(opened(version=4))
-        await expect_refused(shard, Stale, "was staged for replica")
+async def test_a_replica_that_left_and_came_back_takes_nothing_of_before(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await staged(staging)
+    elsewhere = tablet_map(SMALL.id, [(replica(2),)])
+    await shard.follow(opened(elsewhere, version=3))
+    with pytest.raises(Stale, match="covers the tokens"):
+        await shard.adoptions.adopt(request_of(), AT_ONCE_MS)
+    await shard.follow(opened(version=4))
+    await expect_refused(shard, Stale, "was staged for replica")
 
-    adopted_in(work)
 
-
-def test_a_table_that_was_dropped_or_emptied() -> None:
+async def test_a_table_that_was_dropped_or_emptied(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
     """Emptying a table gives it another id."""
-
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        emptied = msgspec.structs.replace(SMALL, id=TableId(uuid.UUID(int=8)))
-        tablets = tablet_map(emptied.id, [(OWN,)])
-        await shard.follow(with_sessions(small_cluster(tablets, version=3, schema=emptied), OPEN))
-        await shard.stacks.settle()
-        with pytest.raises(NotFound):
-            await shard.adoptions.adopt(request_of(), AT_ONCE_MS)
-
-    adopted_in(work)
+    await staged(staging)
+    emptied = msgspec.structs.replace(SMALL, id=TableId(uuid.UUID(int=8)))
+    tablets = tablet_map(emptied.id, [(OWN,)])
+    await shard.follow(with_sessions(small_cluster(tablets, version=3, schema=emptied), OPEN))
+    await shard.stacks.settle()
+    with pytest.raises(NotFound):
+        await shard.adoptions.adopt(request_of(), AT_ONCE_MS)
 
 
-def test_damage_in_what_was_sealed() -> None:
-    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
-        await staging.open(StagingKind.FILES)
-        await staging.seal_layers([(WHOLE_RING, ITEMS), (WHOLE_RING, [DELETED])])
-        disk = disk_of(rig)
-        disk.remove_folder(f"{staging.folder}/sealed/1")
-        await expect_refused(shard, Corruption, "cannot be read")
-        assert not shard.store.stacks[next(iter(shard.store.stacks))].damage, "the stack itself is well"
-        file = disk.open(sealed_path(staging.folder))
-        file.write(30, b"?")
-        file.close()
-        await expect_refused(shard, Corruption, "SEALED is damaged")
-
-    adopted_in(work)
+async def test_damage_in_what_was_sealed(shard: ShardRig, rig: Rig, staging: Staging, /) -> None:
+    await staging.open(StagingKind.FILES)
+    await staging.seal_layers([(WHOLE_RING, ITEMS), (WHOLE_RING, [DELETED])])
+    disk = disk_of(rig)
+    disk.remove_folder(f"{staging.folder}/sealed/1")
+    await expect_refused(shard, Corruption, "cannot be read")
+    assert not shard.store.stacks[next(iter(shard.store.stacks))].damage, "the stack itself is well"
+    file = disk.open(sealed_path(staging.folder))
+    file.write(30, b"?")
+    file.close()
+    await expect_refused(shard, Corruption, "SEALED is damaged")
 
 
-def test_damage_in_the_rows_that_were_sealed_is_found_before_any_is_merged() -> None:
-    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
-        await staging.open(StagingKind.ROWS)
-        await staging.seal_rows(ITEMS[:5], ITEMS[5:])
-        disk = disk_of(rig)
-        path = f"{staging.folder}/sealed/rows"
-        file = disk.open(path)
-        file.write(file.size() - 3, b"?")
-        await expect_refused(shard, Corruption, "checksum")
-        file.truncate(file.size() - 40)
-        await expect_refused(shard, Corruption, "ends within a record")
-        file.close()
-        disk.unlink(path)
-        await expect_refused(shard, Corruption, "missing")
-        await staging.seal_rows(ITEMS, rows=len(ITEMS) + 1)
-        await expect_refused(shard, Corruption, "21 were sealed")
-
-    adopted_in(work, adopt_items_max=2)
-
-
-def test_a_seal_of_nothing_is_adopted_as_nothing() -> None:
-    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
-        await staging.open(StagingKind.ROWS)
-        await write_sealed(disk_of(rig), staging.folder, SealedFile(ATTEMPT))
-        assert await shard.adoptions.adopt(request_of(), AT_ONCE_MS) == AdoptAnswer(0, 0)
-
-    adopted_in(work)
+@runs_in(adopted_in, adopt_items_max=2)
+async def test_damage_in_the_rows_that_were_sealed_is_found_before_any_is_merged(
+    shard: ShardRig, rig: Rig, staging: Staging, /
+) -> None:
+    await staging.open(StagingKind.ROWS)
+    await staging.seal_rows(ITEMS[:5], ITEMS[5:])
+    disk = disk_of(rig)
+    path = f"{staging.folder}/sealed/rows"
+    file = disk.open(path)
+    file.write(file.size() - 3, b"?")
+    await expect_refused(shard, Corruption, "checksum")
+    file.truncate(file.size() - 40)
+    await expect_refused(shard, Corruption, "ends within a record")
+    file.close()
+    disk.unlink(path)
+    await expect_refused(shard, Corruption, "missing")
+    await staging.seal_rows(ITEMS, rows=len(ITEMS) + 1)
+    await expect_refused(shard, Corruption, "21 were sealed")
 
 
-def test_too_many_at_once() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        await expect_refused(shard, Overloaded, "adoptions run already")
+async def test_a_seal_of_nothing_is_adopted_as_nothing(shard: ShardRig, rig: Rig, staging: Staging, /) -> None:
+    await staging.open(StagingKind.ROWS)
+    await write_sealed(disk_of(rig), staging.folder, SealedFile(ATTEMPT))
+    assert await shard.adoptions.adopt(request_of(), AT_ONCE_MS) == AdoptAnswer(0, 0)
 
-    adopted_in(work, adoptions_max=0)
+
+@runs_in(adopted_in, adoptions_max=0)
+async def test_too_many_at_once(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
+    await staged(staging)
+    await expect_refused(shard, Overloaded, "adoptions run already")
 
 
 # -- the fence
 
 
-def test_an_adoption_waits_for_the_fence_it_needs_and_not_for_ever() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        await expect_refused(shard, Stale, "fence has not come to version 3", fence=TopologyVersion(3))
-        async with asyncio.TaskGroup() as tasks:
-            adopting = tasks.create_task(shard.adoptions.adopt(request_of(fence=3), AT_ONCE_MS))
-            await asyncio.sleep(0.05)
-            assert not adopting.done()
-            assert shard.guards.held == 0, "the end of the session need not wait for the fence"
-            await shard.follow(opened(version=3, fence=3))
-        assert adopting.result().layers == 1
-
-    adopted_in(work)
+async def test_an_adoption_waits_for_the_fence_it_needs_and_not_for_ever(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await staged(staging)
+    await expect_refused(shard, Stale, "fence has not come to version 3", fence=TopologyVersion(3))
+    async with asyncio.TaskGroup() as tasks:
+        adopting = tasks.create_task(shard.adoptions.adopt(request_of(fence=3), AT_ONCE_MS))
+        await asyncio.sleep(0.05)
+        assert not adopting.done()
+        assert shard.guards.held == 0, "the end of the session need not wait for the fence"
+        await shard.follow(opened(version=3, fence=3))
+    assert adopting.result().layers == 1
 
 
 # -- interleavings
@@ -409,35 +381,30 @@ class HeldAdoption:
         return await self._adopt_all(stack, adoptions, forget, check)
 
 
-def test_the_end_of_a_session_waits_for_its_adoption_and_so_does_collecting() -> None:
+async def test_the_end_of_a_session_waits_for_its_adoption_and_so_does_collecting(
+    shard: ShardRig, rig: Rig, staging: Staging, /
+) -> None:
     """INV-XFER-1 by the guard, INV-LAYER-GC by the adoption's own hold: the session's is gone with its key."""
-
-    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
-        assert rig.engine is not None
-        await shard.stacks.confirm()
-        (stack,) = shard.store.stacks.values()
-        await shard.store.write(stack, [DELETED])
-        await staging.open(StagingKind.FILES)
-        await staging.seal_layers([(WHOLE_RING, ITEMS)])
-        held = HeldAdoption(shard)
-        async with asyncio.TaskGroup() as tasks:
-            adopting = tasks.create_task(shard.adoptions.adopt(request_of(), AT_ONCE_MS))
-            await held.begun.wait()
-            await shard.follow(small_cluster(ONE, version=3))
-            assert SESSION in shard.guards.closing, "a barrier waits for it"
-            job = await shard.store.begin_compaction(stack, TERMS, whole=True)
-            assert job is not None
-            assert (
-                await shard.store.finish_compaction(job, await compact_in_memory(rig.engine, job))
-                is SwapOutcome.SWAPPED
-            )
-            held.may_go_on.set()
-        assert adopting.result().layers == 1
-        assert not shard.guards.closing
-        assert await shard.store.read(stack, DELETED[0]) == DELETED[1], "the deleted row has not come back"
-        assert stack.gc_holds == set()
-
-    adopted_in(work)
+    assert rig.engine is not None
+    await shard.stacks.confirm()
+    (stack,) = shard.store.stacks.values()
+    await shard.store.write(stack, [DELETED])
+    await staging.open(StagingKind.FILES)
+    await staging.seal_layers([(WHOLE_RING, ITEMS)])
+    held = HeldAdoption(shard)
+    async with asyncio.TaskGroup() as tasks:
+        adopting = tasks.create_task(shard.adoptions.adopt(request_of(), AT_ONCE_MS))
+        await held.begun.wait()
+        await shard.follow(small_cluster(ONE, version=3))
+        assert SESSION in shard.guards.closing, "a barrier waits for it"
+        job = await shard.store.begin_compaction(stack, TERMS, whole=True)
+        assert job is not None
+        assert await shard.store.finish_compaction(job, await compact_in_memory(rig.engine, job)) is SwapOutcome.SWAPPED
+        held.may_go_on.set()
+    assert adopting.result().layers == 1
+    assert not shard.guards.closing
+    assert await shard.store.read(stack, DELETED[0]) == DELETED[1], "the deleted row has not come back"
+    assert stack.gc_holds == set()
 
 
 async def expect_stale(shard: ShardRig) -> None:
@@ -445,53 +412,45 @@ async def expect_stale(shard: ShardRig) -> None:
         await shard.adoptions.adopt(request_of(), AT_ONCE_MS)
 
 
-def test_a_replica_that_leaves_meanwhile_is_not_answered_for() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        held = HeldAdoption(shard)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(expect_stale(shard))
-            await held.begun.wait()
-            shard.view.hold(TopologyVersion(2))  # so that it waits to be dropped
-            await shard.follow(opened(tablet_map(SMALL.id, [(replica(2),)]), version=3))
-            held.may_go_on.set()
-
-    adopted_in(work)
-
-
-def test_what_is_asked_for_twice_at_once_is_adopted_once() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(shard.adoptions.adopt(request_of(), AT_ONCE_MS)) for _ in range(3)]
-        assert sorted(one.result().layers for one in asked) == [0, 0, 1]
-
-    adopted_in(work)
+async def test_a_replica_that_leaves_meanwhile_is_not_answered_for(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await staged(staging)
+    held = HeldAdoption(shard)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(expect_stale(shard))
+        await held.begun.wait()
+        shard.view.hold(TopologyVersion(2))  # so that it waits to be dropped
+        await shard.follow(opened(tablet_map(SMALL.id, [(replica(2),)]), version=3))
+        held.may_go_on.set()
 
 
-def test_only_origins_of_open_sessions_are_remembered() -> None:
+async def test_what_is_asked_for_twice_at_once_is_adopted_once(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
+    await staged(staging)
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(shard.adoptions.adopt(request_of(), AT_ONCE_MS)) for _ in range(3)]
+    assert sorted(one.result().layers for one in asked) == [0, 0, 1]
+
+
+async def test_only_origins_of_open_sessions_are_remembered(shard: ShardRig, rig: Rig, staging: Staging, /) -> None:
     other = SessionId(uuid.UUID(int=32))
-
-    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
-        await staged(staging)
-        (stack,) = shard.store.stacks.values()
-        assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).layers == 1
-        both = with_sessions(small_cluster(ONE), OPEN, msgspec.structs.replace(OPEN, id=other))
-        await shard.follow(both)
-        second = request_of(transfer=TransferId(uuid.UUID(int=42)))
-        for request in (second, request_of(session=other)):
-            again = Staging(rig, shard, request)
-            await again.open(StagingKind.FILES)
-            await again.seal_layers([(WHOLE_RING, ITEMS)])
-        assert (await shard.adoptions.adopt(second, AT_ONCE_MS)).layers == 1
-        remembered = [stack.entry.adopted]
-        await shard.follow(with_sessions(small_cluster(ONE), msgspec.structs.replace(OPEN, id=other)))
-        assert (await shard.adoptions.adopt(request_of(session=other), AT_ONCE_MS)).layers == 1
-        remembered.append(stack.entry.adopted)
-        assert [len(one) for one in remembered] == [2, 1]
-        assert remembered[1] == (f"{other}/{TRANSFER}",)
-
-    adopted_in(work)
+    await staged(staging)
+    (stack,) = shard.store.stacks.values()
+    assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).layers == 1
+    both = with_sessions(small_cluster(ONE), OPEN, msgspec.structs.replace(OPEN, id=other))
+    await shard.follow(both)
+    second = request_of(transfer=TransferId(uuid.UUID(int=42)))
+    for request in (second, request_of(session=other)):
+        again = Staging(rig, shard, request)
+        await again.open(StagingKind.FILES)
+        await again.seal_layers([(WHOLE_RING, ITEMS)])
+    assert (await shard.adoptions.adopt(second, AT_ONCE_MS)).layers == 1
+    remembered = [stack.entry.adopted]
+    await shard.follow(with_sessions(small_cluster(ONE), msgspec.structs.replace(OPEN, id=other)))
+    assert (await shard.adoptions.adopt(request_of(session=other), AT_ONCE_MS)).layers == 1
+    remembered.append(stack.entry.adopted)
+    assert [len(one) for one in remembered] == [2, 1]
+    assert remembered[1] == (f"{other}/{TRANSFER}",)
 
 
 # -- finding the target

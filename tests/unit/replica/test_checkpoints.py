@@ -5,6 +5,7 @@ import uuid
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import (
     DATA,
     OWN,
@@ -29,6 +30,8 @@ from ebla.storage.layers.layer import Item, LayerDamaged
 from ebla.storage.store_recovery import open_store
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.transfer_messages import CheckpointRequest
+
+pytestmark = runs_in(in_shard)
 
 BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
 HALVES = WHOLE_RING.split(2)
@@ -70,26 +73,25 @@ def test_every_stack_with_a_part_of_the_range_is_there_with_all_its_rows(
     in_shard(work, rig=rig)
 
 
-def test_for_a_reader_it_needs_no_session_holds_nothing_and_waits_for_the_version_all_the_same() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(BOTH))
-        await shard.write(*[write_of(item) for item in ITEMS])
-        await shard.stacks.confirm()
-        reading = msgspec.structs.replace(request_of(), session=None)
-        answer = await shard.checkpoints.take(reading, AT_ONCE_MS)
-        assert ([one.range for one in answer.stacks], answer.version) == (list(HALVES), 2)
-        assert shard.guards.held == 0
-        assert [stack.gc_holds for stack in shard.stacks.served()] == [set(), set()], "tombstones go as ever"
-        later = msgspec.structs.replace(reading, version=TopologyVersion(3), folder=f"{FOLDER}-later")
-        with pytest.raises(Stale, match="version 3 of the topology has not come"):
-            await shard.checkpoints.take(later, AT_ONCE_MS)
-        await shard.follow(small_cluster(BOTH, version=3))
-        assert (await shard.checkpoints.take(later, AT_ONCE_MS)).version == 3
-        unknown = msgspec.structs.replace(later, table=TableId(uuid.UUID(int=5)))
-        with pytest.raises(NotFound):
-            await shard.checkpoints.take(unknown, AT_ONCE_MS)
-
-    in_shard(work)
+async def test_for_a_reader_it_needs_no_session_holds_nothing_and_waits_for_the_version_all_the_same(
+    shard: ShardRig, /
+) -> None:
+    await shard.follow(small_cluster(BOTH))
+    await shard.write(*[write_of(item) for item in ITEMS])
+    await shard.stacks.confirm()
+    reading = msgspec.structs.replace(request_of(), session=None)
+    answer = await shard.checkpoints.take(reading, AT_ONCE_MS)
+    assert ([one.range for one in answer.stacks], answer.version) == (list(HALVES), 2)
+    assert shard.guards.held == 0
+    assert [stack.gc_holds for stack in shard.stacks.served()] == [set(), set()], "tombstones go as ever"
+    later = msgspec.structs.replace(reading, version=TopologyVersion(3), folder=f"{FOLDER}-later")
+    with pytest.raises(Stale, match="version 3 of the topology has not come"):
+        await shard.checkpoints.take(later, AT_ONCE_MS)
+    await shard.follow(small_cluster(BOTH, version=3))
+    assert (await shard.checkpoints.take(later, AT_ONCE_MS)).version == 3
+    unknown = msgspec.structs.replace(later, table=TableId(uuid.UUID(int=5)))
+    with pytest.raises(NotFound):
+        await shard.checkpoints.take(unknown, AT_ONCE_MS)
 
 
 def test_one_of_a_session_outlasts_a_power_loss_and_one_of_a_reader_is_never_synced() -> None:
@@ -127,28 +129,22 @@ def test_one_of_a_session_outlasts_a_power_loss_and_one_of_a_reader_is_never_syn
     assert in_shard(look, rig=rig) == list(ITEMS)
 
 
-def test_a_shard_without_a_part_of_it_has_nothing_to_show() -> None:
-    async def work(shard: ShardRig) -> None:
-        elsewhere = tablet_map(SMALL.id, [(replica(2),)])
-        await shard.follow(with_sessions(small_cluster(elsewhere), OPEN))
-        assert (await shard.checkpoints.take(request_of(), AT_ONCE_MS)).stacks == ()
-
-    in_shard(work)
+async def test_a_shard_without_a_part_of_it_has_nothing_to_show(shard: ShardRig, /) -> None:
+    elsewhere = tablet_map(SMALL.id, [(replica(2),)])
+    await shard.follow(with_sessions(small_cluster(elsewhere), OPEN))
+    assert (await shard.checkpoints.take(request_of(), AT_ONCE_MS)).stacks == ()
 
 
-def test_it_waits_for_the_version_whose_writes_must_be_in_it_and_not_for_ever() -> None:
-    async def work(shard: ShardRig) -> None:
-        await filled(shard)
-        with pytest.raises(Stale, match="version 3 of the topology has not come"):
-            await shard.checkpoints.take(request_of(version=3), AT_ONCE_MS)
-        async with asyncio.TaskGroup() as tasks:
-            taking = tasks.create_task(shard.checkpoints.take(request_of(version=3), AT_ONCE_MS))
-            await asyncio.sleep(0.05)
-            assert not taking.done()
-            await shard.follow(with_sessions(small_cluster(BOTH, version=3), OPEN))
-        assert len(taking.result().stacks) == 2
-
-    in_shard(work)
+async def test_it_waits_for_the_version_whose_writes_must_be_in_it_and_not_for_ever(shard: ShardRig, /) -> None:
+    await filled(shard)
+    with pytest.raises(Stale, match="version 3 of the topology has not come"):
+        await shard.checkpoints.take(request_of(version=3), AT_ONCE_MS)
+    async with asyncio.TaskGroup() as tasks:
+        taking = tasks.create_task(shard.checkpoints.take(request_of(version=3), AT_ONCE_MS))
+        await asyncio.sleep(0.05)
+        assert not taking.done()
+        await shard.follow(with_sessions(small_cluster(BOTH, version=3), OPEN))
+    assert len(taking.result().stacks) == 2
 
 
 def test_what_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Folds of a shard's stacks."""
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, write_of
 from tests.unit.storage.store_rig import Rig, limits, plain
 
@@ -59,10 +60,8 @@ def test_a_grown_stack_is_folded_or_left_as_it_was(is_there: bool) -> None:
     in_shard(work, rig=rig)
 
 
-def test_the_terms_of_a_fold_come_from_the_topology() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(REPAIRED))
-        (stack,) = shard.store.stacks.values()
-        assert gc_terms(view, stack, 55) == GcContext(55, 3, (RepairedRange(WHOLE_RING, 7),))
-
-    in_shard(work)
+@runs_in(in_shard)
+async def test_the_terms_of_a_fold_come_from_the_topology(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(REPAIRED))
+    (stack,) = shard.store.stacks.values()
+    assert gc_terms(view, stack, 55) == GcContext(55, 3, (RepairedRange(WHOLE_RING, 7),))

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import (
     NOW_S,
     OWN,
@@ -26,6 +27,8 @@ from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.row_messages import Item, StreamRowsRequest
+
+pytestmark = runs_in(in_shard)
 
 SESSION = SessionId(uuid.UUID(int=31))
 OPEN = Session(SESSION, SessionKind.REQUEST)
@@ -58,19 +61,16 @@ def test_a_stream_is_merged_into_every_stack_it_touches() -> None:
     in_shard(after, rig=rig)
 
 
-def test_a_closed_session_is_refused_even_by_a_shard_that_has_not_heard() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
-        shard.barriers.index = 2
-        async with asyncio.TaskGroup() as tasks:
-            late = tasks.create_task(refused(shard))
-            await asyncio.sleep(0.05)
-            assert not late.done(), "it waits for the revision of the barrier"
-            await shard.follow(with_sessions(with_state(view.snapshot, 3, 1)))
-        assert "closed" in late.result()
-        assert (await shard.reader.read(read_of(version=3), 1_000)).items == ()
-
-    in_shard(work)
+async def test_a_closed_session_is_refused_even_by_a_shard_that_has_not_heard(shard: ShardRig, /) -> None:
+    view = await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
+    shard.barriers.index = 2
+    async with asyncio.TaskGroup() as tasks:
+        late = tasks.create_task(refused(shard))
+        await asyncio.sleep(0.05)
+        assert not late.done(), "it waits for the revision of the barrier"
+        await shard.follow(with_sessions(with_state(view.snapshot, 3, 1)))
+    assert "closed" in late.result()
+    assert (await shard.reader.read(read_of(version=3), 1_000)).items == ()
 
 
 async def refused(shard: ShardRig) -> str:
@@ -79,41 +79,32 @@ async def refused(shard: ShardRig) -> str:
     return caught.value.message
 
 
-def test_without_a_quorum_or_the_revision_nothing_is_entered() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
-        shard.barriers.index = None
-        with pytest.raises(Unavailable, match="quorum"):
-            await shard.streams.stream(stream_of(*ITEMS), 1_000)
-        shard.barriers.index = 7
-        with pytest.raises(Unavailable, match="revision 7"):
-            await shard.streams.stream(stream_of(*ITEMS), 200)
-        assert shard.guards.held == 0
-
-    in_shard(work)
+async def test_without_a_quorum_or_the_revision_nothing_is_entered(shard: ShardRig, /) -> None:
+    await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
+    shard.barriers.index = None
+    with pytest.raises(Unavailable, match="quorum"):
+        await shard.streams.stream(stream_of(*ITEMS), 1_000)
+    shard.barriers.index = 7
+    with pytest.raises(Unavailable, match="revision 7"):
+        await shard.streams.stream(stream_of(*ITEMS), 200)
+    assert shard.guards.held == 0
 
 
-def test_a_job_past_its_deadline_is_refused() -> None:
-    async def work(shard: ShardRig) -> None:
-        job = Session(SESSION, SessionKind.BULK_JOB, deadline_ms=NOW_S * 1000)
-        await shard.follow(with_sessions(small_cluster(BOTH), job))
-        with pytest.raises(Stale, match="deadline"):
-            await shard.streams.stream(stream_of(*ITEMS), 1_000)
-
-    in_shard(work)
+async def test_a_job_past_its_deadline_is_refused(shard: ShardRig, /) -> None:
+    job = Session(SESSION, SessionKind.BULK_JOB, deadline_ms=NOW_S * 1000)
+    await shard.follow(with_sessions(small_cluster(BOTH), job))
+    with pytest.raises(Stale, match="deadline"):
+        await shard.streams.stream(stream_of(*ITEMS), 1_000)
 
 
-def test_a_session_that_closes_meanwhile_waits_for_its_guards() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
-        async with shard.guards.hold_guard(SESSION, 1_000):
-            await shard.follow(with_sessions(with_state(view.snapshot, 3, 1)))
-            assert closing(shard) == [SESSION]
-            assert changes(shard) == 0
-        assert closing(shard) == []
-        assert changes(shard) == 1
-
-    in_shard(work)
+async def test_a_session_that_closes_meanwhile_waits_for_its_guards(shard: ShardRig, /) -> None:
+    view = await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
+    async with shard.guards.hold_guard(SESSION, 1_000):
+        await shard.follow(with_sessions(with_state(view.snapshot, 3, 1)))
+        assert closing(shard) == [SESSION]
+        assert changes(shard) == 0
+    assert closing(shard) == []
+    assert changes(shard) == 1
 
 
 def closing(shard: ShardRig) -> list[SessionId]:
@@ -124,36 +115,29 @@ def changes(shard: ShardRig) -> int:
     return shard.barriers.changes
 
 
-def test_a_stream_holds_its_guard_until_it_is_durable() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
-        held: list[int] = []
-        sync = shard.store.sync
+async def test_a_stream_holds_its_guard_until_it_is_durable(shard: ShardRig, /) -> None:
+    await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
+    held: list[int] = []
+    sync = shard.store.sync
 
-        async def watched() -> None:
-            held.append(shard.guards.held)
-            await sync()
-            held.append(shard.guards.held)
+    async def watched() -> None:
+        held.append(shard.guards.held)
+        await sync()
+        held.append(shard.guards.held)
 
-        shard.store.sync = watched  # type: ignore[method-assign] # looks on, and does the same
-        await shard.streams.stream(stream_of(*ITEMS), 1_000)
-        assert held == [1, 1]
-        assert shard.guards.held == 0
-
-    in_shard(work)
+    shard.store.sync = watched  # type: ignore[method-assign] # looks on, and does the same
+    await shard.streams.stream(stream_of(*ITEMS), 1_000)
+    assert held == [1, 1]
+    assert shard.guards.held == 0
 
 
-def test_rows_for_others_are_refused() -> None:
+async def test_rows_for_others_are_refused(shard: ShardRig, /) -> None:
     elsewhere = tablet_map(SMALL.id, [(OWN,), (replica(2),)])
-
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(with_sessions(small_cluster(elsewhere), OPEN))
-        with pytest.raises(Stale, match="no replica"):
-            await shard.streams.stream(stream_of(*ITEMS), 1_000)
-        with pytest.raises(NotFound):
-            await shard.streams.stream(StreamRowsRequest(SESSION, TableId(uuid.UUID(int=5)), ITEMS), 1_000)
-        assert shard.guards.held == 0
-        mine = (b"", b"\x80")
-        assert (await shard.reader.read(read_of(mine), 1_000)).items == ()
-
-    in_shard(work)
+    await shard.follow(with_sessions(small_cluster(elsewhere), OPEN))
+    with pytest.raises(Stale, match="no replica"):
+        await shard.streams.stream(stream_of(*ITEMS), 1_000)
+    with pytest.raises(NotFound):
+        await shard.streams.stream(StreamRowsRequest(SESSION, TableId(uuid.UUID(int=5)), ITEMS), 1_000)
+    assert shard.guards.held == 0
+    mine = (b"", b"\x80")
+    assert (await shard.reader.read(read_of(mine), 1_000)).items == ()

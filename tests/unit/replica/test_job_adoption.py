@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, with_sessions
 from tests.unit.replica.staged import OPEN, Staging, request_of
 from tests.unit.replica.test_compaction import Place
@@ -50,6 +51,9 @@ def adopted_in(work: Callable[[ShardRig, Rig, Staging], Awaitable[None]], **boun
         await work(shard, rig, Staging(rig, shard, request_of()))
 
     in_shard(main, rig=rig, bounds=ReplicaLimits(version_wait_ms=200, fence_wait_ms=200, **bounds))
+
+
+pytestmark = runs_in(adopted_in)
 
 
 async def with_layer(staging: Staging) -> None:
@@ -99,126 +103,115 @@ async def refused(shard: ShardRig, failure: type[Stale], request: AdoptRequest =
     return caught.value
 
 
-def test_a_layer_of_a_job_is_adopted_once_whichever_versions_it_is_asked_by() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await with_layer(staging)
-        assert await shard.adoptions.adopt(BY_TWO, AT_ONCE_MS) == AdoptAnswer(1, 0)
-        await shard.follow(opened(version=3, fence=3))
-        assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
-        assert shard.view.versions.oldest(TopologyVersion(3)) == 3, "nothing is held"
-        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
-
-    adopted_in(work)
-
-
-def test_a_version_below_the_fence_is_refused_on_arrival() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await with_layer(staging)
-        await shard.follow(opened(version=3, fence=3))
-        asked = shard.barriers.asked
-        assert (await refused(shard, Stale)).outcome is Outcome.NOT_APPLIED
-        assert shard.barriers.asked == asked, "nothing was waited for"
-        (stack,) = shard.store.stacks.values()
-        assert stack.entry.bases == ()
-
-    adopted_in(work)
+async def test_a_layer_of_a_job_is_adopted_once_whichever_versions_it_is_asked_by(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await with_layer(staging)
+    assert await shard.adoptions.adopt(BY_TWO, AT_ONCE_MS) == AdoptAnswer(1, 0)
+    await shard.follow(opened(version=3, fence=3))
+    assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
+    assert shard.view.versions.oldest(TopologyVersion(3)) == 3, "nothing is held"
+    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
 
 
-def test_a_newer_version_is_waited_for_and_held_meanwhile() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await with_layer(staging)
-        with pytest.raises(Stale, match="has not come here"):
-            await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS)
-        async with asyncio.TaskGroup() as tasks:
-            adopting = tasks.create_task(shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS))
-            await asyncio.sleep(0)
-            await shard.follow(opened(version=3))
-        assert adopting.result().layers == 1
+async def test_a_version_below_the_fence_is_refused_on_arrival(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
+    await with_layer(staging)
+    await shard.follow(opened(version=3, fence=3))
+    asked = shard.barriers.asked
+    assert (await refused(shard, Stale)).outcome is Outcome.NOT_APPLIED
+    assert shard.barriers.asked == asked, "nothing was waited for"
+    (stack,) = shard.store.stacks.values()
+    assert stack.entry.bases == ()
 
-    adopted_in(work)
+
+async def test_a_newer_version_is_waited_for_and_held_meanwhile(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await with_layer(staging)
+    with pytest.raises(Stale, match="has not come here"):
+        await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS)
+    async with asyncio.TaskGroup() as tasks:
+        adopting = tasks.create_task(shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS))
+        await asyncio.sleep(0)
+        await shard.follow(opened(version=3))
+    assert adopting.result().layers == 1
 
 
 @pytest.mark.parametrize("stage", [with_layer, with_rows])
-def test_a_fence_that_rises_before_the_effect_keeps_it_out(stage: Callable[[Staging], Awaitable[None]]) -> None:
+async def test_a_fence_that_rises_before_the_effect_keeps_it_out(
+    shard: ShardRig, _rig: Rig, staging: Staging, /, stage: Callable[[Staging], Awaitable[None]]
+) -> None:
     """INV-ROWS-1, and a barrier is told that the version is still in use."""
-
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await stage(staging)
-        held = HeldStore(shard)
-        async with asyncio.TaskGroup() as tasks:
-            refusing = tasks.create_task(refused(shard, Stale))
-            await held.begun.wait()
-            await shard.follow(opened(version=3, fence=3))
-            assert shard.view.versions.oldest(TopologyVersion(3)) == 2
-            held.may_go_on.set()
-        assert refusing.result().outcome is Outcome.NOT_APPLIED
-        assert shard.view.versions.oldest(TopologyVersion(3)) == 3
-        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ()
-
-    adopted_in(work)
+    await stage(staging)
+    held = HeldStore(shard)
+    async with asyncio.TaskGroup() as tasks:
+        refusing = tasks.create_task(refused(shard, Stale))
+        await held.begun.wait()
+        await shard.follow(opened(version=3, fence=3))
+        assert shard.view.versions.oldest(TopologyVersion(3)) == 2
+        held.may_go_on.set()
+    assert refusing.result().outcome is Outcome.NOT_APPLIED
+    assert shard.view.versions.oldest(TopologyVersion(3)) == 3
+    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ()
 
 
-def test_a_fence_that_rises_behind_the_effect_takes_the_answer_away() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await with_layer(staging)
-        held = HeldStore(shard, behind=True)
-        async with asyncio.TaskGroup() as tasks:
-            refusing = tasks.create_task(refused(shard, OvertakenByFence))
-            await held.begun.wait()
-            await shard.follow(opened(version=3, fence=3))
-            held.may_go_on.set()
-        assert refusing.result().outcome is Outcome.UNKNOWN
-        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
-        assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
+async def test_a_fence_that_rises_behind_the_effect_takes_the_answer_away(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await with_layer(staging)
+    held = HeldStore(shard, behind=True)
+    async with asyncio.TaskGroup() as tasks:
+        refusing = tasks.create_task(refused(shard, OvertakenByFence))
+        await held.begun.wait()
+        await shard.follow(opened(version=3, fence=3))
+        held.may_go_on.set()
+    assert refusing.result().outcome is Outcome.UNKNOWN
+    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
+    assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
 
-    adopted_in(work)
 
-
-def test_a_fence_that_comes_while_a_layer_takes_effect_waits_for_it_and_lets_no_other_begin() -> None:
+async def test_a_fence_that_comes_while_a_layer_takes_effect_waits_for_it_and_lets_no_other_begin(
+    shard: ShardRig, rig: Rig, staging: Staging, /
+) -> None:
     """INV-ROWS-1: a manifest is not written in one step."""
+    await with_layer(staging)
+    await with_layer(Staging(rig, shard, job(1)))
+    manifest, begun, may_go_on = shard.store._parts.manifest, asyncio.Event(), asyncio.Event()
+    change = manifest.change
 
-    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
-        await with_layer(staging)
-        await with_layer(Staging(rig, shard, job(1)))
-        manifest, begun, may_go_on = shard.store._parts.manifest, asyncio.Event(), asyncio.Event()
-        change = manifest.change
+    async def held(edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:
+        begun.set()
+        await may_go_on.wait()
+        await change(edit, then)
 
-        async def held(edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:
-            begun.set()
-            await may_go_on.wait()
-            await change(edit, then)
-
-        manifest.change = held  # type: ignore[method-assign] # only when it happens is the test's
-        async with asyncio.TaskGroup() as tasks:
-            adopting = tasks.create_task(shard.adoptions.adopt(BY_TWO, AT_ONCE_MS))
-            await begun.wait()
-            preparing = tasks.create_task(shard.adoptions.before_fence(TopologyVersion(3)))
-            other = tasks.create_task(refused(shard, Stale, job(1)))
-            await asyncio.sleep(0.1)
-            assert not preparing.done()
-            may_go_on.set()
-        assert adopting.result().layers == 1
-        assert "about to be fenced off by 3" in other.result().message
-        await shard.adoptions.before_fence(TopologyVersion(3))
-
-    adopted_in(work)
+    manifest.change = held  # type: ignore[method-assign] # only when it happens is the test's
+    async with asyncio.TaskGroup() as tasks:
+        adopting = tasks.create_task(shard.adoptions.adopt(BY_TWO, AT_ONCE_MS))
+        await begun.wait()
+        preparing = tasks.create_task(shard.adoptions.before_fence(TopologyVersion(3)))
+        other = tasks.create_task(refused(shard, Stale, job(1)))
+        await asyncio.sleep(0.1)
+        assert not preparing.done()
+        may_go_on.set()
+    assert adopting.result().layers == 1
+    assert "about to be fenced off by 3" in other.result().message
+    await shard.adoptions.before_fence(TopologyVersion(3))
 
 
-def test_rows_that_were_merged_in_part_when_the_fence_rose_are_merged_whole_when_asked_again() -> None:
-    async def work(shard: ShardRig, _rig: Rig, staging: Staging) -> None:
-        await with_rows(staging)
-        held = HeldStore(shard, calls=2)
-        async with asyncio.TaskGroup() as tasks:
-            refusing = tasks.create_task(refused(shard, OvertakenByFence))
-            await held.begun.wait()
-            await shard.follow(opened(version=3, fence=3))
-            held.may_go_on.set()
-        assert "only some of the rows" in refusing.result().message
-        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS[:8]
-        assert (await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS)).rows == len(ITEMS)
-        assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
-
-    adopted_in(work)
+async def test_rows_that_were_merged_in_part_when_the_fence_rose_are_merged_whole_when_asked_again(
+    shard: ShardRig, _rig: Rig, staging: Staging, /
+) -> None:
+    await with_rows(staging)
+    held = HeldStore(shard, calls=2)
+    async with asyncio.TaskGroup() as tasks:
+        refusing = tasks.create_task(refused(shard, OvertakenByFence))
+        await held.begun.wait()
+        await shard.follow(opened(version=3, fence=3))
+        held.may_go_on.set()
+    assert "only some of the rows" in refusing.result().message
+    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS[:8]
+    assert (await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS)).rows == len(ITEMS)
+    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
 
 
 # -- many layers
@@ -234,20 +227,18 @@ async def bring(shard: ShardRig, rig: Rig, number: int) -> AdoptAnswer:
     return await shard.adoptions.adopt(job(number), AT_ONCE_MS)
 
 
-def test_who_brings_more_layers_than_are_folded_waits() -> None:
-    async def work(shard: ShardRig, rig: Rig, staging: Staging) -> None:
-        for number in range(6):
-            assert (await bring(shard, rig, number)).layers == 1
-        shard.store.compaction_wanted.clear()
-        with pytest.raises(Overloaded, match="has 6 layers, and with 1 more it would have over 6; they are") as caught:
-            await bring(shard, rig, 6)
-        assert "try again" in caught.value.advice
-        assert shard.store.compaction_wanted.is_set(), "it does not wait for the next look"
-        assert (await shard.adoptions.adopt(job(5), AT_ONCE_MS)).layers == 0, "what is there is there"
-        await with_layer(staging)
-        assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).layers == 1, "a copy of a replica comes whole"
-
-    adopted_in(work, adopted_layers_max=6)
+@runs_in(adopted_in, adopted_layers_max=6)
+async def test_who_brings_more_layers_than_are_folded_waits(shard: ShardRig, rig: Rig, staging: Staging, /) -> None:
+    for number in range(6):
+        assert (await bring(shard, rig, number)).layers == 1
+    shard.store.compaction_wanted.clear()
+    with pytest.raises(Overloaded, match="has 6 layers, and with 1 more it would have over 6; they are") as caught:
+        await bring(shard, rig, 6)
+    assert "try again" in caught.value.advice
+    assert shard.store.compaction_wanted.is_set(), "it does not wait for the next look"
+    assert (await shard.adoptions.adopt(job(5), AT_ONCE_MS)).layers == 0, "what is there is there"
+    await with_layer(staging)
+    assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).layers == 1, "a copy of a replica comes whole"
 
 
 class NotedPlace(Place):
@@ -260,26 +251,23 @@ class NotedPlace(Place):
         return await super().compact(job)
 
 
-def test_layers_of_jobs_are_folded_like_others_while_a_session_is_open() -> None:
-    async def work(shard: ShardRig, rig: Rig, _staging: Staging) -> None:
-        (stack,) = shard.store.stacks.values()
-        place = NotedPlace(rig)
-        folding = CompactionLoop(shard.store, shard.stacks, place, lambda _stack: GcContext(1_000, 1))
-        for number in range(4):
-            await bring(shard, rig, number)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(folding.run(ShardMetrics(Metrics()), discard_event))
-            await asyncio.sleep(CHECK_S * 1.5)
-            assert not place.asked.is_set()
-            await bring(shard, rig, 4)
-            async with asyncio.timeout(CHECK_S / 4):
-                await place.asked.wait()
-            await asyncio.sleep(CHECK_S / 4)
-            running.cancel()
-        assert len(stack.entry.bases) < 4
-        assert (await shard.reader.read(read_of(), AT_ONCE_MS)).items == ITEMS
-        assert (await shard.adoptions.adopt(job(4), AT_ONCE_MS)).layers == 0, (
-            "also what was folded away is not taken again"
-        )
-
-    adopted_in(work)
+async def test_layers_of_jobs_are_folded_like_others_while_a_session_is_open(
+    shard: ShardRig, rig: Rig, _staging: Staging, /
+) -> None:
+    (stack,) = shard.store.stacks.values()
+    place = NotedPlace(rig)
+    folding = CompactionLoop(shard.store, shard.stacks, place, lambda _stack: GcContext(1_000, 1))
+    for number in range(4):
+        await bring(shard, rig, number)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(folding.run(ShardMetrics(Metrics()), discard_event))
+        await asyncio.sleep(CHECK_S * 1.5)
+        assert not place.asked.is_set()
+        await bring(shard, rig, 4)
+        async with asyncio.timeout(CHECK_S / 4):
+            await place.asked.wait()
+        await asyncio.sleep(CHECK_S / 4)
+        running.cancel()
+    assert len(stack.entry.bases) < 4
+    assert (await shard.reader.read(read_of(), AT_ONCE_MS)).items == ITEMS
+    assert (await shard.adoptions.adopt(job(4), AT_ONCE_MS)).layers == 0, "also what was folded away is not taken again"

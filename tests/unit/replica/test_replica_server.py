@@ -5,6 +5,7 @@ import uuid
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import (
     DATA,
     OWN,
@@ -38,6 +39,8 @@ from ebla.wire.server import IncomingCall, Server
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest, CheckpointRequest
 from ebla.wire.verbs import ADOPT, CHECKPOINT, FIND_TARGET
 
+pytestmark = runs_in(in_shard)
+
 ONE = tablet_map(SMALL.id, [(OWN,)])
 CALL_S = 1.0
 ROW, OTHER = plain(1, 1, 5), plain(2, 1, 5)
@@ -64,75 +67,63 @@ class Served:
         return float(found[0].split()[1])
 
 
-def test_nothing_is_served_without_the_right() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE))
-        served = Served(shard)
-        served.serves = False
-        with pytest.raises(Unavailable):
+async def test_nothing_is_served_without_the_right(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(ONE))
+    served = Served(shard)
+    served.serves = False
+    with pytest.raises(Unavailable):
+        await served.replica.write(WriteRowsRequest((write_of(ROW),)), 1_000)
+    with pytest.raises(Unavailable):
+        await served.replica.read(read_of(POINT), 1_000)
+    with pytest.raises(Unavailable):
+        served.replica.read_now(read_of(POINT))
+    served.serves = True
+    assert (await served.replica.read(read_of(POINT), 1_000)).items == ()
+
+
+async def test_a_write_whose_shard_lost_the_right_meanwhile_is_not_acknowledged(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(ONE))
+    served, syncs = Served(shard), HeldSyncs(shard.store)
+
+    async def write() -> Outcome:
+        with pytest.raises(Unavailable) as caught:
             await served.replica.write(WriteRowsRequest((write_of(ROW),)), 1_000)
-        with pytest.raises(Unavailable):
-            await served.replica.read(read_of(POINT), 1_000)
-        with pytest.raises(Unavailable):
-            served.replica.read_now(read_of(POINT))
-        served.serves = True
-        assert (await served.replica.read(read_of(POINT), 1_000)).items == ()
+        return caught.value.outcome
 
-    in_shard(work)
-
-
-def test_a_write_whose_shard_lost_the_right_meanwhile_is_not_acknowledged() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE))
-        served, syncs = Served(shard), HeldSyncs(shard.store)
-
-        async def write() -> Outcome:
-            with pytest.raises(Unavailable) as caught:
-                await served.replica.write(WriteRowsRequest((write_of(ROW),)), 1_000)
-            return caught.value.outcome
-
-        async with asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(write())
-            await syncs.begun.wait()
-            served.serves = False
-            syncs.may_end.set()
-        assert writing.result() is Outcome.UNKNOWN
-
-    in_shard(work)
+    async with asyncio.TaskGroup() as tasks:
+        writing = tasks.create_task(write())
+        await syncs.begun.wait()
+        served.serves = False
+        syncs.may_end.set()
+    assert writing.result() is Outcome.UNKNOWN
 
 
-def test_a_call_from_within_ends_by_its_deadline() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE))
-        served = Served(shard)
-        HeldSyncs(shard.store)
-        with pytest.raises(DeadlineExceeded):
-            await served.replica.write(WriteRowsRequest((write_of(ROW),)), 100)
-        assert shard.writer.waiting == 0
-
-    in_shard(work)
+async def test_a_call_from_within_ends_by_its_deadline(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(ONE))
+    served = Served(shard)
+    HeldSyncs(shard.store)
+    with pytest.raises(DeadlineExceeded):
+        await served.replica.write(WriteRowsRequest((write_of(ROW),)), 100)
+    assert shard.writer.waiting == 0
 
 
-def test_what_is_done_is_counted() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(ONE, version=4, fence=3))
-        served = Served(shard)
-        request = WriteRowsRequest((write_of(ROW, version=4), write_of(OTHER, version=4), write_of(ROW)))
-        assert len((await served.replica.write(request, 1_000)).failures) == 1
-        assert await served.replica.write(WriteRowsRequest((write_of(ROW, version=3),)), 1_000) == WriteRowsAnswer()
-        assert (await served.replica.read(read_of(POINT, version=4), 1_000)).items == (ROW,)
-        assert served.replica.read_now(read_of(POINT, version=4)) is not None
-        with pytest.raises(Stale):
-            served.replica.read_now(read_of(POINT))
-        assert served.counted("replica_writes_total") == 3
-        assert served.counted("replica_write_batches_total") == 2
-        assert served.counted("replica_reads_total") == 2
-        assert served.counted('replica_stale_total{kind="write"}') == 1
-        assert served.counted('replica_stale_total{kind="read"}') == 1
-        assert served.counted('replica_seconds_count{kind="write"}') == 2
-        await shard.follow(with_state(view.snapshot, 5, 5))
-
-    in_shard(work)
+async def test_what_is_done_is_counted(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(ONE, version=4, fence=3))
+    served = Served(shard)
+    request = WriteRowsRequest((write_of(ROW, version=4), write_of(OTHER, version=4), write_of(ROW)))
+    assert len((await served.replica.write(request, 1_000)).failures) == 1
+    assert await served.replica.write(WriteRowsRequest((write_of(ROW, version=3),)), 1_000) == WriteRowsAnswer()
+    assert (await served.replica.read(read_of(POINT, version=4), 1_000)).items == (ROW,)
+    assert served.replica.read_now(read_of(POINT, version=4)) is not None
+    with pytest.raises(Stale):
+        served.replica.read_now(read_of(POINT))
+    assert served.counted("replica_writes_total") == 3
+    assert served.counted("replica_write_batches_total") == 2
+    assert served.counted("replica_reads_total") == 2
+    assert served.counted('replica_stale_total{kind="write"}') == 1
+    assert served.counted('replica_stale_total{kind="read"}') == 1
+    assert served.counted('replica_seconds_count{kind="write"}') == 2
+    await shard.follow(with_state(view.snapshot, 5, 5))
 
 
 def call_of() -> IncomingCall:
@@ -196,16 +187,13 @@ def test_a_right_that_is_lost_during_an_adoption_leaves_it_unknown() -> None:
     in_shard(work, rig=rig)
 
 
-def test_whoever_names_folders_comes_in_by_the_local_door() -> None:
-    async def work(shard: ShardRig) -> None:
-        replica = Served(shard).replica
-        async with asyncio.TaskGroup() as tasks:
-            introduction = Introduction(OWN.host, None, "test", "shard-0")
-            peers, local = [Server(tasks, introduction, WireLimits(), lambda *_: None) for _ in range(2)]
-            for server in (peers, local):
-                replica.attach(server)
-            replica.attach_local(local)
-        assert ADOPT.number in peers.verbs
-        assert set(local.verbs) - set(peers.verbs) == {CHECKPOINT.number, FIND_TARGET.number}
-
-    in_shard(work)
+async def test_whoever_names_folders_comes_in_by_the_local_door(shard: ShardRig, /) -> None:
+    replica = Served(shard).replica
+    async with asyncio.TaskGroup() as tasks:
+        introduction = Introduction(OWN.host, None, "test", "shard-0")
+        peers, local = [Server(tasks, introduction, WireLimits(), lambda *_: None) for _ in range(2)]
+        for server in (peers, local):
+            replica.attach(server)
+        replica.attach_local(local)
+    assert ADOPT.number in peers.verbs
+    assert set(local.verbs) - set(peers.verbs) == {CHECKPOINT.number, FIND_TARGET.number}

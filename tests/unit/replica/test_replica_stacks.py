@@ -5,6 +5,7 @@ import dataclasses
 import uuid
 
 import msgspec
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import (
     HISTORY,
     OWN,
@@ -37,6 +38,8 @@ from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 
+pytestmark = runs_in(in_shard)
+
 RANGES = WHOLE_RING.split(2)
 SESSION = SessionId(uuid.UUID(int=31))
 OTHER = TableId(uuid.UUID(int=32))
@@ -51,60 +54,48 @@ def strangers(shard: ShardRig) -> bool:
     return shard.stacks.has_unowned
 
 
-def test_a_key_finds_the_stack_of_its_tablet() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(BOTH))
-        for item in ITEMS:
-            stack = shard.stacks.find(SMALL.id, item[0])
-            assert stack is not None
-            assert stack.entry.range == RANGES[tablet_of(BOTH, item)]
-        await shard.follow(small_cluster(SECOND_ONLY, version=3))
-        assert shard.stacks.find(SMALL.id, FIRST[0]) is None
-        assert shard.stacks.find(SMALL.id, SECOND[0]) is not None
-
-    in_shard(work)
+async def test_a_key_finds_the_stack_of_its_tablet(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(BOTH))
+    for item in ITEMS:
+        stack = shard.stacks.find(SMALL.id, item[0])
+        assert stack is not None
+        assert stack.entry.range == RANGES[tablet_of(BOTH, item)]
+    await shard.follow(small_cluster(SECOND_ONLY, version=3))
+    assert shard.stacks.find(SMALL.id, FIRST[0]) is None
+    assert shard.stacks.find(SMALL.id, SECOND[0]) is not None
 
 
-def test_a_doomed_stack_stays_while_an_older_request_runs() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(BOTH))
-        await shard.write(write_of(FIRST))
-        shard.view.hold(TopologyVersion(2))
-        await shard.follow(small_cluster(SECOND_ONLY, version=3))
-        await asyncio.sleep(1)
-        assert len(shard.store.stacks) == 2
-        shard.view.release(TopologyVersion(2))
-        await shard.stacks.settle()
-        assert [one.entry.range for one in shard.store.stacks.values()] == [RANGES[1]]
-        assert [event for event, _ in shard.told] == ["replica.dropped"]
-
-    in_shard(work)
+async def test_a_doomed_stack_stays_while_an_older_request_runs(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(BOTH))
+    await shard.write(write_of(FIRST))
+    shard.view.hold(TopologyVersion(2))
+    await shard.follow(small_cluster(SECOND_ONLY, version=3))
+    await asyncio.sleep(1)
+    assert len(shard.store.stacks) == 2
+    shard.view.release(TopologyVersion(2))
+    await shard.stacks.settle()
+    assert [one.entry.range for one in shard.store.stacks.values()] == [RANGES[1]]
+    assert [event for event, _ in shard.told] == ["replica.dropped"]
 
 
-def test_a_replica_that_comes_back_begins_empty() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(BOTH))
-        await shard.write(write_of(FIRST))
-        shard.view.hold(TopologyVersion(2))
-        await shard.follow(small_cluster(SECOND_ONLY, version=3))
-        await shard.follow(small_cluster(BOTH, version=4))
-        assert (await shard.reader.read(read_of(version=4), 100)).items == ()
-        shard.view.release(TopologyVersion(2))
-
-    in_shard(work)
+async def test_a_replica_that_comes_back_begins_empty(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(BOTH))
+    await shard.write(write_of(FIRST))
+    shard.view.hold(TopologyVersion(2))
+    await shard.follow(small_cluster(SECOND_ONLY, version=3))
+    await shard.follow(small_cluster(BOTH, version=4))
+    assert (await shard.reader.read(read_of(version=4), 100)).items == ()
+    shard.view.release(TopologyVersion(2))
 
 
-def test_a_dropped_table_goes_with_all_it_has() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(BOTH))
-        await shard.write(write_of(FIRST))
-        bare = dataclasses.replace(small_cluster(BOTH, version=3), tables=FrozenMap(), tablets=FrozenMap())
-        await shard.follow(bare)
-        await shard.stacks.settle()
-        assert not shard.store.stacks
-        assert not shard.store.tables
-
-    in_shard(work)
+async def test_a_dropped_table_goes_with_all_it_has(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(BOTH))
+    await shard.write(write_of(FIRST))
+    bare = dataclasses.replace(small_cluster(BOTH, version=3), tables=FrozenMap(), tablets=FrozenMap())
+    await shard.follow(bare)
+    await shard.stacks.settle()
+    assert not shard.store.stacks
+    assert not shard.store.tables
 
 
 def test_strangers_on_disk_wait_for_a_read_barrier() -> None:
@@ -136,25 +127,21 @@ def test_strangers_on_disk_wait_for_a_read_barrier() -> None:
     in_shard(third, rig=rig)
 
 
-def test_tombstones_are_kept_in_transition_and_before_a_barrier() -> None:
+async def test_tombstones_are_kept_in_transition_and_before_a_barrier(shard: ShardRig, /) -> None:
     moving = with_transition(
         BOTH, 0, TabletTransition(TransitionKind.MIGRATION, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, (replica(2),))
     )
-
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(BOTH))
-        stacks = {stack.entry.range: stack for stack in shard.store.stacks.values()}
-        first, second = stacks[RANGES[0]], stacks[RANGES[1]]
-        assert first.gc_holds == second.gc_holds == {GC_HOLD_AT_START}
-        await shard.stacks.confirm()
-        assert first.gc_holds == second.gc_holds == set()
-        await shard.follow(small_cluster(moving, version=3))
-        assert first.gc_holds == {IN_TRANSITION}
-        assert second.gc_holds == set()
-        await shard.follow(small_cluster(BOTH, version=4))
-        assert first.gc_holds == set()
-
-    in_shard(work)
+    await shard.follow(small_cluster(BOTH))
+    stacks = {stack.entry.range: stack for stack in shard.store.stacks.values()}
+    first, second = stacks[RANGES[0]], stacks[RANGES[1]]
+    assert first.gc_holds == second.gc_holds == {GC_HOLD_AT_START}
+    await shard.stacks.confirm()
+    assert first.gc_holds == second.gc_holds == set()
+    await shard.follow(small_cluster(moving, version=3))
+    assert first.gc_holds == {IN_TRANSITION}
+    assert second.gc_holds == set()
+    await shard.follow(small_cluster(BOTH, version=4))
+    assert first.gc_holds == set()
 
 
 def test_tombstones_are_kept_while_a_bulk_session_of_their_table_is_open() -> None:
@@ -184,24 +171,22 @@ def test_tombstones_are_kept_while_a_bulk_session_of_their_table_is_open() -> No
     in_shard(second, rig=rig)
 
 
-def test_a_view_confirmed_while_the_next_is_prepared_releases_nothing_that_the_next_one_holds() -> None:
+async def test_a_view_confirmed_while_the_next_is_prepared_releases_nothing_that_the_next_one_holds(
+    shard: ShardRig, /
+) -> None:
     opened = with_sessions(small_cluster(BOTH), Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id))
-
-    async def work(shard: ShardRig) -> None:
-        before = await shard.follow(small_cluster(BOTH))
-        stacks = list(shard.store.stacks.values())
-        async with asyncio.TaskGroup() as tasks:
-            view = view_of(opened, Revision(HISTORY, 2), before)
-            async with stacks[1].changing:
-                preparing = tasks.create_task(shard.stacks.prepare(view))
-                await asyncio.sleep(0.1)
-                assert BULK_SESSION in stacks[0].gc_holds
-                await shard.stacks.confirm()
-            await preparing
-            shard.install(view)
-        assert [stack.gc_holds for stack in stacks] == [{BULK_SESSION}] * 2
-
-    in_shard(work)
+    before = await shard.follow(small_cluster(BOTH))
+    stacks = list(shard.store.stacks.values())
+    async with asyncio.TaskGroup() as tasks:
+        view = view_of(opened, Revision(HISTORY, 2), before)
+        async with stacks[1].changing:
+            preparing = tasks.create_task(shard.stacks.prepare(view))
+            await asyncio.sleep(0.1)
+            assert BULK_SESSION in stacks[0].gc_holds
+            await shard.stacks.confirm()
+        await preparing
+        shard.install(view)
+    assert [stack.gc_holds for stack in stacks] == [{BULK_SESSION}] * 2
 
 
 def test_a_fold_collects_before_and_after_a_bulk_session_and_not_meanwhile() -> None:
@@ -230,55 +215,42 @@ def test_a_fold_collects_before_and_after_a_bulk_session_and_not_meanwhile() -> 
     in_shard(work, rig=rig)
 
 
-def test_a_pending_replica_is_there_before_its_version_is_installed() -> None:
+async def test_a_pending_replica_is_there_before_its_version_is_installed(shard: ShardRig, /) -> None:
     pending = with_transition(
         SECOND_ONLY, 0, TabletTransition(TransitionKind.MIGRATION, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, (OWN,))
     )
-
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(SECOND_ONLY))
-        assert shard.stacks.pending_replicas_open
-        await shard.follow(small_cluster(pending, version=3))
-        assert shard.stacks.pending_replicas_open
-        assert (await shard.write(write_of(FIRST, version=3))).failures == ()
-
-    in_shard(work)
+    await shard.follow(small_cluster(SECOND_ONLY))
+    assert shard.stacks.pending_replicas_open
+    await shard.follow(small_cluster(pending, version=3))
+    assert shard.stacks.pending_replicas_open
+    assert (await shard.write(write_of(FIRST, version=3))).failures == ()
 
 
-def test_a_later_revision_of_the_same_version_changes_nothing() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(BOTH))
-        layout = shard.stacks.layout
-        shard.install(dataclasses.replace(view, revision=dataclasses.replace(view).revision))
-        assert shard.stacks.layout is layout
-        await shard.follow(with_state(view.snapshot, 3, 1))
-        assert shard.stacks.layout[SMALL.id] is layout[SMALL.id]
-
-    in_shard(work)
+async def test_a_later_revision_of_the_same_version_changes_nothing(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(BOTH))
+    layout = shard.stacks.layout
+    shard.install(dataclasses.replace(view, revision=dataclasses.replace(view).revision))
+    assert shard.stacks.layout is layout
+    await shard.follow(with_state(view.snapshot, 3, 1))
+    assert shard.stacks.layout[SMALL.id] is layout[SMALL.id]
 
 
-def test_what_was_made_for_a_view_that_was_given_up_goes() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(SECOND_ONLY))
-        await shard.stacks.confirm()
-        given_up = view_of(small_cluster(BOTH, version=3), Revision(HISTORY, 7), view)
-        await shard.stacks.prepare(given_up)
-        assert len(shard.store.stacks) == 2
-        await shard.follow(small_cluster(SECOND_ONLY, version=4))
-        await shard.stacks.settle()
-        assert [one.entry.range for one in shard.store.stacks.values()] == [RANGES[1]]
-
-    in_shard(work)
+async def test_what_was_made_for_a_view_that_was_given_up_goes(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(SECOND_ONLY))
+    await shard.stacks.confirm()
+    given_up = view_of(small_cluster(BOTH, version=3), Revision(HISTORY, 7), view)
+    await shard.stacks.prepare(given_up)
+    assert len(shard.store.stacks) == 2
+    await shard.follow(small_cluster(SECOND_ONLY, version=4))
+    await shard.stacks.settle()
+    assert [one.entry.range for one in shard.store.stacks.values()] == [RANGES[1]]
 
 
-def test_a_table_whose_columns_are_not_known_has_no_stack() -> None:
-    async def work(shard: ShardRig) -> None:
-        snapshot = small_cluster(BOTH)
-        bare = {table: msgspec.structs.replace(one, definition=b"") for table, one in snapshot.tables.items()}
-        await shard.follow(dataclasses.replace(snapshot, tables=FrozenMap(bare)))
-        assert not shard.store.stacks
-        assert shard.stacks.find(SMALL.id, FIRST[0]) is None
-        await shard.follow(small_cluster(BOTH, version=3))
-        assert shard.stacks.find(SMALL.id, FIRST[0]) is not None
-
-    in_shard(work)
+async def test_a_table_whose_columns_are_not_known_has_no_stack(shard: ShardRig, /) -> None:
+    snapshot = small_cluster(BOTH)
+    bare = {table: msgspec.structs.replace(one, definition=b"") for table, one in snapshot.tables.items()}
+    await shard.follow(dataclasses.replace(snapshot, tables=FrozenMap(bare)))
+    assert not shard.store.stacks
+    assert shard.stacks.find(SMALL.id, FIRST[0]) is None
+    await shard.follow(small_cluster(BOTH, version=3))
+    assert shard.stacks.find(SMALL.id, FIRST[0]) is not None

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import (
     OWN,
     ShardRig,
@@ -29,154 +30,130 @@ from ebla.storage.stack import OpenStack, Stack
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.server import Continuation
 
+pytestmark = runs_in(in_shard)
+
 ONE = tablet_map(SMALL.id, [(OWN,)])
 TWO = tablet_map(SMALL.id, [(OWN,), (replica(2),)])
 ROW = plain(1, 1, 5)
 POINT = (ROW[0], ROW[0] + b"\0")
 
 
-def test_an_outdated_version_is_refused_on_arrival() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE, version=4, fence=3))
-        with pytest.raises(Stale, match="fence"):
-            shard.reader.read_now(read_of(POINT, version=2))
-        with pytest.raises(Stale, match="fence"):
-            await shard.reader.read(read_of(version=2), 1_000)
-
-    in_shard(work)
+async def test_an_outdated_version_is_refused_on_arrival(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(ONE, version=4, fence=3))
+    with pytest.raises(Stale, match="fence"):
+        shard.reader.read_now(read_of(POINT, version=2))
+    with pytest.raises(Stale, match="fence"):
+        await shard.reader.read(read_of(version=2), 1_000)
 
 
-def test_a_fence_that_rises_during_a_read_is_noticed() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(ONE, version=4, fence=3))
-        opening = shard.store.open
+async def test_a_fence_that_rises_during_a_read_is_noticed(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(ONE, version=4, fence=3))
+    opening = shard.store.open
 
-        async def open_late(stack: Stack) -> OpenStack:
-            await shard.follow(with_state(view.snapshot, 5, 4))
-            return await opening(stack)
+    async def open_late(stack: Stack) -> OpenStack:
+        await shard.follow(with_state(view.snapshot, 5, 4))
+        return await opening(stack)
 
-        shard.store.open = open_late  # type: ignore[method-assign] # as a layer that takes its time
-        with pytest.raises(Stale, match="fence is 4"):
-            await shard.reader.read(read_of(version=3), 1_000)
-
-    in_shard(work)
+    shard.store.open = open_late  # type: ignore[method-assign] # as a layer that takes its time
+    with pytest.raises(Stale, match="fence is 4"):
+        await shard.reader.read(read_of(version=3), 1_000)
 
 
-def test_a_newer_version_is_waited_for() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(ONE))
-        await shard.write(write_of(ROW))
-        assert shard.reader.read_now(read_of(POINT, version=3)) is None
-        with pytest.raises(Stale, match="not come here"):
-            await shard.reader.read(read_of(POINT, version=3), 100)
-        async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(shard.reader.read(read_of(POINT, version=3), 1_000))
-            await asyncio.sleep(0.05)
-            await shard.follow(with_state(view.snapshot, 3, 1))
-        assert reading.result().items == (ROW,)
-
-    in_shard(work)
+async def test_a_newer_version_is_waited_for(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(ONE))
+    await shard.write(write_of(ROW))
+    assert shard.reader.read_now(read_of(POINT, version=3)) is None
+    with pytest.raises(Stale, match="not come here"):
+        await shard.reader.read(read_of(POINT, version=3), 100)
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(shard.reader.read(read_of(POINT, version=3), 1_000))
+        await asyncio.sleep(0.05)
+        await shard.follow(with_state(view.snapshot, 3, 1))
+    assert reading.result().items == (ROW,)
 
 
-def test_a_point_read_needs_no_waiting_once_layers_are_open() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE))
-        assert shard.reader.read_now(read_of(POINT, rows_max=1)) is None
-        begun = shard.reader.begin(read_of(POINT, rows_max=1), 1_000)
-        assert type(begun) is Continuation
-        assert (await begun.work()).items == ()
-        await shard.write(write_of(ROW))
-        found = shard.reader.read_now(read_of(POINT, rows_max=1))
-        assert found is not None
-        assert (found.items, found.is_whole, found.live_rows) == ((ROW,), True, 1)
-
-    in_shard(work)
+async def test_a_point_read_needs_no_waiting_once_layers_are_open(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(ONE))
+    assert shard.reader.read_now(read_of(POINT, rows_max=1)) is None
+    begun = shard.reader.begin(read_of(POINT, rows_max=1), 1_000)
+    assert type(begun) is Continuation
+    assert (await begun.work()).items == ()
+    await shard.write(write_of(ROW))
+    found = shard.reader.read_now(read_of(POINT, rows_max=1))
+    assert found is not None
+    assert (found.items, found.is_whole, found.live_rows) == ((ROW,), True, 1)
 
 
-def test_what_is_not_here_is_told() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(TWO))
-        items = [plain(number, 0, 5) for number in range(40)]
-        there = next(item for item in items if tablet_of(TWO, item) == 1)
-        with pytest.raises(Stale, match="no replica"):
-            shard.reader.read_now(read_of((there[0], there[0] + b"\0")))
-        with pytest.raises(Stale, match="no replica"):
-            await shard.reader.read(read_of((there[0], None)), 100)
-        with pytest.raises(NotFound):
-            await shard.reader.read(read_of(table=TableId(uuid.UUID(int=5))), 100)
-        with pytest.raises(InvalidRequest):
-            await shard.reader.read(read_of(rows_max=0), 100)
-        here = await shard.reader.read(read_of(), 100)
-        assert not here.is_whole, "a page ends before a tablet that is elsewhere"
-        assert here.last_key == b"\x80" + bytes(7)
-
-    in_shard(work)
+async def test_what_is_not_here_is_told(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(TWO))
+    items = [plain(number, 0, 5) for number in range(40)]
+    there = next(item for item in items if tablet_of(TWO, item) == 1)
+    with pytest.raises(Stale, match="no replica"):
+        shard.reader.read_now(read_of((there[0], there[0] + b"\0")))
+    with pytest.raises(Stale, match="no replica"):
+        await shard.reader.read(read_of((there[0], None)), 100)
+    with pytest.raises(NotFound):
+        await shard.reader.read(read_of(table=TableId(uuid.UUID(int=5))), 100)
+    with pytest.raises(InvalidRequest):
+        await shard.reader.read(read_of(rows_max=0), 100)
+    here = await shard.reader.read(read_of(), 100)
+    assert not here.is_whole, "a page ends before a tablet that is elsewhere"
+    assert here.last_key == b"\x80" + bytes(7)
 
 
-def test_many_tombstones_end_a_page_and_not_the_turn_of_others() -> None:
+@runs_in(in_shard, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=100))
+async def test_many_tombstones_end_a_page_and_not_the_turn_of_others(shard: ShardRig, /) -> None:
     dead = value_of(Row(None, Deletion(5, 900)))
     items = [(key_of(1, row), dead) for row in range(128)]
+    await shard.follow(small_cluster(ONE))
+    await shard.write(write_of(*items))
+    turns = 0
 
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE))
-        await shard.write(write_of(*items))
-        turns = 0
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        async with asyncio.TaskGroup() as tasks:
-            counting = tasks.create_task(count_turns())
-            page = await shard.reader.read(read_of(rows_max=10), 1_000)
-            counting.cancel()
-        assert turns > 1
-        assert not page.is_whole
-        assert page.live_rows == 0
-        assert 0 < len(page.items) <= 100
-        assert page.last_key == page.items[-1][0]
-
-    in_shard(work, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=100))
+    async with asyncio.TaskGroup() as tasks:
+        counting = tasks.create_task(count_turns())
+        page = await shard.reader.read(read_of(rows_max=10), 1_000)
+        counting.cancel()
+    assert turns > 1
+    assert not page.is_whole
+    assert page.live_rows == 0
+    assert 0 < len(page.items) <= 100
+    assert page.last_key == page.items[-1][0]
 
 
-def test_rows_that_their_head_deletes_are_counted_as_looked_at() -> None:
+@runs_in(in_shard, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=60))
+async def test_rows_that_their_head_deletes_are_counted_as_looked_at(shard: ShardRig, /) -> None:
     """They leave nothing behind, and a page of them must end all the same."""
     head = (head_of(1), encode_head(PartitionHead(Deletion(50, 900)), SMALL.version))
     inside = (row_key(prefix_of(1)), prefix_end(prefix_of(1)))
-
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE))
-        await shard.write(write_of(head, *[plain(1, row, 5) for row in range(128)]))
-        page = await shard.reader.read(read_of(inside, rows_max=10), 1_000)
-        assert (page.items, page.is_whole) == ((), False)
-        assert page.last_key > inside[0]
-
-    in_shard(work, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=60))
+    await shard.follow(small_cluster(ONE))
+    await shard.write(write_of(head, *[plain(1, row, 5) for row in range(128)]))
+    page = await shard.reader.read(read_of(inside, rows_max=10), 1_000)
+    assert (page.items, page.is_whole) == ((), False)
+    assert page.last_key > inside[0]
 
 
-def test_so_many_reads_may_wait() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE))
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(shard.reader.read(read_of(version=9), 1_000))
-            await asyncio.sleep(0.05)
-            with pytest.raises(Overloaded):
-                shard.reader.begin(read_of(version=9), 1_000)
-            waiting.cancel()
-        assert shard.reader.waiting == 0
-
-    in_shard(work, bounds=ReplicaLimits(reads_waiting_max=1))
+@runs_in(in_shard, bounds=ReplicaLimits(reads_waiting_max=1))
+async def test_so_many_reads_may_wait(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(ONE))
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(shard.reader.read(read_of(version=9), 1_000))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded):
+            shard.reader.begin(read_of(version=9), 1_000)
+        waiting.cancel()
+    assert shard.reader.waiting == 0
 
 
-def test_a_read_holds_no_version() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(ONE))
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(shard.reader.read(read_of(version=9), 1_000))
-            await asyncio.sleep(0.05)
-            assert shard.view.versions.oldest(TopologyVersion(7)) == 7
-            waiting.cancel()
-
-    in_shard(work)
+async def test_a_read_holds_no_version(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(ONE))
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(shard.reader.read(read_of(version=9), 1_000))
+        await asyncio.sleep(0.05)
+        assert shard.view.versions.oldest(TopologyVersion(7)) == 7
+        waiting.cancel()

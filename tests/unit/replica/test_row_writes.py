@@ -5,6 +5,7 @@ import dataclasses
 import uuid
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import (
     OWN,
     HeldSyncs,
@@ -30,6 +31,8 @@ from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
 from ebla.wire.server import Continuation
 
+pytestmark = runs_in(in_shard)
+
 TWO = tablet_map(SMALL.id, [(OWN,), (replica(2),)])
 ITEMS = [plain(number, 0, 5) for number in range(40)]
 HERE = [item for item in ITEMS if tablet_of(TWO, item) == 0]
@@ -48,154 +51,126 @@ def told(answer: WriteRowsAnswer) -> list[tuple[int, str, str]]:
     return [(one.index, one.error, one.outcome) for one in answer.failures]
 
 
-def test_each_write_of_a_batch_stands_for_itself() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(TWO, version=5, fence=3))
-        newer = (HERE[1][0], HERE[1][1][:2] + (9).to_bytes(2) + HERE[1][1][4:])
-        other_table = RowWrite(TopologyVersion(5), TableId(uuid.UUID(int=55)), (HERE[0],))
-        answer = await shard.write(
-            write_of(HERE[0], version=5),
-            write_of(HERE[1], version=2),
-            write_of(THERE, version=5),
-            other_table,
-            write_of(newer, version=5),
-            write_of(version=5),
-            write_of(HERE[2], HERE[3], version=3),
-        )
-        assert told(answer) == [
-            (1, "stale", "not_applied"),
-            (2, "stale", "not_applied"),
-            (3, "not_found", "not_applied"),
-            (5, "invalid_request", "not_applied"),
-            (4, "stale", "not_applied"),
-        ]
-        assert await stored(shard, 5) == tuple(sorted([HERE[0], HERE[2], HERE[3]]))
-
-    in_shard(work)
+async def test_each_write_of_a_batch_stands_for_itself(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(TWO, version=5, fence=3))
+    newer = (HERE[1][0], HERE[1][1][:2] + (9).to_bytes(2) + HERE[1][1][4:])
+    other_table = RowWrite(TopologyVersion(5), TableId(uuid.UUID(int=55)), (HERE[0],))
+    answer = await shard.write(
+        write_of(HERE[0], version=5),
+        write_of(HERE[1], version=2),
+        write_of(THERE, version=5),
+        other_table,
+        write_of(newer, version=5),
+        write_of(version=5),
+        write_of(HERE[2], HERE[3], version=3),
+    )
+    assert told(answer) == [
+        (1, "stale", "not_applied"),
+        (2, "stale", "not_applied"),
+        (3, "not_found", "not_applied"),
+        (5, "invalid_request", "not_applied"),
+        (4, "stale", "not_applied"),
+    ]
+    assert await stored(shard, 5) == tuple(sorted([HERE[0], HERE[2], HERE[3]]))
 
 
-def test_with_open_layers_a_periodic_batch_needs_no_task() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(TWO))
-        request = WriteRowsRequest((write_of(HERE[0]), write_of(HERE[1])))
-        first = shard.writer.begin(request, 1_000)
-        assert type(first) is Continuation, "the layer is not open yet"
-        assert (await first.work()).failures == ()
-        assert shard.writer.begin(request, 1_000) == WriteRowsAnswer()
-
-    in_shard(work, mode=SyncMode.PERIODIC)
+@runs_in(in_shard, mode=SyncMode.PERIODIC)
+async def test_with_open_layers_a_periodic_batch_needs_no_task(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(TWO))
+    request = WriteRowsRequest((write_of(HERE[0]), write_of(HERE[1])))
+    first = shard.writer.begin(request, 1_000)
+    assert type(first) is Continuation, "the layer is not open yet"
+    assert (await first.work()).failures == ()
+    assert shard.writer.begin(request, 1_000) == WriteRowsAnswer()
 
 
-def test_in_sync_mode_a_write_is_acknowledged_when_it_is_durable() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(TWO))
-        syncs = HeldSyncs(shard.store)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(shard.write(write_of(HERE[0])))
-            await syncs.begun.wait()
-            assert len(await stored(shard)) == 1, "the effect does not wait for the sync"
-            assert oldest_running(shard) == 2
-            assert not running.done()
-            syncs.may_end.set()
-        assert running.result().failures == ()
-        assert oldest_running(shard) == 9
-
-    in_shard(work)
+async def test_in_sync_mode_a_write_is_acknowledged_when_it_is_durable(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(TWO))
+    syncs = HeldSyncs(shard.store)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(shard.write(write_of(HERE[0])))
+        await syncs.begun.wait()
+        assert len(await stored(shard)) == 1, "the effect does not wait for the sync"
+        assert oldest_running(shard) == 2
+        assert not running.done()
+        syncs.may_end.set()
+    assert running.result().failures == ()
+    assert oldest_running(shard) == 9
 
 
-def test_a_fence_that_rises_during_the_sync_is_noticed() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(TWO))
-        syncs = HeldSyncs(shard.store)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(shard.write(write_of(HERE[1])))
-            await syncs.begun.wait()
-            await shard.follow(with_state(view.snapshot, 4, 3))
-            syncs.may_end.set()
-        assert told(running.result()) == [(0, "stale", "unknown")]
-        assert len(await stored(shard, 4)) == 1
-
-    in_shard(work)
-
-
-def test_a_fence_that_rises_before_the_effect_prevents_it() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(TWO))
-        rest = shard.writer.begin(WriteRowsRequest((write_of(HERE[0]),)), 1_000)
-        assert type(rest) is Continuation, "the layer must be opened first"
+async def test_a_fence_that_rises_during_the_sync_is_noticed(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(TWO))
+    syncs = HeldSyncs(shard.store)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(shard.write(write_of(HERE[1])))
+        await syncs.begun.wait()
         await shard.follow(with_state(view.snapshot, 4, 3))
-        assert told(await rest.work()) == [(0, "stale", "not_applied")]
-        assert await stored(shard, 4) == ()
-
-    in_shard(work)
-
-
-def test_a_newer_version_is_waited_for_and_not_for_ever() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(TWO))
-        assert told(await shard.write(write_of(HERE[0], version=3))) == [(0, "stale", "not_applied")]
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(shard.write(write_of(HERE[0], version=3)))
-            await asyncio.sleep(0.05)
-            await shard.follow(with_state(view.snapshot, 3, 1))
-        assert running.result().failures == ()
-
-    in_shard(work)
+        syncs.may_end.set()
+    assert told(running.result()) == [(0, "stale", "unknown")]
+    assert len(await stored(shard, 4)) == 1
 
 
-def test_a_write_that_is_given_up_releases_its_version() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(TWO))
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(shard.write(write_of(HERE[0], version=7), write_of(HERE[1])))
-            await asyncio.sleep(0.05)
-            assert oldest_running(shard) == 2
-            running.cancel()
-        assert oldest_running(shard) == 9
-        assert shard.writer.waiting == 0
-
-    in_shard(work)
+async def test_a_fence_that_rises_before_the_effect_prevents_it(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(TWO))
+    rest = shard.writer.begin(WriteRowsRequest((write_of(HERE[0]),)), 1_000)
+    assert type(rest) is Continuation, "the layer must be opened first"
+    await shard.follow(with_state(view.snapshot, 4, 3))
+    assert told(await rest.work()) == [(0, "stale", "not_applied")]
+    assert await stored(shard, 4) == ()
 
 
-def test_so_many_batches_may_wait() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(TWO))
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(shard.write(write_of(HERE[0], version=7)))
-            await asyncio.sleep(0.05)
-            with pytest.raises(Overloaded):
-                await shard.write(write_of(HERE[1]))
-            running.cancel()
-        assert await stored(shard) == ()
-
-    in_shard(work, bounds=ReplicaLimits(writes_waiting_max=1, version_wait_ms=1_000))
+async def test_a_newer_version_is_waited_for_and_not_for_ever(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(TWO))
+    assert told(await shard.write(write_of(HERE[0], version=3))) == [(0, "stale", "not_applied")]
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(shard.write(write_of(HERE[0], version=3)))
+        await asyncio.sleep(0.05)
+        await shard.follow(with_state(view.snapshot, 3, 1))
+    assert running.result().failures == ()
 
 
-def test_a_full_disk_is_told_per_write() -> None:
-    async def work(shard: ShardRig) -> None:
-        await shard.follow(small_cluster(TWO))
-        await shard.write(write_of(HERE[0]))
-        shard.store._shortage = Overloaded("no room")  # type: ignore[assignment] # any refusal of the store will do
-        assert told(await shard.write(write_of(HERE[1]), write_of(HERE[2]))) == [
-            (0, "overloaded", "not_applied"),
-            (1, "overloaded", "not_applied"),
-        ]
-
-    in_shard(work)
+async def test_a_write_that_is_given_up_releases_its_version(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(TWO))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(shard.write(write_of(HERE[0], version=7), write_of(HERE[1])))
+        await asyncio.sleep(0.05)
+        assert oldest_running(shard) == 2
+        running.cancel()
+    assert oldest_running(shard) == 9
+    assert shard.writer.waiting == 0
 
 
-def test_a_replica_that_leaves_while_its_layer_opens_takes_nothing() -> None:
-    async def work(shard: ShardRig) -> None:
-        view = await shard.follow(small_cluster(TWO))
-        rest = shard.writer.begin(WriteRowsRequest((write_of(HERE[0]),)), 1_000)
-        assert type(rest) is Continuation
-        gone = dataclasses.replace(
-            with_state(view.snapshot, 3, 1), tablets=FrozenMap({SMALL.id: tablet_map(SMALL.id, [(replica(2),)] * 2)})
-        )
-        await shard.follow(gone)
-        assert told(await rest.work()) == [(0, "stale", "not_applied")]
+@runs_in(in_shard, bounds=ReplicaLimits(writes_waiting_max=1, version_wait_ms=1000))
+async def test_so_many_batches_may_wait(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(TWO))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(shard.write(write_of(HERE[0], version=7)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded):
+            await shard.write(write_of(HERE[1]))
+        running.cancel()
+    assert await stored(shard) == ()
 
-    in_shard(work)
+
+async def test_a_full_disk_is_told_per_write(shard: ShardRig, /) -> None:
+    await shard.follow(small_cluster(TWO))
+    await shard.write(write_of(HERE[0]))
+    shard.store._shortage = Overloaded("no room")  # type: ignore[assignment] # any refusal of the store will do
+    assert told(await shard.write(write_of(HERE[1]), write_of(HERE[2]))) == [
+        (0, "overloaded", "not_applied"),
+        (1, "overloaded", "not_applied"),
+    ]
+
+
+async def test_a_replica_that_leaves_while_its_layer_opens_takes_nothing(shard: ShardRig, /) -> None:
+    view = await shard.follow(small_cluster(TWO))
+    rest = shard.writer.begin(WriteRowsRequest((write_of(HERE[0]),)), 1_000)
+    assert type(rest) is Continuation
+    gone = dataclasses.replace(
+        with_state(view.snapshot, 3, 1), tablets=FrozenMap({SMALL.id: tablet_map(SMALL.id, [(replica(2),)] * 2)})
+    )
+    await shard.follow(gone)
+    assert told(await rest.work()) == [(0, "stale", "not_applied")]
 
 
 class RecordingSibling:

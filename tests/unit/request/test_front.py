@@ -50,40 +50,37 @@ class StubRouter:
         return ReadPage(((KEY, b"row"),), b"next")
 
 
-def test_writes_and_reads_pass_to_the_router() -> None:
-    async def run() -> None:
-        router, serving = StubRouter(), True
+async def test_writes_and_reads_pass_to_the_router() -> None:
+    router, serving = StubRouter(), True
 
-        def require_serving() -> None:
-            if not serving:
-                raise Unavailable("not now")
+    def require_serving() -> None:
+        if not serving:
+            raise Unavailable("not now")
 
-        async with running_rig() as rig:
-            RowsFront(router, Clock(), RouterLimits(answer_margin_ms=50), require_serving).serve(rig.server)
-            caller, _ = await connect(rig.context(introduction(2)), SERVER_ADDRESS, ConnectionTarget(Lane.DATA))
-            assert await caller.call(ROUTE_WRITE, WRITE, 1000) == EmptyAnswer()
-            (mutation,), level, timeout_ms = router.writes[0]
-            assert (mutation, level) == (Mutation(TABLE, -7, ((KEY, b"row"),)), ConsistencyLevel.QUORUM)
-            assert 900 < timeout_ms <= 950, "the client hears of a timeout before its own time is over"
-            read = RouteReadRequest(TABLE, ((KEY, None),), ConsistencyLevel.ONE, 10)
-            page = await caller.call(ROUTE_READ, read, 1000)
-            assert (page.items, page.position) == (((KEY, b"row"),), b"next")
-            assert router.reads[0] == ReadQuery(TABLE, ((KEY, None),), 10, now_s=0)
-            router.page_at_once = ReadPage((), b"")
-            page = await caller.call(ROUTE_READ, read, 1000)
-            assert (page.items, page.position) == ((), b"")
-            assert len(router.reads) == 1, "what was answered at once is not asked again"
-            router.error = WriteTimeout("1 of 2", required=2, received=1)
-            with pytest.raises(WriteTimeout, match="1 of 2"):
-                await caller.call(ROUTE_WRITE, WRITE, 1000)
-            serving = False
-            with pytest.raises(Unavailable, match="not now"):
-                await caller.call(ROUTE_WRITE, WRITE, 1000)
-            with pytest.raises(Unavailable, match="not now"):
-                await caller.call(ROUTE_READ, read, 1000)
-            caller.close("done")
-
-    asyncio.run(run())
+    async with running_rig() as rig:
+        RowsFront(router, Clock(), RouterLimits(answer_margin_ms=50), require_serving).serve(rig.server)
+        caller, _ = await connect(rig.context(introduction(2)), SERVER_ADDRESS, ConnectionTarget(Lane.DATA))
+        assert await caller.call(ROUTE_WRITE, WRITE, 1000) == EmptyAnswer()
+        (mutation,), level, timeout_ms = router.writes[0]
+        assert (mutation, level) == (Mutation(TABLE, -7, ((KEY, b"row"),)), ConsistencyLevel.QUORUM)
+        assert 900 < timeout_ms <= 950, "the client hears of a timeout before its own time is over"
+        read = RouteReadRequest(TABLE, ((KEY, None),), ConsistencyLevel.ONE, 10)
+        page = await caller.call(ROUTE_READ, read, 1000)
+        assert (page.items, page.position) == (((KEY, b"row"),), b"next")
+        assert router.reads[0] == ReadQuery(TABLE, ((KEY, None),), 10, now_s=0)
+        router.page_at_once = ReadPage((), b"")
+        page = await caller.call(ROUTE_READ, read, 1000)
+        assert (page.items, page.position) == ((), b"")
+        assert len(router.reads) == 1, "what was answered at once is not asked again"
+        router.error = WriteTimeout("1 of 2", required=2, received=1)
+        with pytest.raises(WriteTimeout, match="1 of 2"):
+            await caller.call(ROUTE_WRITE, WRITE, 1000)
+        serving = False
+        with pytest.raises(Unavailable, match="not now"):
+            await caller.call(ROUTE_WRITE, WRITE, 1000)
+        with pytest.raises(Unavailable, match="not now"):
+            await caller.call(ROUTE_READ, read, 1000)
+        caller.close("done")
 
 
 @pytest.mark.parametrize(

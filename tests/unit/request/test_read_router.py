@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.request.read_rig import (
     ALL,
     EVERYTHING,
@@ -73,6 +74,9 @@ def with_rig(test: Test, snapshot: Any = THREE, own: Replica = A, limits: ReadLi
         raise failures.exceptions[0] from None
 
 
+pytestmark = runs_in(with_rig)
+
+
 def fill(rig: ReadRig, *items: Item, replicas: tuple[Replica, ...] = (A, B, C)) -> None:
     for each in replicas:
         rig.clients.of(each).write(items)
@@ -86,100 +90,78 @@ def asked(rig: ReadRig) -> list[tuple[Replica, bool]]:
 # The nearest alone
 
 
-def test_a_row_that_this_shard_has_is_read_at_once() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1", "here"), replicas=(A,))
-        page = rig.reads.read_now(point(), ONE)
-        assert page is not None
-        assert [value_of(item) for item in page.items] == ["here"]
-        assert page.position == b""
-        assert await rig.read(point(), LOCAL_ONE) == page
-        assert rig.view.held == 0, "no request was under way"
-
-    with_rig(test)
+async def test_a_row_that_this_shard_has_is_read_at_once(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1", "here"), replicas=(A,))
+    page = rig.reads.read_now(point(), ONE)
+    assert page is not None
+    assert [value_of(item) for item in page.items] == ["here"]
+    assert page.position == b""
+    assert await rig.read(point(), LOCAL_ONE) == page
+    assert rig.view.held == 0, "no request was under way"
 
 
-def test_what_is_not_live_is_not_shown_at_once_either() -> None:
-    async def test(rig: ReadRig) -> None:
-        expired = row_at("p", "2"), stored(Row(RowMarker(1, 5, NOW_S)))
-        fill(rig, put("p", "1"), expired, head("p", "s"), head("q"), put("q", "1"))
-        spans: tuple[Span, ...] = ((head_at("p"), row_at("p", "9")),)
-        page = rig.reads.read_now(ReadQuery(TABLE, spans, 10, NOW_S), ONE)
-        assert page is not None
-        assert [key for key, _ in page.items] == [head_at("p"), row_at("p", "1")]
-
-    with_rig(test)
+async def test_what_is_not_live_is_not_shown_at_once_either(rig: ReadRig, /) -> None:
+    expired = row_at("p", "2"), stored(Row(RowMarker(1, 5, NOW_S)))
+    fill(rig, put("p", "1"), expired, head("p", "s"), head("q"), put("q", "1"))
+    spans: tuple[Span, ...] = ((head_at("p"), row_at("p", "9")),)
+    page = rig.reads.read_now(ReadQuery(TABLE, spans, 10, NOW_S), ONE)
+    assert page is not None
+    assert [key for key, _ in page.items] == [head_at("p"), row_at("p", "1")]
 
 
 @pytest.mark.parametrize("level", [QUORUM, ALL, LOCAL_QUORUM, ConsistencyLevel.TWO])
-def test_more_than_one_replica_is_never_answered_at_once(level: ConsistencyLevel) -> None:
-    async def test(rig: ReadRig) -> None:
-        assert rig.reads.read_now(point(), level) is None
-
-    with_rig(test)
+async def test_more_than_one_replica_is_never_answered_at_once(rig: ReadRig, /, level: ConsistencyLevel) -> None:
+    assert rig.reads.read_now(point(), level) is None
 
 
-def test_a_shard_without_a_replica_asks_one_that_has() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1", "there"))
-        assert rig.reads.read_now(point(), ONE) is None
-        page = await rig.read(point(), ONE)
-        assert [value_of(item) for item in page.items] == ["there"]
-        assert asked(rig) == [(A, False)]
-
-    with_rig(test, own=D)
+@runs_in(with_rig, own=D)
+async def test_a_shard_without_a_replica_asks_one_that_has(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1", "there"))
+    assert rig.reads.read_now(point(), ONE) is None
+    page = await rig.read(point(), ONE)
+    assert [value_of(item) for item in page.items] == ["there"]
+    assert asked(rig) == [(A, False)]
 
 
-def test_where_the_own_shard_must_wait_it_is_asked_and_waited_for() -> None:
-    async def test(rig: ReadRig) -> None:
-        rig.clients.has_read_now = False
-        fill(rig, put("p", "1"))
-        assert len((await rig.read(point(), ONE)).items) == 1
-        assert asked(rig) == [(A, False)]
-
-    with_rig(test)
+async def test_where_the_own_shard_must_wait_it_is_asked_and_waited_for(rig: ReadRig, /) -> None:
+    rig.clients.has_read_now = False
+    fill(rig, put("p", "1"))
+    assert len((await rig.read(point(), ONE)).items) == 1
+    assert asked(rig) == [(A, False)]
 
 
 # Digests and repairs
 
 
-def test_a_quorum_is_the_own_data_and_another_digest() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1"))
-        assert len((await rig.read(point())).items) == 1
-        assert asked(rig) == [(A, False), (B, True)]
-        assert rig.counted("router_read_mismatches_total") == 0
-
-    with_rig(test)
+async def test_a_quorum_is_the_own_data_and_another_digest(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1"))
+    assert len((await rig.read(point())).items) == 1
+    assert asked(rig) == [(A, False), (B, True)]
+    assert rig.counted("router_read_mismatches_total") == 0
 
 
-def test_what_a_quorum_has_shown_every_later_quorum_shows() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1", "old", 1))
-        fill(rig, put("p", "1", "new", 2), replicas=(A,))
-        rig.view.down = frozenset({host(3)})
-        assert [value_of(item) for item in (await rig.read(point())).items] == ["new"]
-        rig.view.down = frozenset({host(1)})
-        assert [value_of(item) for item in (await rig.read(point())).items] == ["new"]
-        assert rig.counted("router_read_repairs_total") == 2, "the one that was down is mended too"
-
-    with_rig(test, own=D)
+@runs_in(with_rig, own=D)
+async def test_what_a_quorum_has_shown_every_later_quorum_shows(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1", "old", 1))
+    fill(rig, put("p", "1", "new", 2), replicas=(A,))
+    rig.view.down = frozenset({host(3)})
+    assert [value_of(item) for item in (await rig.read(point())).items] == ["new"]
+    rig.view.down = frozenset({host(1)})
+    assert [value_of(item) for item in (await rig.read(point())).items] == ["new"]
+    assert rig.counted("router_read_repairs_total") == 2, "the one that was down is mended too"
 
 
-def test_a_page_is_answered_once_the_repairs_are_done() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1"), replicas=(B,))
-        rig.clients.delays_ms[B] = 1
-        rig.clients.write_errors[A] = ConnectionLost("gone")
-        with pytest.raises(ReadFailed) as raised:
-            await rig.read(point())
-        assert (raised.value.received, raised.value.required, raised.value.failed) == (1, 2, 1)
-        rig.clients.write_errors[A] = DeadlineExceeded("late")
-        with pytest.raises(ReadTimeout) as late:
-            await rig.read(point())
-        assert (late.value.received, late.value.required, late.value.has_data) == (1, 2, True)
-
-    with_rig(test)
+async def test_a_page_is_answered_once_the_repairs_are_done(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1"), replicas=(B,))
+    rig.clients.delays_ms[B] = 1
+    rig.clients.write_errors[A] = ConnectionLost("gone")
+    with pytest.raises(ReadFailed) as raised:
+        await rig.read(point())
+    assert (raised.value.received, raised.value.required, raised.value.failed) == (1, 2, 1)
+    rig.clients.write_errors[A] = DeadlineExceeded("late")
+    with pytest.raises(ReadTimeout) as late:
+        await rig.read(point())
+    assert (late.value.received, late.value.required, late.value.has_data) == (1, 2, True)
 
 
 def test_in_a_migration_the_pending_replica_is_mended_before_the_page_is_answered() -> None:
@@ -201,194 +183,157 @@ def test_in_a_migration_the_pending_replica_is_mended_before_the_page_is_answere
     with_rig(test, snapshot)
 
 
-def test_a_deleted_slice_is_found_though_only_a_row_is_read() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1", at_us=1))
-        fill(rig, head("p", deletion=Deletion(2, 5)), replicas=(B,))
-        assert (await rig.read(point())).items == ()
-        assert rig.clients.of(A).items[head_at("p")] == rig.clients.of(B).items[head_at("p")]
-        backwards = msgspec.structs.replace(point("p", "1"), is_reversed=True)
-        fill(rig, put("p", "2", at_us=1))
-        assert (await rig.read(backwards, ALL)).items == ()
-
-    with_rig(test)
+async def test_a_deleted_slice_is_found_though_only_a_row_is_read(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1", at_us=1))
+    fill(rig, head("p", deletion=Deletion(2, 5)), replicas=(B,))
+    assert (await rig.read(point())).items == ()
+    assert rig.clients.of(A).items[head_at("p")] == rig.clients.of(B).items[head_at("p")]
+    backwards = msgspec.structs.replace(point("p", "1"), is_reversed=True)
+    fill(rig, put("p", "2", at_us=1))
+    assert (await rig.read(backwards, ALL)).items == ()
 
 
-def test_heads_larger_than_a_page_do_not_stop_a_read() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1", at_us=1), put("p", "2", at_us=9))
-        fill(rig, head("p", "s", deletion=Deletion(2, 5)), replicas=(B,))
-        for each in (A, B, C):
-            rig.clients.of(each).cut = lambda: 1
-        spans: tuple[Span, ...] = ((row_at("p", "0"), row_at("p", "9")),)
-        for is_reversed in (False, True):
-            page = await rig.read(ReadQuery(TABLE, spans, 10, NOW_S, is_reversed))
-            assert [key for key, _ in page.items] == [row_at("p", "2")]
-
-    with_rig(test)
+async def test_heads_larger_than_a_page_do_not_stop_a_read(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1", at_us=1), put("p", "2", at_us=9))
+    fill(rig, head("p", "s", deletion=Deletion(2, 5)), replicas=(B,))
+    for each in (A, B, C):
+        rig.clients.of(each).cut = lambda: 1
+    spans: tuple[Span, ...] = ((row_at("p", "0"), row_at("p", "9")),)
+    for is_reversed in (False, True):
+        page = await rig.read(ReadQuery(TABLE, spans, 10, NOW_S, is_reversed))
+        assert [key for key, _ in page.items] == [row_at("p", "2")]
 
 
 # Errors
 
 
-def test_too_few_that_are_up() -> None:
-    async def test(rig: ReadRig) -> None:
-        rig.view.down = frozenset({host(2), host(3)})
-        with pytest.raises(TooFewReplicas) as raised:
-            await rig.read(point())
-        assert (raised.value.required, raised.value.alive) == (2, 1)
-        rig.view.down = frozenset({host(2)})
-        rig.clients.refused = frozenset({C})
-        with pytest.raises(TooFewReplicas):
-            await rig.read(point())
-        rig.clients.refused = frozenset()
-        assert (await rig.read(point())).items == ()
-
-    with_rig(test)
+async def test_too_few_that_are_up(rig: ReadRig, /) -> None:
+    rig.view.down = frozenset({host(2), host(3)})
+    with pytest.raises(TooFewReplicas) as raised:
+        await rig.read(point())
+    assert (raised.value.required, raised.value.alive) == (2, 1)
+    rig.view.down = frozenset({host(2)})
+    rig.clients.refused = frozenset({C})
+    with pytest.raises(TooFewReplicas):
+        await rig.read(point())
+    rig.clients.refused = frozenset()
+    assert (await rig.read(point())).items == ()
 
 
-def test_too_few_that_answer_in_time() -> None:
-    async def test(rig: ReadRig) -> None:
-        rig.clients.delays_ms = {B: 9_000, C: 9_000}
-        with pytest.raises(ReadTimeout) as raised:
-            await rig.read(point(), ms=300)
-        error = raised.value
-        assert (error.required, error.received, error.has_data) == (2, 1, True)
-        with pytest.raises(ReadTimeout) as without:
-            await rig.read(msgspec.structs.replace(point(), now_s=11), ALL, ms=300)
-        assert without.value.required == 3
-
-    with_rig(test)
+async def test_too_few_that_answer_in_time(rig: ReadRig, /) -> None:
+    rig.clients.delays_ms = {B: 9_000, C: 9_000}
+    with pytest.raises(ReadTimeout) as raised:
+        await rig.read(point(), ms=300)
+    error = raised.value
+    assert (error.required, error.received, error.has_data) == (2, 1, True)
+    with pytest.raises(ReadTimeout) as without:
+        await rig.read(msgspec.structs.replace(point(), now_s=11), ALL, ms=300)
+    assert without.value.required == 3
 
 
-def test_too_few_that_can_answer() -> None:
-    async def test(rig: ReadRig) -> None:
-        rig.clients.errors = {B: Corruption("damaged"), C: Unreachable("nobody there")}
-        with pytest.raises(ReadFailed, match="damaged") as raised:
-            await rig.read(point())
-        assert (raised.value.required, raised.value.received, raised.value.failed) == (2, 1, 2)
-
-    with_rig(test)
+async def test_too_few_that_can_answer(rig: ReadRig, /) -> None:
+    rig.clients.errors = {B: Corruption("damaged"), C: Unreachable("nobody there")}
+    with pytest.raises(ReadFailed, match="damaged") as raised:
+        await rig.read(point())
+    assert (raised.value.required, raised.value.received, raised.value.failed) == (2, 1, 2)
 
 
-def test_another_replica_is_asked_instead_of_one_that_fails() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1"))
-        rig.clients.errors = {A: Corruption("damaged")}
-        assert len((await rig.read(point())).items) == 1
-        assert set(asked(rig)) == {(A, False), (C, False), (B, True)}
-        rig.clients.reads.clear()
-        assert len((await rig.read(SCAN, ONE)).items) == 1
-        assert asked(rig) == [(A, False), (B, False)]
-
-    with_rig(test)
+async def test_another_replica_is_asked_instead_of_one_that_fails(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1"))
+    rig.clients.errors = {A: Corruption("damaged")}
+    assert len((await rig.read(point())).items) == 1
+    assert set(asked(rig)) == {(A, False), (C, False), (B, True)}
+    rig.clients.reads.clear()
+    assert len((await rig.read(SCAN, ONE)).items) == 1
+    assert asked(rig) == [(A, False), (B, False)]
 
 
-def test_queries_that_are_none_and_tables_that_are_not_there() -> None:
-    async def test(rig: ReadRig) -> None:
-        for level in (ONE, QUORUM):
-            with pytest.raises(NotFound):
-                await rig.read(msgspec.structs.replace(point(), table=TableId(host(9))), level)
-            with pytest.raises(InvalidRequest):
-                await rig.read(msgspec.structs.replace(point(), rows_max=0), level)
-            with pytest.raises(InvalidRequest):
-                await rig.read(msgspec.structs.replace(point(), spans=()), level)
-        assert rig.metrics.counters["router_reads_total"].series("invalid_request").value == 4
-
-    with_rig(test)
+async def test_queries_that_are_none_and_tables_that_are_not_there(rig: ReadRig, /) -> None:
+    for level in (ONE, QUORUM):
+        with pytest.raises(NotFound):
+            await rig.read(msgspec.structs.replace(point(), table=TableId(host(9))), level)
+        with pytest.raises(InvalidRequest):
+            await rig.read(msgspec.structs.replace(point(), rows_max=0), level)
+        with pytest.raises(InvalidRequest):
+            await rig.read(msgspec.structs.replace(point(), spans=()), level)
+    assert rig.metrics.counters["router_reads_total"].series("invalid_request").value == 4
 
 
 # Versions
 
 
-def test_a_stale_read_waits_for_the_newer_version_and_goes_again() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1"), replicas=(B, C, D))
-        rig.clients.fence = 6
-        reading = asyncio.ensure_future(rig.read(point(), ms=5_000))
-        await asyncio.sleep(0.5)
-        assert not reading.done()
-        rig.install(snapshot_of(tablets_of((B, C, D)), SMALL), 6)
-        assert len((await reading).items) == 1
-        assert rig.counted("router_read_retries_total") >= 1
-
-    with_rig(test)
+async def test_a_stale_read_waits_for_the_newer_version_and_goes_again(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1"), replicas=(B, C, D))
+    rig.clients.fence = 6
+    reading = asyncio.ensure_future(rig.read(point(), ms=5_000))
+    await asyncio.sleep(0.5)
+    assert not reading.done()
+    rig.install(snapshot_of(tablets_of((B, C, D)), SMALL), 6)
+    assert len((await reading).items) == 1
+    assert rig.counted("router_read_retries_total") >= 1
 
 
-def test_a_read_that_stays_stale_ends_with_its_time() -> None:
-    async def test(rig: ReadRig) -> None:
-        rig.clients.fence = 6
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
-        with pytest.raises(ReadTimeout):
-            await rig.read(point(), ms=2_000)
-        assert loop.time() - began_at == pytest.approx(2.0, abs=0.1)
-
-    with_rig(test)
+async def test_a_read_that_stays_stale_ends_with_its_time(rig: ReadRig, /) -> None:
+    rig.clients.fence = 6
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    with pytest.raises(ReadTimeout):
+        await rig.read(point(), ms=2_000)
+    assert loop.time() - began_at == pytest.approx(2.0, abs=0.1)
 
 
-def test_the_version_is_held_until_the_slow_one_has_answered() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1"))
-        rig.clients.delays_ms = {B: 300}
-        assert len((await rig.read(point(), ms=2_000)).items) == 1
-        assert asked(rig) == [(A, False), (C, False)]
-        assert rig.view.versions.oldest(TopologyVersion(9)) == 5, "B may still be asked by this version"
-        await asyncio.sleep(0.4)
-        assert rig.view.versions.oldest(TopologyVersion(9)) == 9
-
-    with_rig(test, limits=EAGER)
+@runs_in(with_rig, limits=EAGER)
+async def test_the_version_is_held_until_the_slow_one_has_answered(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1"))
+    rig.clients.delays_ms = {B: 300}
+    assert len((await rig.read(point(), ms=2_000)).items) == 1
+    assert asked(rig) == [(A, False), (C, False)]
+    assert rig.view.versions.oldest(TopologyVersion(9)) == 5, "B may still be asked by this version"
+    await asyncio.sleep(0.4)
+    assert rig.view.versions.oldest(TopologyVersion(9)) == 9
 
 
-def test_rows_of_a_newer_schema_wait_for_it() -> None:
+async def test_rows_of_a_newer_schema_wait_for_it(rig: ReadRig, /) -> None:
     newer = with_column(SMALL, column("added", "text"))
-
-    async def test(rig: ReadRig) -> None:
-        row = Row(RowMarker(1))
-        key, _ = put("p", "1")
-        value = b"\x01\x03\x00\x02" + stored(row)[4:] + b"\xff" * 4
-        for each in (A, B, C):
-            rig.clients.of(each).schema = newer
-            rig.clients.of(each).write([(key, value)])
-        assert rig.reads.read_now(point(), ONE) is None
-        reading = asyncio.ensure_future(rig.read(point(), ONE, ms=5_000))
-        await asyncio.sleep(0.1)
-        assert not reading.done()
-        rig.install(snapshot_of(tablets_of((A, B, C)), newer), 6)
-        assert len((await reading).items) == 1
-
-    with_rig(test)
+    row = Row(RowMarker(1))
+    key, _ = put("p", "1")
+    value = b"\x01\x03\x00\x02" + stored(row)[4:] + b"\xff" * 4
+    for each in (A, B, C):
+        rig.clients.of(each).schema = newer
+        rig.clients.of(each).write([(key, value)])
+    assert rig.reads.read_now(point(), ONE) is None
+    reading = asyncio.ensure_future(rig.read(point(), ONE, ms=5_000))
+    await asyncio.sleep(0.1)
+    assert not reading.done()
+    rig.install(snapshot_of(tablets_of((A, B, C)), newer), 6)
+    assert len((await reading).items) == 1
 
 
 # Slow replicas
 
 
-def test_a_slow_replica_is_not_waited_for() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1"))
-        rig.clients.delays_ms = {A: 500, B: 1, C: 1}
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
-        assert len((await rig.read(point(), ONE)).items) == 1
-        assert loop.time() - began_at < 0.1
-        assert rig.counted("router_reads_repeated_total") == 1
-
-    with_rig(test, own=D, limits=EAGER)
+@runs_in(with_rig, own=D, limits=EAGER)
+async def test_a_slow_replica_is_not_waited_for(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1"))
+    rig.clients.delays_ms = {A: 500, B: 1, C: 1}
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    assert len((await rig.read(point(), ONE)).items) == 1
+    assert loop.time() - began_at < 0.1
+    assert rig.counted("router_reads_repeated_total") == 1
 
 
-def test_one_that_has_stopped_is_soon_asked_last() -> None:
-    async def test(rig: ReadRig) -> None:
-        fill(rig, put("p", "1"))
-        rig.clients.delays_ms = {A: 9_000, B: 1, C: 1}
-        loop = asyncio.get_running_loop()
-        for _ in range(3):
-            await rig.read(point(), ONE, ms=10_000)
-        began_at = loop.time()
-        for _ in range(20):
-            await rig.read(point(), ONE, ms=10_000)
-        assert loop.time() - began_at < 0.1
-
-    with_rig(test, own=D, limits=EAGER)
+@runs_in(with_rig, own=D, limits=EAGER)
+async def test_one_that_has_stopped_is_soon_asked_last(rig: ReadRig, /) -> None:
+    fill(rig, put("p", "1"))
+    rig.clients.delays_ms = {A: 9_000, B: 1, C: 1}
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        await rig.read(point(), ONE, ms=10_000)
+    began_at = loop.time()
+    for _ in range(20):
+        await rig.read(point(), ONE, ms=10_000)
+    assert loop.time() - began_at < 0.1
 
 
 # Scans

@@ -14,17 +14,14 @@ from ebla.request.router import Router
 from ebla.request.router_types import RouterDeps, RouterLimits
 
 
-def test_a_router_writes_by_either_door_and_hands_out_timestamps() -> None:
-    async def run() -> None:
-        view, clients = CountedView(), StubDoors()
-        view.install(view_of(at_version(AT_REST, 5), Revision(HistoryId(A.host), 5)))
-        async with asyncio.TaskGroup() as tasks:
-            router = Router(RouterDeps(view, A, "dc1", clients, Clock(), RouterLimits(), Metrics(), tasks))
-            await router.write([mutation()], QUORUM, 1000)
-            await router.begin_write([mutation()], QUORUM, 1000)
-            with pytest.raises(InvalidRequest):
-                await router.write([], QUORUM, 1000)
-            assert router.timestamps.next_us() < router.timestamps.next_us()
-        assert clients.writes_to(B) == 2
-
-    asyncio.run(run())
+async def test_a_router_writes_by_either_door_and_hands_out_timestamps() -> None:
+    view, clients = CountedView(), StubDoors()
+    view.install(view_of(at_version(AT_REST, 5), Revision(HistoryId(A.host), 5)))
+    async with asyncio.TaskGroup() as tasks:
+        router = Router(RouterDeps(view, A, "dc1", clients, Clock(), RouterLimits(), Metrics(), tasks))
+        await router.write([mutation()], QUORUM, 1000)
+        await router.begin_write([mutation()], QUORUM, 1000)
+        with pytest.raises(InvalidRequest):
+            await router.write([], QUORUM, 1000)
+        assert router.timestamps.next_us() < router.timestamps.next_us()
+    assert clients.writes_to(B) == 2

@@ -83,58 +83,46 @@ async def running(snapshot: Snapshot = TWO_NODES) -> AsyncIterator[DoorsRig]:
         clients.close("done")
 
 
-def test_the_own_shard_is_asked_directly() -> None:
-    async def run() -> None:
-        async with running() as rig:
-            assert await rig.clients.write(OWN, WRITE, 1000) == WriteRowsAnswer()
-            assert (await rig.clients.read(OWN, READ, 1000)).digest == b"local"
-            now = rig.clients.read_now(OWN, READ)
-            assert now is not None
-            assert now.digest == b"now"
-            assert rig.clients.read_now(OTHER, READ) is None
-            assert rig.local.writes == 1
-            assert rig.transport.attempts == 0
-
-    asyncio.run(run())
+async def test_the_own_shard_is_asked_directly() -> None:
+    async with running() as rig:
+        assert await rig.clients.write(OWN, WRITE, 1000) == WriteRowsAnswer()
+        assert (await rig.clients.read(OWN, READ, 1000)).digest == b"local"
+        now = rig.clients.read_now(OWN, READ)
+        assert now is not None
+        assert now.digest == b"now"
+        assert rig.clients.read_now(OTHER, READ) is None
+        assert rig.local.writes == 1
+        assert rig.transport.attempts == 0
 
 
-def test_siblings_are_reached_by_socket_and_others_at_their_shards_port() -> None:
-    async def run() -> None:
-        async with running() as rig:
-            sibling = await rig.serve(SIBLING, Address("/run/shard-0.sock"))
-            other = await rig.serve(OTHER, Address("127.0.0.2", 7011))
-            await rig.clients.write(SIBLING, WRITE, 1000)
+async def test_siblings_are_reached_by_socket_and_others_at_their_shards_port() -> None:
+    async with running() as rig:
+        sibling = await rig.serve(SIBLING, Address("/run/shard-0.sock"))
+        other = await rig.serve(OTHER, Address("127.0.0.2", 7011))
+        await rig.clients.write(SIBLING, WRITE, 1000)
+        await rig.clients.write(OTHER, WRITE, 1000)
+        assert (sibling, other) == ([WRITE], [WRITE])
+        assert (await rig.clients.read(OTHER, READ, 1000)).digest == b"127.0.0.2:7011"
+        assert rig.clients.refused == frozenset()
+
+
+async def test_a_shard_that_takes_no_connection_is_known_as_refused_until_it_does() -> None:
+    async with running() as rig:
+        with pytest.raises(Unreachable):
             await rig.clients.write(OTHER, WRITE, 1000)
-            assert (sibling, other) == ([WRITE], [WRITE])
-            assert (await rig.clients.read(OTHER, READ, 1000)).digest == b"127.0.0.2:7011"
-            assert rig.clients.refused == frozenset()
+        assert rig.clients.refused == frozenset({OTHER})
+        taken = await rig.serve(OTHER, Address("127.0.0.2", 7011))
+        await rig.clients.write(OTHER, WRITE, 1000)
+        assert taken == [WRITE]
+        assert rig.clients.refused == frozenset()
 
-    asyncio.run(run())
 
-
-def test_a_shard_that_takes_no_connection_is_known_as_refused_until_it_does() -> None:
-    async def run() -> None:
-        async with running() as rig:
-            with pytest.raises(Unreachable):
-                await rig.clients.write(OTHER, WRITE, 1000)
-            assert rig.clients.refused == frozenset({OTHER})
-            taken = await rig.serve(OTHER, Address("127.0.0.2", 7011))
+async def test_nodes_that_left_are_no_longer_reached_or_counted_as_refusing() -> None:
+    async with running() as rig:
+        with pytest.raises(Unreachable):
             await rig.clients.write(OTHER, WRITE, 1000)
-            assert taken == [WRITE]
-            assert rig.clients.refused == frozenset()
-
-    asyncio.run(run())
-
-
-def test_nodes_that_left_are_no_longer_reached_or_counted_as_refusing() -> None:
-    async def run() -> None:
-        async with running() as rig:
-            with pytest.raises(Unreachable):
-                await rig.clients.write(OTHER, WRITE, 1000)
-            gone = replace(TWO_NODES, nodes=cluster(node(1, shard_count=2), node(2, state=NodeState.LEFT)).nodes)
-            rig.clients.follow(gone)
-            assert rig.clients.refused == frozenset()
-            with pytest.raises(Unreachable, match="no address"):
-                await rig.clients.write(OTHER, WRITE, 1000)
-
-    asyncio.run(run())
+        gone = replace(TWO_NODES, nodes=cluster(node(1, shard_count=2), node(2, state=NodeState.LEFT)).nodes)
+        rig.clients.follow(gone)
+        assert rig.clients.refused == frozenset()
+        with pytest.raises(Unreachable, match="no address"):
+            await rig.clients.write(OTHER, WRITE, 1000)

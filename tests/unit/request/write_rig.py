@@ -44,11 +44,6 @@ def in_simulated_time(work: Coroutine[Any, Any, T]) -> T:
     return result
 
 
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 class Clock:
     def __init__(self) -> None:
         self.now_us = 1_000

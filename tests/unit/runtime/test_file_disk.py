@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.async_tests import real_time, runs_in
 
 from ebla.model.errors import DiskFull
 from ebla.ports.clock import Clock
@@ -53,16 +54,13 @@ def test_bytes_written_are_read(disk: FileDisk, tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_begins_its_way_early_is_all_there(tmp_path: Path) -> None:
+@runs_in(real_time)
+async def test_what_begins_its_way_early_is_all_there(tmp_path: Path) -> None:
     disk = FileDisk(DiskConfig(step_bytes=4096, work_niceness=1))
     file = disk.create(f"{tmp_path}/file")
-
-    async def write() -> None:
-        for place in range(32):
-            await disk.run(partial(file.write, place * 1000, bytes([place]) * 1000))
-        await file.sync()
-
-    asyncio.run(write())
+    for place in range(32):
+        await disk.run(partial(file.write, place * 1000, bytes([place]) * 1000))
+    await file.sync()
     assert file.read(0, 1 << 20) == b"".join(bytes([place]) * 1000 for place in range(32))
     file.close()
     disk.close()
@@ -117,7 +115,8 @@ def in_loop(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_syncs_and_work_run_off_the_loop(disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(in_loop)
+async def test_syncs_and_work_run_off_the_loop(disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
     real = os.fdatasync
 
@@ -126,18 +125,14 @@ def test_syncs_and_work_run_off_the_loop(disk: FileDisk, tmp_path: Path, monkeyp
         real(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-
-    async def work() -> None:
-        file = disk.create(f"{tmp_path}/file")
-        file.append(b"x")
-        await file.sync()
-        await disk.sync_folder(str(tmp_path))
-        assert (await disk.run(lambda: threading.current_thread().name)).startswith("disk-work")
-        with pytest.raises(ZeroDivisionError):
-            await disk.run(lambda: 1 // 0)
-        file.close()
-
-    in_loop(work)
+    file = disk.create(f"{tmp_path}/file")
+    file.append(b"x")
+    await file.sync()
+    await disk.sync_folder(str(tmp_path))
+    assert (await disk.run(lambda: threading.current_thread().name)).startswith("disk-work")
+    with pytest.raises(ZeroDivisionError):
+        await disk.run(lambda: 1 // 0)
+    file.close()
     assert [name.startswith("disk-sync") for name in threads] == [True]
 
 
@@ -231,30 +226,28 @@ def failing_once(code: int) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.EIO, OSError), (errno.ENOSPC, DiskFull)])
-def test_a_failed_sync_poisons_the_file(
+@runs_in(in_loop)
+async def test_a_failed_sync_poisons_the_file(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
     monkeypatch.setattr(os, "fdatasync", failing_once(code))
-
-    async def work() -> None:
-        file = disk.create(f"{tmp_path}/file")
-        file.append(b"x")
-        with pytest.raises(kind):
-            await file.sync()
-        # The kernel would call the next sync a success although the bytes may be gone.
-        with pytest.raises(OSError, match="earlier sync failed"):
-            await file.sync()
-        with pytest.raises(OSError, match="earlier sync failed"):
-            file.append(b"y")
-        with pytest.raises(OSError, match="earlier sync failed"):
-            file.truncate(0)
-        assert file.read(0, 10) == b"x"
-        file.close()
-
-    in_loop(work)
+    file = disk.create(f"{tmp_path}/file")
+    file.append(b"x")
+    with pytest.raises(kind):
+        await file.sync()
+    # The kernel would call the next sync a success although the bytes may be gone.
+    with pytest.raises(OSError, match="earlier sync failed"):
+        await file.sync()
+    with pytest.raises(OSError, match="earlier sync failed"):
+        file.append(b"y")
+    with pytest.raises(OSError, match="earlier sync failed"):
+        file.truncate(0)
+    assert file.read(0, 10) == b"x"
+    file.close()
 
 
-def test_a_sync_that_fails_after_its_caller_gave_up_poisons_the_file(
+@runs_in(in_loop)
+async def test_a_sync_that_fails_after_its_caller_gave_up_poisons_the_file(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
@@ -265,21 +258,20 @@ def test_a_sync_that_fails_after_its_caller_gave_up_poisons_the_file(
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     file = disk.create(f"{tmp_path}/file")
-
-    async def work() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await file.sync()
-        let_go.set()
-
-    in_loop(work)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await file.sync()
+    let_go.set()
     disk.close()
     with pytest.raises(OSError, match="earlier sync failed"):
         file.append(b"x")
     file.close()
 
 
-def test_closing_waits_for_a_sync_that_runs(disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(in_loop)
+async def test_closing_waits_for_a_sync_that_runs(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Closed at once, the thread would sync whatever file got the number next."""
     let_go = threading.Event()
     synced: list[str] = []
@@ -289,21 +281,17 @@ def test_closing_waits_for_a_sync_that_runs(disk: FileDisk, tmp_path: Path, monk
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-
-    async def work() -> None:
-        file = disk.create(f"{tmp_path}/first")
-        async with asyncio.TaskGroup() as tasks:
-            syncing = tasks.create_task(file.sync())
-            await asyncio.sleep(0)
-            file.close()
-            other = disk.create(f"{tmp_path}/second")
-            let_go.set()
-            await syncing
-        with pytest.raises(ValueError, match="closed"):
-            file.read(0, 1)
-        other.close()
-
-    in_loop(work)
+    file = disk.create(f"{tmp_path}/first")
+    async with asyncio.TaskGroup() as tasks:
+        syncing = tasks.create_task(file.sync())
+        await asyncio.sleep(0)
+        file.close()
+        other = disk.create(f"{tmp_path}/second")
+        let_go.set()
+        await syncing
+    with pytest.raises(ValueError, match="closed"):
+        file.read(0, 1)
+    other.close()
     assert synced == [f"{tmp_path}/first"]
 
 
@@ -365,48 +353,42 @@ async def sync_where_it_may(file: File) -> None:
 
 
 @pytest.mark.usefixtures("short_syncs")
-def test_a_short_sync_is_made_on_the_loop_unless_there_is_else_to_do_or_much_to_write(
+@runs_in(in_loop)
+async def test_a_short_sync_is_made_on_the_loop_unless_there_is_else_to_do_or_much_to_write(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_loop = synced_by(monkeypatch)
     let_go = threading.Event()
-
-    async def work() -> None:
-        file = disk.create(f"{tmp_path}/file")
-        for size in (100, SHORT_SYNC_BYTES_MAX, SHORT_SYNC_BYTES_MAX + 1, 1):
-            assert file.can_sync_now(size) is (size <= SHORT_SYNC_BYTES_MAX)
-            file.append(bytes(size))
-            await sync_where_it_may(file)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(disk.run(lambda: let_go.wait(10)))
-            await asyncio.sleep(0)
-            await sync_where_it_may(file)
-            let_go.set()
+    file = disk.create(f"{tmp_path}/file")
+    for size in (100, SHORT_SYNC_BYTES_MAX, SHORT_SYNC_BYTES_MAX + 1, 1):
+        assert file.can_sync_now(size) is (size <= SHORT_SYNC_BYTES_MAX)
+        file.append(bytes(size))
         await sync_where_it_may(file)
-        await file.sync()
-        file.close()
-
-    in_loop(work)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(disk.run(lambda: let_go.wait(10)))
+        await asyncio.sleep(0)
+        await sync_where_it_may(file)
+        let_go.set()
+    await sync_where_it_may(file)
+    await file.sync()
+    file.close()
     assert on_loop == [True, True, False, True, False, True, False]
 
 
 @pytest.mark.usefixtures("short_syncs")
 @pytest.mark.parametrize(("code", "kind"), [(errno.EIO, OSError), (errno.ENOSPC, DiskFull)])
-def test_a_sync_that_fails_on_the_loop_poisons_the_file(
+@runs_in(in_loop)
+async def test_a_sync_that_fails_on_the_loop_poisons_the_file(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
     monkeypatch.setattr(os, "fdatasync", failing_once(code))
-
-    async def work() -> None:
-        file = disk.create(f"{tmp_path}/file")
-        file.append(b"x")
-        with pytest.raises(kind):
-            file.sync_now()
-        with pytest.raises(OSError, match="earlier sync failed"):
-            file.sync_now()
-        file.close()
-
-    in_loop(work)
+    file = disk.create(f"{tmp_path}/file")
+    file.append(b"x")
+    with pytest.raises(kind):
+        file.sync_now()
+    with pytest.raises(OSError, match="earlier sync failed"):
+        file.sync_now()
+    file.close()
 
 
 def test_the_loop_syncs_only_what_was_short_for_long_enough() -> None:
@@ -427,21 +409,20 @@ def test_the_loop_syncs_only_what_was_short_for_long_enough() -> None:
     assert syncs_until_short(SyncLatency(), SHORT_SYNC_S * 1.01) == 1000
 
 
-def test_syncs_of_several_files_at_once_all_end(disk: FileDisk, tmp_path: Path) -> None:
-    async def work() -> None:
-        files = [disk.create(f"{tmp_path}/{number}") for number in range(8)]
-        for _ in range(20):
-            async with asyncio.TaskGroup() as tasks:
-                for file in files:
-                    file.append(bytes(SHORT_SYNC_BYTES_MAX + 1))
-                    tasks.create_task(file.sync())
-        for file in files:
-            file.close()
-
-    in_loop(work)
+@runs_in(in_loop)
+async def test_syncs_of_several_files_at_once_all_end(disk: FileDisk, tmp_path: Path) -> None:
+    files = [disk.create(f"{tmp_path}/{number}") for number in range(8)]
+    for _ in range(20):
+        async with asyncio.TaskGroup() as tasks:
+            for file in files:
+                file.append(bytes(SHORT_SYNC_BYTES_MAX + 1))
+                tasks.create_task(file.sync())
+    for file in files:
+        file.close()
 
 
-def test_work_that_has_begun_is_waited_for_by_a_caller_that_is_cancelled(disk: FileDisk) -> None:
+@runs_in(in_loop)
+async def test_work_that_has_begun_is_waited_for_by_a_caller_that_is_cancelled(disk: FileDisk) -> None:
     begun, may_end = threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -456,16 +437,13 @@ def test_work_that_has_begun_is_waited_for_by_a_caller_that_is_cancelled(disk: F
         finally:
             order.append("caller")
 
-    async def work() -> None:
-        calling = asyncio.get_running_loop().create_task(call())
-        while not begun.is_set():  # noqa: ASYNC110  # a thread tells of it
-            await asyncio.sleep(0)
-        calling.cancel()
+    calling = asyncio.get_running_loop().create_task(call())
+    while not begun.is_set():  # noqa: ASYNC110  # a thread tells of it
         await asyncio.sleep(0)
-        assert order == []
-        may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-
-    in_loop(work)
+    calling.cancel()
+    await asyncio.sleep(0)
+    assert order == []
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
     assert order == ["work", "caller"]

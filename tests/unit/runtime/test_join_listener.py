@@ -4,6 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from tests.async_tests import real_time, runs_in
 from tests.unit.runtime.tls_rig import Cluster, Reports, free_address, introduction
 
 from ebla.model.identity import Address
@@ -20,26 +21,23 @@ from ebla.wire.server import Server
 STAY_MS = 300
 
 
-def test_nobody_stays_at_the_door(tmp_path: Path) -> None:
+@runs_in(real_time)
+async def test_nobody_stays_at_the_door(tmp_path: Path) -> None:
     """One who greets and then says nothing would take the place of somebody who joins, for ever."""
-
-    async def run() -> None:
-        async with (
-            asyncio.timeout(10),
-            TcpTransport(Cluster(tmp_path).tls(1), TransportLimits(), Reports()) as transport,
-            TcpTransport(JoiningNodeTls(None), TransportLimits(), Reports()) as newcomer,
-            asyncio.TaskGroup() as tasks,
-        ):
-            desk = Server(tasks, introduction(1), JOIN_LIMITS, Reports())
-            main = Server(tasks, introduction(1), WireLimits(), Reports())
-            address = Address(free_address().host, 7000)
-            doors = JoinTransport(transport, address, desk.accept, STAY_MS)
-            await doors.listen(address, main.accept)
-            context = PeersContext(newcomer, SystemRng(), introduction(2), WireLimits(), Reports())
-            began = time.monotonic()
-            caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
-            assert (desk.links_open, main.links_open) == (1, 0)
-            assert await caller.wait_closed() == "the peer ended the connection"
-            assert time.monotonic() - began > STAY_MS / 1000 / 2
-
-    asyncio.run(run())
+    async with (
+        asyncio.timeout(10),
+        TcpTransport(Cluster(tmp_path).tls(1), TransportLimits(), Reports()) as transport,
+        TcpTransport(JoiningNodeTls(None), TransportLimits(), Reports()) as newcomer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        desk = Server(tasks, introduction(1), JOIN_LIMITS, Reports())
+        main = Server(tasks, introduction(1), WireLimits(), Reports())
+        address = Address(free_address().host, 7000)
+        doors = JoinTransport(transport, address, desk.accept, STAY_MS)
+        await doors.listen(address, main.accept)
+        context = PeersContext(newcomer, SystemRng(), introduction(2), WireLimits(), Reports())
+        began = time.monotonic()
+        caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
+        assert (desk.links_open, main.links_open) == (1, 0)
+        assert await caller.wait_closed() == "the peer ended the connection"
+        assert time.monotonic() - began > STAY_MS / 1000 / 2

@@ -9,10 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.async_tests import real_time, runs_in
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import ShardNumber
 from ebla.runtime.socket_passing import SocketPassing
+
+pytestmark = runs_in(real_time)
 
 ZERO, ONE = ShardNumber(0), ShardNumber(1)
 
@@ -46,75 +49,63 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_socket_arrives_as_it_was(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_shards(tmp_path) as (first, second):
-            second.passing.listen(ONE)
-            pairs = [socket.socketpair() for _ in range(50)]
-            for number, (mine, theirs) in enumerate(pairs):
-                mine.sendall(bytes([number]))
-                assert first.passing.pass_to(ONE, theirs)
-                theirs.close()
-            await until(lambda: len(second.taken) == 50)
-            for number, (mine, _) in enumerate(pairs):
-                assert second.taken[number].recv(10) == bytes([number])
-                second.taken[number].sendall(b"back")
-                assert mine.recv(10) == b"back"
-                mine.close()
-            assert not second.taken[0].getblocking()
-
-    asyncio.run(main())
-
-
-def test_nobody_there_and_somebody_gone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_shards(tmp_path) as (first, second):
-            mine, theirs = socket.socketpair()
-            assert not first.passing.pass_to(ONE, theirs)
-            second.passing.listen(ONE)
+async def test_a_socket_arrives_as_it_was(tmp_path: Path) -> None:
+    async with two_shards(tmp_path) as (first, second):
+        second.passing.listen(ONE)
+        pairs = [socket.socketpair() for _ in range(50)]
+        for number, (mine, theirs) in enumerate(pairs):
+            mine.sendall(bytes([number]))
             assert first.passing.pass_to(ONE, theirs)
-            await until(lambda: len(second.taken) == 1)
-            second.passing.close()
-            await until(lambda: not first.passing.pass_to(ONE, theirs))
-            again = Shard(tmp_path)
-            again.passing.listen(ONE)
-            await until(lambda: first.passing.pass_to(ONE, theirs))
-            await until(lambda: len(again.taken) == 1)
-            again.close()
-            mine.close()
             theirs.close()
+        await until(lambda: len(second.taken) == 50)
+        for number, (mine, _) in enumerate(pairs):
+            assert second.taken[number].recv(10) == bytes([number])
+            second.taken[number].sendall(b"back")
+            assert mine.recv(10) == b"back"
+            mine.close()
+        assert not second.taken[0].getblocking()
 
-    asyncio.run(main())
+
+async def test_nobody_there_and_somebody_gone(tmp_path: Path) -> None:
+    async with two_shards(tmp_path) as (first, second):
+        mine, theirs = socket.socketpair()
+        assert not first.passing.pass_to(ONE, theirs)
+        second.passing.listen(ONE)
+        assert first.passing.pass_to(ONE, theirs)
+        await until(lambda: len(second.taken) == 1)
+        second.passing.close()
+        await until(lambda: not first.passing.pass_to(ONE, theirs))
+        again = Shard(tmp_path)
+        again.passing.listen(ONE)
+        await until(lambda: first.passing.pass_to(ONE, theirs))
+        await until(lambda: len(again.taken) == 1)
+        again.close()
+        mine.close()
+        theirs.close()
 
 
-def test_one_that_does_not_take_them_is_not_waited_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_shards(tmp_path) as (first, second):
+async def test_one_that_does_not_take_them_is_not_waited_for(tmp_path: Path) -> None:
+    async with two_shards(tmp_path) as (first, second):
+        second.passing.listen(ONE)
+        mine, theirs = socket.socketpair()
+        # Nothing is received as long as this step goes on.
+        passed = 0
+        while first.passing.pass_to(ONE, theirs):
+            passed += 1
+            assert passed < 100_000
+        await until(lambda: len(second.taken) == passed)
+        assert first.passing.pass_to(ONE, theirs)
+        mine.close()
+        theirs.close()
+
+
+async def test_the_door_is_the_owners_alone_and_goes_with_it(tmp_path: Path) -> None:
+    async with two_shards(tmp_path) as (first, second):
+        first.passing.listen(ZERO)
+        path = tmp_path / "0.cql"
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        first.passing.close()
+        assert not path.exists()
+        os.chmod(tmp_path, 0o755)
+        with pytest.raises(InvalidRequest, match="closed to others"):
             second.passing.listen(ONE)
-            mine, theirs = socket.socketpair()
-            # Nothing is received as long as this step goes on.
-            passed = 0
-            while first.passing.pass_to(ONE, theirs):
-                passed += 1
-                assert passed < 100_000
-            await until(lambda: len(second.taken) == passed)
-            assert first.passing.pass_to(ONE, theirs)
-            mine.close()
-            theirs.close()
-
-    asyncio.run(main())
-
-
-def test_the_door_is_the_owners_alone_and_goes_with_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_shards(tmp_path) as (first, second):
-            first.passing.listen(ZERO)
-            path = tmp_path / "0.cql"
-            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-            first.passing.close()
-            assert not path.exists()
-            os.chmod(tmp_path, 0o755)
-            with pytest.raises(InvalidRequest, match="closed to others"):
-                second.passing.listen(ONE)
-
-    asyncio.run(main())

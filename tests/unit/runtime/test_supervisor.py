@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from tests.async_tests import real_time, runs_in
 
 from ebla.runtime.child_policy import ChildLimits
 from ebla.runtime.supervisor import ChildCommand, Supervisor
@@ -110,30 +111,29 @@ def test_a_cancelled_supervisor_leaves_no_child() -> None:
         os.kill(pid, 0)
 
 
-def test_a_signal_waits_until_the_child_was_heard() -> None:
+@runs_in(real_time)
+async def test_a_signal_waits_until_the_child_was_heard() -> None:
     """A child that has just been started would be ended by it: its handler is not there yet."""
 
-    async def run() -> None:
-        supervisor = Supervisor([shell("exec sleep 60")], LIMITS, SystemClock(), told)
-        running = asyncio.ensure_future(supervisor.run())
-        async with asyncio.timeout(WAIT_S):
-            await until(lambda: supervisor.statuses()[0].pid)
-            pid = supervisor.statuses()[0].pid
-            supervisor.forward_signal(signal.SIGHUP)
-            supervisor.forward_signal(signal.SIGHUP)
-            assert not _has_pending(pid, signal.SIGHUP)
-            supervisor.heard("shard-0", pid)
-            await until(lambda: supervisor.statuses()[0].restarts == 1)
-            await until(lambda: supervisor.statuses()[0].pid)
-            again = supervisor.statuses()[0].pid
-            supervisor.heard("shard-0", again)
-            supervisor.forward_signal(signal.SIGHUP)
-            await until(lambda: supervisor.statuses()[0].restarts == 2)
-            supervisor.stop()
-            await running
-
     told = Told()
-    asyncio.run(run())
+
+    supervisor = Supervisor([shell("exec sleep 60")], LIMITS, SystemClock(), told)
+    running = asyncio.ensure_future(supervisor.run())
+    async with asyncio.timeout(WAIT_S):
+        await until(lambda: supervisor.statuses()[0].pid)
+        pid = supervisor.statuses()[0].pid
+        supervisor.forward_signal(signal.SIGHUP)
+        supervisor.forward_signal(signal.SIGHUP)
+        assert not _has_pending(pid, signal.SIGHUP)
+        supervisor.heard("shard-0", pid)
+        await until(lambda: supervisor.statuses()[0].restarts == 1)
+        await until(lambda: supervisor.statuses()[0].pid)
+        again = supervisor.statuses()[0].pid
+        supervisor.heard("shard-0", again)
+        supervisor.forward_signal(signal.SIGHUP)
+        await until(lambda: supervisor.statuses()[0].restarts == 2)
+        supervisor.stop()
+        await running
     ends = [details["how"] for name, details in told.events if name == "child.ended"]
     assert ends[:2] == ["was ended by SIGHUP"] * 2
 
@@ -195,26 +195,24 @@ def test_a_child_takes_everything_along_that_it_started(tmp_path: Path, end: str
     asyncio.run(run())
 
 
-def test_an_optional_child_comes_and_goes_and_never_stops_the_node() -> None:
-    async def run() -> None:
-        limits = dataclasses.replace(LIMITS, again_ms=1)
-        failing = ChildCommand("pipeline", ("/bin/sh", "-c", "exit 3"), optional=True)
-        supervisor = Supervisor([shell("exec sleep 60"), failing], limits, SystemClock(), Told())
-        running = asyncio.ensure_future(supervisor.run())
-        async with asyncio.timeout(WAIT_S):
-            assert [status.name for status in supervisor.statuses()] == ["shard-0"]
-            supervisor.want("pipeline", True)
-            await until(lambda: supervisor.statuses()[-1].restarts > LIMITS.exits_max)
-            shown = supervisor.statuses()[-1]
-            assert (shown.name, shown.last_exit) == ("pipeline", "ended with status 3")
-            assert supervisor.gave_up is None
-            supervisor.want("pipeline", False)
-            await until(lambda: len(supervisor.statuses()) == 1)
-            supervisor.stop()
-            await running
+@runs_in(real_time)
+async def test_an_optional_child_comes_and_goes_and_never_stops_the_node() -> None:
+    limits = dataclasses.replace(LIMITS, again_ms=1)
+    failing = ChildCommand("pipeline", ("/bin/sh", "-c", "exit 3"), optional=True)
+    supervisor = Supervisor([shell("exec sleep 60"), failing], limits, SystemClock(), Told())
+    running = asyncio.ensure_future(supervisor.run())
+    async with asyncio.timeout(WAIT_S):
+        assert [status.name for status in supervisor.statuses()] == ["shard-0"]
+        supervisor.want("pipeline", True)
+        await until(lambda: supervisor.statuses()[-1].restarts > LIMITS.exits_max)
+        shown = supervisor.statuses()[-1]
+        assert (shown.name, shown.last_exit) == ("pipeline", "ended with status 3")
         assert supervisor.gave_up is None
-
-    asyncio.run(run())
+        supervisor.want("pipeline", False)
+        await until(lambda: len(supervisor.statuses()) == 1)
+        supervisor.stop()
+        await running
+    assert supervisor.gave_up is None
 
 
 def test_children_are_spawned_from_the_main_thread_only() -> None:

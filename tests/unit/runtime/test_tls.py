@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.runtime.tls_rig import (
     CLUSTER,
     NAME,
@@ -40,6 +41,8 @@ from ebla.wire.frames import Introduction
 from ebla.wire.join_token import JoinToken
 from ebla.wire.limits import WireLimits
 from ebla.wire.server import Server
+
+pytestmark = runs_in(real_time)
 
 
 def test_first_start_makes_files_of_the_owner_alone(tmp_path: Path) -> None:
@@ -123,15 +126,12 @@ def test_certificates_without_a_host_name_nobody(peer: dict[str, tuple[tuple[str
     assert host_in_peer_certificate(peer) is None
 
 
-def test_nodes_of_one_cluster_know_each_other(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster = Cluster(tmp_path)
-        async with serving(cluster.tls(1)) as served:
-            async with calling(cluster.tls(2), served, expect=host(1)) as (caller, _):
-                assert await caller.call(ECHO, EchoRequest("clay"), 5000) == EchoAnswer("clay")
-            assert served.reports.events == []
-
-    asyncio.run(run())
+async def test_nodes_of_one_cluster_know_each_other(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    async with serving(cluster.tls(1)) as served:
+        async with calling(cluster.tls(2), served, expect=host(1)) as (caller, _):
+            assert await caller.call(ECHO, EchoRequest("clay"), 5000) == EchoAnswer("clay")
+        assert served.reports.events == []
 
 
 async def refused(client: TlsContexts, served: Served, number: int = 2) -> tuple[str, Reports]:
@@ -144,17 +144,14 @@ async def refused(client: TlsContexts, served: Served, number: int = 2) -> tuple
     return str(caught.value), served.reports
 
 
-def test_a_foreign_certificate_is_refused_by_both(tmp_path: Path) -> None:
-    async def run() -> None:
-        ours, theirs = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
-        async with serving(ours.tls(1)) as served:
-            told, reports = await refused(theirs.tls(2), served)
-            assert "certificate" in told
-            assert "transport.tls_failed" in reports.text()
-            async with calling(ours.tls(3), served, number=3) as (caller, _):
-                assert await caller.call(ECHO, EchoRequest("still"), 5000) == EchoAnswer("still")
-
-    asyncio.run(run())
+async def test_a_foreign_certificate_is_refused_by_both(tmp_path: Path) -> None:
+    ours, theirs = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
+    async with serving(ours.tls(1)) as served:
+        told, reports = await refused(theirs.tls(2), served)
+        assert "certificate" in told
+        assert "transport.tls_failed" in reports.text()
+        async with calling(ours.tls(3), served, number=3) as (caller, _):
+            assert await caller.call(ECHO, EchoRequest("still"), 5000) == EchoAnswer("still")
 
 
 class Trusting:
@@ -172,91 +169,70 @@ class Trusting:
         return context
 
 
-def test_a_foreign_client_that_believes_anybody_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        ours, theirs = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
-        async with serving(ours.tls(1)) as served:
-            told, reports = await refused(Trusting(theirs.tls(2)), served)
-            assert "certificate refused: " in reports.text()
-            assert "may have refused our certificate" in told
-
-    asyncio.run(run())
+async def test_a_foreign_client_that_believes_anybody_is_refused(tmp_path: Path) -> None:
+    ours, theirs = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
+    async with serving(ours.tls(1)) as served:
+        told, reports = await refused(Trusting(theirs.tls(2)), served)
+        assert "certificate refused: " in reports.text()
+        assert "may have refused our certificate" in told
 
 
-def test_an_expired_client_certificate_is_refused_with_a_word_in_both_logs(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster = Cluster(tmp_path)
-        async with serving(cluster.tls(1)) as served:
-            told, reports = await refused(cluster.tls(2, days=-1), served)
-            assert "certificate" in told
-            assert "certificate refused: certificate has expired" in reports.text()
-
-    asyncio.run(run())
+async def test_an_expired_client_certificate_is_refused_with_a_word_in_both_logs(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    async with serving(cluster.tls(1)) as served:
+        told, reports = await refused(cluster.tls(2, days=-1), served)
+        assert "certificate" in told
+        assert "certificate refused: certificate has expired" in reports.text()
 
 
-def test_an_expired_server_certificate_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster = Cluster(tmp_path)
-        async with serving(cluster.tls(1, days=-1)) as served:
-            told, reports = await refused(cluster.tls(2), served)
-            assert "certificate refused: certificate has expired" in told
-            assert "transport.tls_failed" in reports.text()
-
-    asyncio.run(run())
+async def test_an_expired_server_certificate_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    async with serving(cluster.tls(1, days=-1)) as served:
+        told, reports = await refused(cluster.tls(2), served)
+        assert "certificate refused: certificate has expired" in told
+        assert "transport.tls_failed" in reports.text()
 
 
-def test_a_client_under_another_hosts_certificate_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster = Cluster(tmp_path)
-        async with serving(cluster.tls(1)) as served:
-            told, reports = await refused(cluster.tls(2, name_host=9), served)
-            assert f"the certificate is for host {host(9)}" in told
-            assert f"the certificate is for host {host(9)}" in reports.text()
-
-    asyncio.run(run())
+async def test_a_client_under_another_hosts_certificate_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    async with serving(cluster.tls(1)) as served:
+        told, reports = await refused(cluster.tls(2, name_host=9), served)
+        assert f"the certificate is for host {host(9)}" in told
+        assert f"the certificate is for host {host(9)}" in reports.text()
 
 
-def test_a_server_under_another_hosts_certificate_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster = Cluster(tmp_path)
-        async with serving(cluster.tls(1, name_host=9)) as served:
-            told, reports = await refused(cluster.tls(2), served)
-            assert f"the certificate belongs to host {host(9)}" in told
-            assert "ended before it greeted" in reports.text()
-
-    asyncio.run(run())
+async def test_a_server_under_another_hosts_certificate_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    async with serving(cluster.tls(1, name_host=9)) as served:
+        told, reports = await refused(cluster.tls(2), served)
+        assert f"the certificate belongs to host {host(9)}" in told
+        assert "ended before it greeted" in reports.text()
 
 
-def test_no_certificate_no_service(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster = Cluster(tmp_path)
-        async with serving(cluster.tls(1)) as served:
-            _, reports = await refused(JoiningNodeTls(cluster.authority.certificate_pem), served)
-            assert "peer did not return a certificate" in reports.text()
-
-    asyncio.run(run())
+async def test_no_certificate_no_service(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    async with serving(cluster.tls(1)) as served:
+        _, reports = await refused(JoiningNodeTls(cluster.authority.certificate_pem), served)
+        assert "peer did not return a certificate" in reports.text()
 
 
-def test_a_renewed_certificate_counts_for_new_connections(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster = Cluster(tmp_path)
-        server_folder = cluster.folder(1)
-        server_tls = NodeTls(server_folder)
-        async with serving(server_tls) as served:
-            async with calling(cluster.tls(2), served) as (before, _):
-                assert await before.call(ECHO, EchoRequest("a"), 5000) == EchoAnswer("a")
-                cluster.folder(1, days=-1)  # an expired one, so that its use shows
-                server_tls.reload()
-                with pytest.raises(Unreachable, match="expired"):
-                    async with calling(cluster.tls(3), served, number=3):
-                        pass
-                assert await before.call(ECHO, EchoRequest("b"), 5000) == EchoAnswer("b")
-                server_folder.renew(identity(1), SystemClock())
-                server_tls.reload()
-                async with calling(cluster.tls(4), served, number=4) as (after, _):
-                    assert await after.call(ECHO, EchoRequest("c"), 5000) == EchoAnswer("c")
-
-    asyncio.run(run())
+async def test_a_renewed_certificate_counts_for_new_connections(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    server_folder = cluster.folder(1)
+    server_tls = NodeTls(server_folder)
+    async with serving(server_tls) as served:
+        async with calling(cluster.tls(2), served) as (before, _):
+            assert await before.call(ECHO, EchoRequest("a"), 5000) == EchoAnswer("a")
+            cluster.folder(1, days=-1)  # an expired one, so that its use shows
+            server_tls.reload()
+            with pytest.raises(Unreachable, match="expired"):
+                async with calling(cluster.tls(3), served, number=3):
+                    pass
+            assert await before.call(ECHO, EchoRequest("b"), 5000) == EchoAnswer("b")
+            server_folder.renew(identity(1), SystemClock())
+            server_tls.reload()
+            async with calling(cluster.tls(4), served, number=4) as (after, _):
+                assert await after.call(ECHO, EchoRequest("c"), 5000) == EchoAnswer("c")
 
 
 def test_a_broken_rotation_keeps_the_old_certificates(tmp_path: Path) -> None:
@@ -269,17 +245,14 @@ def test_a_broken_rotation_keeps_the_old_certificates(tmp_path: Path) -> None:
     assert tls.client_context() is before
 
 
-def test_two_authorities_are_trusted_while_one_replaces_the_other(tmp_path: Path) -> None:
-    async def run() -> None:
-        old, new = Cluster(tmp_path / "old"), Cluster(tmp_path / "new")
-        old_folder, new_folder = old.folder(1), new.folder(2)
-        (old_folder.path / "trusted-also.pem").write_bytes(new.authority.certificate_pem)
-        (new_folder.path / "trusted-also.pem").write_bytes(old.authority.certificate_pem)
-        async with serving(NodeTls(old_folder)) as served:
-            async with calling(NodeTls(new_folder), served) as (caller, _):
-                assert await caller.call(ECHO, EchoRequest("x"), 5000) == EchoAnswer("x")
-
-    asyncio.run(run())
+async def test_two_authorities_are_trusted_while_one_replaces_the_other(tmp_path: Path) -> None:
+    old, new = Cluster(tmp_path / "old"), Cluster(tmp_path / "new")
+    old_folder, new_folder = old.folder(1), new.folder(2)
+    (old_folder.path / "trusted-also.pem").write_bytes(new.authority.certificate_pem)
+    (new_folder.path / "trusted-also.pem").write_bytes(old.authority.certificate_pem)
+    async with serving(NodeTls(old_folder)) as served:
+        async with calling(NodeTls(new_folder), served) as (caller, _):
+            assert await caller.call(ECHO, EchoRequest("x"), 5000) == EchoAnswer("x")
 
 
 # ---- join
@@ -308,21 +281,18 @@ async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str 
                 desk.close("the test is over")
 
 
-def test_a_token_hands_the_authority_over(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster, reports = Cluster(tmp_path), Reports()
-        token = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
-        handed = await fetch(cluster, token, reports)
-        assert getattr(handed, "cluster", None) == CLUSTER
-        assert getattr(handed, "certificate_pem", None) == cluster.authority.certificate_pem
-        assert getattr(handed, "key_pem", None) == cluster.authority.key_pem
-        assert "join.authority_handed_over" in reports.text()
-        assert cluster.authority.key_pem.decode() not in repr(handed)
-
-    asyncio.run(run())
+async def test_a_token_hands_the_authority_over(tmp_path: Path) -> None:
+    cluster, reports = Cluster(tmp_path), Reports()
+    token = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
+    handed = await fetch(cluster, token, reports)
+    assert getattr(handed, "cluster", None) == CLUSTER
+    assert getattr(handed, "certificate_pem", None) == cluster.authority.certificate_pem
+    assert getattr(handed, "key_pem", None) == cluster.authority.key_pem
+    assert "join.authority_handed_over" in reports.text()
+    assert cluster.authority.key_pem.decode() not in repr(handed)
 
 
-def test_an_expired_token_is_refused(tmp_path: Path) -> None:
+async def test_an_expired_token_is_refused(tmp_path: Path) -> None:
     class Yesterday:
         def boot_ms(self) -> int:
             return 0
@@ -330,47 +300,35 @@ def test_an_expired_token_is_refused(tmp_path: Path) -> None:
         def wall_us(self) -> int:
             return SystemClock().wall_us() - 86_400_000_000
 
-    async def run() -> None:
-        cluster, reports = Cluster(tmp_path), Reports()
-        token = new_join_token(cluster.authority, 60, Yesterday(), SystemRng())
-        answer = await fetch(cluster, token, reports)
-        assert isinstance(answer, Refused)
-        assert "expired" in str(answer)
-        assert "join.token_refused" in reports.text()
-
-    asyncio.run(run())
+    cluster, reports = Cluster(tmp_path), Reports()
+    token = new_join_token(cluster.authority, 60, Yesterday(), SystemRng())
+    answer = await fetch(cluster, token, reports)
+    assert isinstance(answer, Refused)
+    assert "expired" in str(answer)
+    assert "join.token_refused" in reports.text()
 
 
-def test_a_forged_token_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster, reports = Cluster(tmp_path), Reports()
-        good = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
-        longer = JoinToken(good.expires_at_s + 1, good.nonce, good.fingerprint, good.code)
-        answer = await fetch(cluster, longer, reports)
-        assert isinstance(answer, Refused)
-        assert "not of this cluster" in str(answer)
-
-    asyncio.run(run())
+async def test_a_forged_token_is_refused(tmp_path: Path) -> None:
+    cluster, reports = Cluster(tmp_path), Reports()
+    good = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
+    longer = JoinToken(good.expires_at_s + 1, good.nonce, good.fingerprint, good.code)
+    answer = await fetch(cluster, longer, reports)
+    assert isinstance(answer, Refused)
+    assert "not of this cluster" in str(answer)
 
 
-def test_a_token_of_another_cluster_is_never_shown(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster, other = Cluster(tmp_path / "a"), Cluster(tmp_path / "b", ClusterId(uuid.UUID(int=0xD)))
-        reports = Reports()
-        answer = await fetch(cluster, new_join_token(other.authority, 60, SystemClock(), SystemRng()), reports)
-        assert isinstance(answer, Refused)
-        assert "another cluster" in str(answer)
-        assert "join." not in reports.text()
-
-    asyncio.run(run())
+async def test_a_token_of_another_cluster_is_never_shown(tmp_path: Path) -> None:
+    cluster, other = Cluster(tmp_path / "a"), Cluster(tmp_path / "b", ClusterId(uuid.UUID(int=0xD)))
+    reports = Reports()
+    answer = await fetch(cluster, new_join_token(other.authority, 60, SystemClock(), SystemRng()), reports)
+    assert isinstance(answer, Refused)
+    assert "another cluster" in str(answer)
+    assert "join." not in reports.text()
 
 
-def test_another_clusters_name_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        cluster = Cluster(tmp_path)
-        token = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
-        answer = await fetch(cluster, token, Reports(), name="temple")
-        assert isinstance(answer, Unreachable)
-        assert "'temple'" in str(answer)
-
-    asyncio.run(run())
+async def test_another_clusters_name_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    token = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
+    answer = await fetch(cluster, token, Reports(), name="temple")
+    assert isinstance(answer, Unreachable)
+    assert "'temple'" in str(answer)

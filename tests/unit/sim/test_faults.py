@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.async_tests import runs_in
 
 from ebla.ports.environment import Environment
 from ebla.sim.disk import DiskBehaviour, DiskFault
@@ -40,32 +41,28 @@ def assert_healed(world: World, units: list[Unit]) -> None:
 
 
 @pytest.mark.parametrize("fault", [*HARSH, BIT_ROT], ids=lambda fault: fault.name)
-def test_each_fault_heals_what_it_did(fault: InjectedFault) -> None:
-    async def scenario(world: World) -> None:
-        units = units_of(world)
-        await asyncio.sleep(1.0)
-        lines = world.trace.events
-        for _ in range(5):
-            await fault.strike(world, units)
-        assert_healed(world, units)
-        assert world.trace.events > lines or fault.name in ("reset", "start the down"), "a strike is told"
-
-    World(1, 100.0).run(scenario)
+@runs_in(lambda work: World(1, 100.0).run(work))
+async def test_each_fault_heals_what_it_did(world: World, /, fault: InjectedFault) -> None:
+    units = units_of(world)
+    await asyncio.sleep(1.0)
+    lines = world.trace.events
+    for _ in range(5):
+        await fault.strike(world, units)
+    assert_healed(world, units)
+    assert world.trace.events > lines or fault.name in ("reset", "start the down"), "a strike is told"
 
 
 @pytest.mark.parametrize("fault", HARSH, ids=lambda fault: fault.name)
-def test_a_fault_cut_short_heals_as_well(fault: InjectedFault) -> None:
-    async def scenario(world: World) -> None:
-        units = units_of(world)
-        await asyncio.sleep(1.0)
-        try:
-            async with asyncio.timeout(0.001):
-                await fault.strike(world, units)
-        except TimeoutError:
-            pass
-        assert_healed(world, units)
-
-    World(1, 100.0).run(scenario)
+@runs_in(lambda work: World(1, 100.0).run(work))
+async def test_a_fault_cut_short_heals_as_well(world: World, /, fault: InjectedFault) -> None:
+    units = units_of(world)
+    await asyncio.sleep(1.0)
+    try:
+        async with asyncio.timeout(0.001):
+            await fault.strike(world, units)
+    except TimeoutError:
+        pass
+    assert_healed(world, units)
 
 
 def test_faults_of_one_disk_add_up_and_each_ends_alone() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.async_tests import runs_in
 
 from ebla.ports.environment import Environment
 from ebla.sim.world import RunFailed, UnitState, World
@@ -12,32 +13,30 @@ async def idle(environment: Environment) -> None:
     await asyncio.Event().wait()
 
 
-def test_units_of_one_machine_share_its_disk_and_its_power() -> None:
-    async def scenario(world: World) -> None:
-        control = world.unit("control", idle, machine="node")
-        shard = world.unit("shard", idle, machine="node")
-        other = world.unit("other", idle)
-        assert control.machine is shard.machine is world.machine("node")
-        assert control.host != other.host
-        assert control.address(7) == shard.address(7)
-        for unit in (control, shard, other):
-            unit.start()
-        await asyncio.sleep(1.0)
-        shard.kill()
-        assert (control.state, shard.state) == (UnitState.RUNNING, UnitState.DOWN)
-        shard.start()
-        shard.crash()
-        assert control.down
-        assert shard.down
-        assert other.running
-        control.start()
-        control.pause()
-        control.crash()
-        control.resume()
-        assert control.down
-        assert control.start_count == 2
-
-    World(1, 10.0).run(scenario)
+@runs_in(lambda work: World(1, 10.0).run(work))
+async def test_units_of_one_machine_share_its_disk_and_its_power(world: World, /) -> None:
+    control = world.unit("control", idle, machine="node")
+    shard = world.unit("shard", idle, machine="node")
+    other = world.unit("other", idle)
+    assert control.machine is shard.machine is world.machine("node")
+    assert control.host != other.host
+    assert control.address(7) == shard.address(7)
+    for unit in (control, shard, other):
+        unit.start()
+    await asyncio.sleep(1.0)
+    shard.kill()
+    assert (control.state, shard.state) == (UnitState.RUNNING, UnitState.DOWN)
+    shard.start()
+    shard.crash()
+    assert control.down
+    assert shard.down
+    assert other.running
+    control.start()
+    control.pause()
+    control.crash()
+    control.resume()
+    assert control.down
+    assert control.start_count == 2
 
 
 def test_a_failed_check_fails_the_run() -> None:

@@ -6,6 +6,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.bulk.flight_rig import build_part, flight_rig
 from tests.unit.storage.naive_scan import TIMES, Part, expected, random_conditions
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, stored_prefix
@@ -46,22 +47,20 @@ def test_typed_and_stored_rows_by_condition_and_partition(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_wrong_questions_are_told_before_any_row(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with flight_rig(tmp_path) as rig:
-            await build_part(rig, [(RandomRows(1).layer(), WHOLE_RING, True)])
-            collection = TypedRowsQuery(WHOLE_RING, (ColumnSelector("m", SelectorKind.TTL),), 0)
-            with pytest.raises(InvalidRequest, match="non-frozen collection m"):
-                await rig.answer(rig.source(), collection)
-            wrong = (KeyCondition("x", KeyOperator.EQUAL, (bytes(4),)),)
-            for query in (
-                TypedRowsQuery(WHOLE_RING, (ColumnSelector("x"),), 0, wrong),
-                StoredRowsQuery(WHOLE_RING, wrong),
-            ):
-                with pytest.raises(InvalidRequest, match="not part of the key"):
-                    await rig.answer(rig.source(), query)
-
-    asyncio.run(main())
+@runs_in(real_time)
+async def test_wrong_questions_are_told_before_any_row(tmp_path: Path) -> None:
+    async with flight_rig(tmp_path) as rig:
+        await build_part(rig, [(RandomRows(1).layer(), WHOLE_RING, True)])
+        collection = TypedRowsQuery(WHOLE_RING, (ColumnSelector("m", SelectorKind.TTL),), 0)
+        with pytest.raises(InvalidRequest, match="non-frozen collection m"):
+            await rig.answer(rig.source(), collection)
+        wrong = (KeyCondition("x", KeyOperator.EQUAL, (bytes(4),)),)
+        for query in (
+            TypedRowsQuery(WHOLE_RING, (ColumnSelector("x"),), 0, wrong),
+            StoredRowsQuery(WHOLE_RING, wrong),
+        ):
+            with pytest.raises(InvalidRequest, match="not part of the key"):
+                await rig.answer(rig.source(), query)
 
 
 def _rows(batches: list[pa.RecordBatch]) -> list[dict[str, object]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.storage.failing_disk import Died, FailingDisk, Failure
 from tests.unit.storage.rigs import ENGINES
 from tests.unit.storage.store_rig import FOLDER, Rig, limits, plain, small_stack
@@ -270,37 +271,34 @@ async def real_store(folder: Path, engine: LayerEngine, disk: FileDisk) -> Shard
 
 
 @pytest.mark.parametrize("kind", list(ENGINES))
-def test_files_of_a_checkpoint_become_bases_with_all_that_stands_beside_them(tmp_path: Path, kind: str) -> None:
+@runs_in(real_time)
+async def test_files_of_a_checkpoint_become_bases_with_all_that_stands_beside_them(tmp_path: Path, kind: str) -> None:
     """On both engines: the stack of one store is checkpointed, and its layers adopted by another one."""
     items: Sequence[Item] = sorted(plain(number, 1, 5) for number in range(20))
-
-    async def work() -> None:
-        disk = FileDisk()
-        engine = ENGINES[kind](disk)
-        source = await real_store(tmp_path / "a", engine, disk)
-        target = await real_store(tmp_path / "b", engine, disk)
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(source.run()), tasks.create_task(target.run())]
-            taken, given = await small_stack(source), await small_stack(target)
-            await source.write(taken, items)
-            await source.seal(taken)
-            await source.write(taken, DELETED)
-            await target.write(given, [plain(2, 1, 5), OWN])
-            manifest = await source.checkpoint(taken, str(tmp_path / "checkpoint"))
-            (entry,) = manifest.stacks
-            folders = [layer_folder(str(tmp_path / "checkpoint"), entry.incarnation, one.id) for one in entry.bases]
-            (Path(folders[0]) / "columns.index").write_bytes(b"beside it")
-            adoptions = [Adoption(folder, WHOLE_RING, "job") for folder in folders]
-            assert await target.adopt_all(given, adoptions) == 2
-            merged = dict(await target.scan(given, b"", None, 99))
-            assert set(merged) == {key for key, _ in items}
-            assert await source.read(taken, key_of(2, 1)) == merged[key_of(2, 1)] == DELETED[0][1]
-            adopted = Path(layer_folder(str(tmp_path / "b" / "shard-0"), given.incarnation, given.entry.bases[0].id))
-            assert (adopted / "columns.index").read_bytes() == b"beside it"
-            for one in (source, target):
-                await one.close()
-            for task in running:
-                task.cancel()
-        disk.close()
-
-    asyncio.run(work())
+    disk = FileDisk()
+    engine = ENGINES[kind](disk)
+    source = await real_store(tmp_path / "a", engine, disk)
+    target = await real_store(tmp_path / "b", engine, disk)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(source.run()), tasks.create_task(target.run())]
+        taken, given = await small_stack(source), await small_stack(target)
+        await source.write(taken, items)
+        await source.seal(taken)
+        await source.write(taken, DELETED)
+        await target.write(given, [plain(2, 1, 5), OWN])
+        manifest = await source.checkpoint(taken, str(tmp_path / "checkpoint"))
+        (entry,) = manifest.stacks
+        folders = [layer_folder(str(tmp_path / "checkpoint"), entry.incarnation, one.id) for one in entry.bases]
+        (Path(folders[0]) / "columns.index").write_bytes(b"beside it")
+        adoptions = [Adoption(folder, WHOLE_RING, "job") for folder in folders]
+        assert await target.adopt_all(given, adoptions) == 2
+        merged = dict(await target.scan(given, b"", None, 99))
+        assert set(merged) == {key for key, _ in items}
+        assert await source.read(taken, key_of(2, 1)) == merged[key_of(2, 1)] == DELETED[0][1]
+        adopted = Path(layer_folder(str(tmp_path / "b" / "shard-0"), given.incarnation, given.entry.bases[0].id))
+        assert (adopted / "columns.index").read_bytes() == b"beside it"
+        for one in (source, target):
+            await one.close()
+        for task in running:
+            task.cancel()
+    disk.close()

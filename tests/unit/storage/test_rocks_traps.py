@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from rocksdict import Options, Rdict, ReadOptions, WriteOptions
+from tests.async_tests import real_time, runs_in
 from tests.unit.storage.rigs import SMALL as SMALL_LAYERS
 from tests.unit.storage.rigs import Rig, at, key, rows
 from tests.unit.storage.store_rig import limits
@@ -27,6 +28,8 @@ from ebla.sim.workloads.small_table import SMALL, key_of, value_of
 from ebla.storage.layers.layer import Item, Layer, LayerDamaged, build_layer
 from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 from ebla.storage.store_recovery import open_store
+
+pytestmark = runs_in(real_time)
 
 AT_US = 1_700_000_000_000_000
 ROWS = 20_000
@@ -192,15 +195,12 @@ def test_scans_and_errors_do_not_keep_the_lock(rig: Rig) -> None:
     rig.run(main())
 
 
-def test_a_folder_is_open_for_writing_once(rig: Rig) -> None:
-    async def main() -> None:
-        layer = await rig.engine.create(rig.path())
-        layer.put_batch(rows([1]), at(AT_US))
-        with pytest.raises(Refused, match="open elsewhere"):
-            await rig.engine.open(rig.path(), writable=True)
-        await layer.close()
-
-    rig.run(main())
+async def test_a_folder_is_open_for_writing_once(rig: Rig) -> None:
+    layer = await rig.engine.create(rig.path())
+    layer.put_batch(rows([1]), at(AT_US))
+    with pytest.raises(Refused, match="open elsewhere"):
+        await rig.engine.open(rig.path(), writable=True)
+    await layer.close()
 
 
 class SlowEngine(RocksEngine):
@@ -219,49 +219,41 @@ class SlowEngine(RocksEngine):
         return database
 
 
-def test_an_opening_that_nobody_waits_for_any_more_leaves_no_lock(rig: Rig) -> None:
+async def test_an_opening_that_nobody_waits_for_any_more_leaves_no_lock(rig: Rig) -> None:
     engine = SlowEngine(rig.disk)
-
-    async def main() -> None:
-        layer = await rig.engine.create(rig.path())
-        layer.put_batch(rows([1]), at(AT_US))
-        await layer.close()
-        opening = asyncio.get_running_loop().create_task(engine.open(rig.path(), writable=True))
-        while not engine.begun.is_set():  # noqa: ASYNC110  # a thread tells of it
-            await asyncio.sleep(0)
-        opening.cancel()
-        engine.may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        again = await engine.open(rig.path(), writable=True)
-        assert again.get(rows([1])[0][0]) is not None
-        await again.close()
-
-    rig.run(main())
+    layer = await rig.engine.create(rig.path())
+    layer.put_batch(rows([1]), at(AT_US))
+    await layer.close()
+    opening = asyncio.get_running_loop().create_task(engine.open(rig.path(), writable=True))
+    while not engine.begun.is_set():  # noqa: ASYNC110  # a thread tells of it
+        await asyncio.sleep(0)
+    opening.cancel()
+    engine.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    again = await engine.open(rig.path(), writable=True)
+    assert again.get(rows([1])[0][0]) is not None
+    await again.close()
 
 
-def test_the_first_write_to_a_stack_opens_no_files_on_the_loop(rig: Rig) -> None:
+async def test_the_first_write_to_a_stack_opens_no_files_on_the_loop(rig: Rig) -> None:
     """It takes long enough to make a shard that has many new tablets look dead to its control."""
     engine = SlowEngine(rig.disk)
     engine.may_end.set()
-
-    async def main() -> None:
-        store = await open_store(rig.disk, SystemRng(), rig.path("shard"), engine, limits())
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(store.run())
-            await store.set_schema(SMALL)
-            stack = await store.create(SMALL.id, WHOLE_RING)
-            assert await store.read(stack, key_of(1, 1)) is None
-            assert stack.find_live() is None
-            live = await store.open_live(stack)
-            assert stack.find_live() is live
-            store.write_open(stack, live, [(key_of(1, 1), value_of(Row(RowMarker(AT_US), None, {})))])
-            assert len(engine.threads) == 1
-            assert engine.threads != [threading.get_ident()]
-            await store.close()
-            running.cancel()
-
-    rig.run(main())
+    store = await open_store(rig.disk, SystemRng(), rig.path("shard"), engine, limits())
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(store.run())
+        await store.set_schema(SMALL)
+        stack = await store.create(SMALL.id, WHOLE_RING)
+        assert await store.read(stack, key_of(1, 1)) is None
+        assert stack.find_live() is None
+        live = await store.open_live(stack)
+        assert stack.find_live() is live
+        store.write_open(stack, live, [(key_of(1, 1), value_of(Row(RowMarker(AT_US), None, {})))])
+        assert len(engine.threads) == 1
+        assert engine.threads != [threading.get_ident()]
+        await store.close()
+        running.cancel()
 
 
 def test_the_librarys_own_log_is_off(rig: Rig) -> None:
@@ -274,32 +266,28 @@ def test_the_librarys_own_log_is_off(rig: Rig) -> None:
     rig.run(layer.close())
 
 
-def test_a_put_that_would_wait_is_refused(rig: Rig) -> None:
+async def test_a_put_that_would_wait_is_refused(rig: Rig) -> None:
     """Waiting would stop the loop and every other thread with it."""
     limits = RocksLimits(write_buffer_bytes=64 << 10, write_buffers=2, arena_block_bytes=4 << 10, background_jobs=1)
     engine = RocksEngine(rig.disk, limits)
-
-    async def main() -> None:
-        layer = await engine.create(rig.path())
-        refused, taken = 0, 0
-        for number in range(0, 400_000, 50):
-            batch = rows(range(number, number + 50), size=600)
-            try:
-                layer.put_batch(batch, at(AT_US + number, 50))
-                taken += 50
-            except Overloaded:
-                refused += 1
-                if refused == 3:
-                    break
-                await layer.flush()
-        assert refused == 3
-        await layer.flush()
-        layer.put_batch(rows([10_000_000]), at(AT_US))
-        assert len(list(layer.scan())) == taken + 1
-        assert layer.facts.rows == taken + 1
-        await layer.close()
-
-    rig.run(main())
+    layer = await engine.create(rig.path())
+    refused, taken = 0, 0
+    for number in range(0, 400_000, 50):
+        batch = rows(range(number, number + 50), size=600)
+        try:
+            layer.put_batch(batch, at(AT_US + number, 50))
+            taken += 50
+        except Overloaded:
+            refused += 1
+            if refused == 3:
+                break
+            await layer.flush()
+    assert refused == 3
+    await layer.flush()
+    layer.put_batch(rows([10_000_000]), at(AT_US))
+    assert len(list(layer.scan())) == taken + 1
+    assert layer.facts.rows == taken + 1
+    await layer.close()
 
 
 WRITE_AND_DIE = """

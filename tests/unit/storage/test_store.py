@@ -5,6 +5,7 @@ import dataclasses
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.storage.store_rig import FOLDER, Rig, limits, plain, row_at, small_stack
 
 from ebla.model.errors import Corruption, DiskFull, Overloaded, Stale
@@ -482,25 +483,23 @@ def test_a_damaged_layer_stops_its_replica_and_no_other_and_is_kept_for_people()
     rig.life(after)
 
 
-def test_rows_of_an_unknown_schema_version_or_range_are_refused() -> None:
-    async def main(store: ShardStore) -> None:
-        await small_stack(store)
-        half = WHOLE_RING.split(2)[0]
-        stack = await store.create(TABLE, half)
-        outside = next(number for number in range(99) if not in_spans(key_of(number, 1), stack.spans))
-        inside = next(number for number in range(99) if in_spans(key_of(number, 1), stack.spans))
-        with pytest.raises(Stale, match="range"):
-            await store.write(stack, [plain(outside, 1, 5)])
-        newer = with_column(SMALL, msgspec.structs.replace(SMALL.column("a"), name="z"))
-        item = (key_of(inside, 1), value_of(Row(None, None, {A: Cell(5, b"")}), newer))
-        with pytest.raises(Stale, match="version"):
-            await store.write(stack, [item])
-        await store.set_schema(newer)
+@runs_in(lambda work: Rig().life(work))
+async def test_rows_of_an_unknown_schema_version_or_range_are_refused(store: ShardStore, /) -> None:
+    await small_stack(store)
+    half = WHOLE_RING.split(2)[0]
+    stack = await store.create(TABLE, half)
+    outside = next(number for number in range(99) if not in_spans(key_of(number, 1), stack.spans))
+    inside = next(number for number in range(99) if in_spans(key_of(number, 1), stack.spans))
+    with pytest.raises(Stale, match="range"):
+        await store.write(stack, [plain(outside, 1, 5)])
+    newer = with_column(SMALL, msgspec.structs.replace(SMALL.column("a"), name="z"))
+    item = (key_of(inside, 1), value_of(Row(None, None, {A: Cell(5, b"")}), newer))
+    with pytest.raises(Stale, match="version"):
         await store.write(stack, [item])
-        with pytest.raises(Stale):
-            await store.set_schema(SMALL)
-
-    Rig().life(main)
+    await store.set_schema(newer)
+    await store.write(stack, [item])
+    with pytest.raises(Stale):
+        await store.set_schema(SMALL)
 
 
 def test_layers_without_a_manifest_are_not_taken_for_a_new_store() -> None:

@@ -235,9 +235,3 @@ async def running_rig(limits: WireLimits | None = None) -> AsyncIterator[Rig]:
             yield rig
             rig.release.set()
             rig.server.close("the test is over")
-
-
-async def turns(count: int = 10) -> None:
-    """Lets everything that is ready run."""
-    for _ in range(count):
-        await asyncio.sleep(0)

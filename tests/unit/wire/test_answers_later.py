@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from tests.unit.wire.rig import DATA_ECHO, EchoAnswer, EchoRequest, Rig, running_rig, turns
+from tests.async_tests import real_time, runs_in, settled
+from tests.unit.wire.rig import DATA_ECHO, EchoAnswer, EchoRequest, Rig, running_rig
 
 from ebla.aio.eager_future import EagerFuture
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, InternalError, Overloaded, Stale
@@ -26,32 +27,29 @@ class Futures:
         return self.given[-1]
 
 
-def test_a_reply_is_answered_in_the_step_that_gives_it() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            given: list[EagerFuture[str]] = []
+async def test_a_reply_is_answered_in_the_step_that_gives_it() -> None:
+    async with running_rig() as rig:
+        given: list[EagerFuture[str]] = []
 
-            def begin(_request: EchoRequest, _call: IncomingCall) -> EagerFuture[str]:
-                given.append(EagerFuture())
-                return given[-1]
+        def begin(_request: EchoRequest, _call: IncomingCall) -> EagerFuture[str]:
+            given.append(EagerFuture())
+            return given[-1]
 
-            rig.server.serve_future(DATA_ECHO, begin, EchoAnswer)
-            caller = await rig.connect(Lane.DATA)
-            asked = rig.tasks.create_task(_ask(caller))
-            refused = rig.tasks.create_task(_hears(caller, Stale))
-            withdrawn = rig.tasks.create_task(_ask(caller))
-            await turns()
-            given[0].set_result("tablet")
-            assert rig.server.awaited == 2
-            given[1].set_exception(Stale("revoked"))
-            withdrawn.cancel()
-            await turns()
-            assert given[2].cancelled()
-            assert rig.server.awaited == 0
-            assert await asked == EchoAnswer("tablet")
-            await refused
-
-    asyncio.run(run())
+        rig.server.serve_future(DATA_ECHO, begin, EchoAnswer)
+        caller = await rig.connect(Lane.DATA)
+        asked = rig.tasks.create_task(_ask(caller))
+        refused = rig.tasks.create_task(_hears(caller, Stale))
+        withdrawn = rig.tasks.create_task(_ask(caller))
+        await settled()
+        given[0].set_result("tablet")
+        assert rig.server.awaited == 2
+        given[1].set_exception(Stale("revoked"))
+        withdrawn.cancel()
+        await settled()
+        assert given[2].cancelled()
+        assert rig.server.awaited == 0
+        assert await asked == EchoAnswer("tablet")
+        await refused
 
 
 async def _ask(caller: RpcClientConnection, deadline_ms: int = 20_000) -> EchoAnswer:
@@ -63,17 +61,14 @@ async def _hears(caller: RpcClientConnection, error: type[Exception]) -> None:
         await _ask(caller)
 
 
-def test_the_answer_is_made_of_what_the_future_is_given() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
-            asked = [rig.tasks.create_task(_ask(caller)) for _ in range(2)]
-            await turns()
-            for number in (1, 0):
-                futures.given[number].set_result(f"tablet {number}")
-            assert [await one for one in asked] == [EchoAnswer("tablet 0"), EchoAnswer("tablet 1")]
-
-    asyncio.run(run())
+async def test_the_answer_is_made_of_what_the_future_is_given() -> None:
+    async with running_rig() as rig:
+        futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+        asked = [rig.tasks.create_task(_ask(caller)) for _ in range(2)]
+        await settled()
+        for number in (1, 0):
+            futures.given[number].set_result(f"tablet {number}")
+        assert [await one for one in asked] == [EchoAnswer("tablet 0"), EchoAnswer("tablet 1")]
 
 
 @pytest.mark.parametrize(("given", "heard"), [(Stale("revoked"), Stale), (KeyError("broke"), InternalError)])
@@ -82,7 +77,7 @@ def test_an_error_is_its_callers_to_hear(given: Exception, heard: type[Exception
         async with running_rig() as rig:
             futures, caller = Futures(rig), await rig.connect(Lane.DATA)
             asked = rig.tasks.create_task(_hears(caller, heard))
-            await turns()
+            await settled()
             futures.given[0].set_exception(given)
             await asked
             futures.refusal = given
@@ -91,55 +86,47 @@ def test_an_error_is_its_callers_to_hear(given: Exception, heard: type[Exception
     asyncio.run(run())
 
 
-def test_the_deadline_the_caller_and_the_end_of_the_link_withdraw_it() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
-            with pytest.raises(DeadlineExceeded):
-                await _ask(caller, deadline_ms=20)
-            asked = rig.tasks.create_task(_ask(caller))
-            await turns()
-            asked.cancel()
-            await turns()
-            left = rig.tasks.create_task(_hears(caller, ConnectionLost))
-            await turns()
-            caller.close("gone")
-            await left
-            assert [one.cancelled() for one in futures.given] == [True, True, True]
-
-    asyncio.run(run())
+async def test_the_deadline_the_caller_and_the_end_of_the_link_withdraw_it() -> None:
+    async with running_rig() as rig:
+        futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+        with pytest.raises(DeadlineExceeded):
+            await _ask(caller, deadline_ms=20)
+        asked = rig.tasks.create_task(_ask(caller))
+        await settled()
+        asked.cancel()
+        await settled()
+        left = rig.tasks.create_task(_hears(caller, ConnectionLost))
+        await settled()
+        caller.close("gone")
+        await left
+        assert [one.cancelled() for one in futures.given] == [True, True, True]
 
 
-def test_one_that_fails_after_its_link_has_ended_makes_no_noise() -> None:
-    async def run() -> None:
-        unheard: list[dict[str, object]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, told: unheard.append(told))
-        async with running_rig() as rig:
-            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
-            asked = rig.tasks.create_task(_hears(caller, ConnectionLost))
-            await turns()
-            futures.given[0].set_exception(Stale("too late"))
-            rig.server.close("stopping")
-            await asked
-        futures.given.clear()
-        assert unheard == []
-
-    asyncio.run(run())
+@runs_in(real_time)
+async def test_one_that_fails_after_its_link_has_ended_makes_no_noise() -> None:
+    unheard: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, told: unheard.append(told))
+    async with running_rig() as rig:
+        futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+        asked = rig.tasks.create_task(_hears(caller, ConnectionLost))
+        await settled()
+        futures.given[0].set_exception(Stale("too late"))
+        rig.server.close("stopping")
+        await asked
+    futures.given.clear()
+    assert unheard == []
 
 
-def test_they_count_among_the_requests_under_way() -> None:
-    async def run() -> None:
-        async with running_rig(WireLimits(running_requests_max=1)) as rig:
-            futures, caller = Futures(rig), await rig.connect(Lane.DATA)
-            first = rig.tasks.create_task(_ask(caller))
-            await turns()
-            with pytest.raises(Overloaded):
-                await _ask(caller)
-            futures.given[0].set_result("room again")
-            await first
-            second = rig.tasks.create_task(_ask(caller))
-            await turns()
-            futures.given[1].set_result("second")
-            assert await second == EchoAnswer("second")
-
-    asyncio.run(run())
+async def test_they_count_among_the_requests_under_way() -> None:
+    async with running_rig(WireLimits(running_requests_max=1)) as rig:
+        futures, caller = Futures(rig), await rig.connect(Lane.DATA)
+        first = rig.tasks.create_task(_ask(caller))
+        await settled()
+        with pytest.raises(Overloaded):
+            await _ask(caller)
+        futures.given[0].set_result("room again")
+        await first
+        second = rig.tasks.create_task(_ask(caller))
+        await settled()
+        futures.given[1].set_result("second")
+        assert await second == EchoAnswer("second")

@@ -1,10 +1,10 @@
 """A verb that answers at once where it can, and as a task where it cannot."""
 
-import asyncio
 from functools import partial
 
 import pytest
-from tests.unit.wire.rig import EchoAnswer, EchoRequest, Rig, running_rig, turns
+from tests.async_tests import settled
+from tests.unit.wire.rig import EchoAnswer, EchoRequest, Rig, running_rig
 
 from ebla.model.errors import DeadlineExceeded, Stale
 from ebla.wire.frames import Lane
@@ -25,37 +25,31 @@ def serve_either(rig: Rig) -> None:
     rig.server.serve(EITHER, either)
 
 
-def test_an_answer_leaves_at_once_or_when_the_rest_is_done() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            serve_either(rig)
-            caller = await rig.connect()
-            late = rig.tasks.create_task(caller.call(EITHER, EchoRequest("later"), 5_000))
-            await turns()
-            assert rig.slow_started == ["later"]
-            assert await caller.call(EITHER, EchoRequest("now"), 1_000) == EchoAnswer("now")
-            with pytest.raises(Stale):
-                await caller.call(EITHER, EchoRequest("stale"), 1_000)
-            assert not late.done()
-            rig.release.set()
-            assert await late == EchoAnswer("later")
-
-    asyncio.run(run())
+async def test_an_answer_leaves_at_once_or_when_the_rest_is_done() -> None:
+    async with running_rig() as rig:
+        serve_either(rig)
+        caller = await rig.connect()
+        late = rig.tasks.create_task(caller.call(EITHER, EchoRequest("later"), 5_000))
+        await settled()
+        assert rig.slow_started == ["later"]
+        assert await caller.call(EITHER, EchoRequest("now"), 1_000) == EchoAnswer("now")
+        with pytest.raises(Stale):
+            await caller.call(EITHER, EchoRequest("stale"), 1_000)
+        assert not late.done()
+        rig.release.set()
+        assert await late == EchoAnswer("later")
 
 
-def test_what_goes_on_ends_with_its_deadline_and_with_its_caller() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            serve_either(rig)
-            caller = await rig.connect()
-            with pytest.raises(DeadlineExceeded):
-                await caller.call(EITHER, EchoRequest("later"), 30)
-            await rig.slow_stopped.wait()
-            assert rig.slow_cancelled == ["later"]
-            unwanted = rig.tasks.create_task(caller.call(EITHER, EchoRequest("later too"), 5_000))
-            await turns()
-            unwanted.cancel()
-            await turns()
-            assert rig.slow_cancelled == ["later", "later too"]
-
-    asyncio.run(run())
+async def test_what_goes_on_ends_with_its_deadline_and_with_its_caller() -> None:
+    async with running_rig() as rig:
+        serve_either(rig)
+        caller = await rig.connect()
+        with pytest.raises(DeadlineExceeded):
+            await caller.call(EITHER, EchoRequest("later"), 30)
+        await rig.slow_stopped.wait()
+        assert rig.slow_cancelled == ["later"]
+        unwanted = rig.tasks.create_task(caller.call(EITHER, EchoRequest("later too"), 5_000))
+        await settled()
+        unwanted.cancel()
+        await settled()
+        assert rig.slow_cancelled == ["later", "later too"]

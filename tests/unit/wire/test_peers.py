@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
+from tests.async_tests import runs_in, settled
 from tests.unit.wire.rig import (
     ECHO,
     RUMOUR,
@@ -16,7 +17,6 @@ from tests.unit.wire.rig import (
     SeededChance,
     introduction,
     running_rig,
-    turns,
 )
 
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, Unreachable
@@ -35,67 +35,55 @@ def make_peers(rig: Rig) -> Peers:
     return peers
 
 
-def test_calls_connect_by_themselves_and_share_the_connection() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            peers = make_peers(rig)
-            for text in ("a", "b"):
-                assert await peers.call(SERVER, ECHO, EchoRequest(text), 1000) == EchoAnswer(text)
-            assert rig.transport.attempts == 1
-            peers.close("over")
-
-    asyncio.run(run())
+async def test_calls_connect_by_themselves_and_share_the_connection() -> None:
+    async with running_rig() as rig:
+        peers = make_peers(rig)
+        for text in ("a", "b"):
+            assert await peers.call(SERVER, ECHO, EchoRequest(text), 1000) == EchoAnswer(text)
+        assert rig.transport.attempts == 1
+        peers.close("over")
 
 
-def test_lanes_have_connections_of_their_own() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            peers = make_peers(rig)
+async def test_lanes_have_connections_of_their_own() -> None:
+    async with running_rig() as rig:
+        peers = make_peers(rig)
+        await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
+        assert peers.send(SERVER, RUMOUR, Rumour("lost: it only starts the connection")) is False
+        await settled()
+        assert peers.send(SERVER, RUMOUR, Rumour("heard"))
+        await settled()
+        assert rig.rumours == ["heard"]
+        assert [(route.lane, route.state) for route in peers.routes()] == [
+            (Lane.CONTROL, RouteState.READY),
+            (Lane.RAFT, RouteState.READY),
+        ]
+        peers.close("over")
+
+
+async def test_a_dead_peer_is_unreachable_and_tried_again() -> None:
+    limits = WireLimits(backoff_first_ms=2, backoff_max_ms=4)
+    async with running_rig(limits) as rig:
+        accept = rig.transport.listeners.pop(SERVER_ADDRESS)
+        peers = make_peers(rig)
+        with pytest.raises(Unreachable, match="nobody listens"):
             await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
-            assert peers.send(SERVER, RUMOUR, Rumour("lost: it only starts the connection")) is False
-            await turns(20)
-            assert peers.send(SERVER, RUMOUR, Rumour("heard"))
-            await turns()
-            assert rig.rumours == ["heard"]
-            assert [(route.lane, route.state) for route in peers.routes()] == [
-                (Lane.CONTROL, RouteState.READY),
-                (Lane.RAFT, RouteState.READY),
-            ]
-            peers.close("over")
-
-    asyncio.run(run())
+        with pytest.raises(Unreachable):
+            await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
+        assert [name for name, _ in rig.events].count("wire.peer_unreachable") == 1
+        rig.transport.listeners[SERVER_ADDRESS] = accept
+        assert await peers.call(SERVER, ECHO, EchoRequest("back"), 5000) == EchoAnswer("back")
+        peers.close("over")
 
 
-def test_a_dead_peer_is_unreachable_and_tried_again() -> None:
-    async def run() -> None:
-        limits = WireLimits(backoff_first_ms=2, backoff_max_ms=4)
-        async with running_rig(limits) as rig:
-            accept = rig.transport.listeners.pop(SERVER_ADDRESS)
-            peers = make_peers(rig)
+async def test_a_deadline_before_the_next_attempt_is_answered_at_once() -> None:
+    async with running_rig(WireLimits(backoff_first_ms=60_000, backoff_max_ms=60_000)) as rig:
+        rig.transport.listeners.clear()
+        peers = make_peers(rig)
+        for _ in range(2):
             with pytest.raises(Unreachable, match="nobody listens"):
-                await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
-            with pytest.raises(Unreachable):
-                await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
-            assert [name for name, _ in rig.events].count("wire.peer_unreachable") == 1
-            rig.transport.listeners[SERVER_ADDRESS] = accept
-            assert await peers.call(SERVER, ECHO, EchoRequest("back"), 5000) == EchoAnswer("back")
-            peers.close("over")
-
-    asyncio.run(run())
-
-
-def test_a_deadline_before_the_next_attempt_is_answered_at_once() -> None:
-    async def run() -> None:
-        async with running_rig(WireLimits(backoff_first_ms=60_000, backoff_max_ms=60_000)) as rig:
-            rig.transport.listeners.clear()
-            peers = make_peers(rig)
-            for _ in range(2):
-                with pytest.raises(Unreachable, match="nobody listens"):
-                    await peers.call(SERVER, ECHO, EchoRequest(""), 10_000)
-            assert rig.transport.attempts == 1
-            peers.close("over")
-
-    asyncio.run(run())
+                await peers.call(SERVER, ECHO, EchoRequest(""), 10_000)
+        assert rig.transport.attempts == 1
+        peers.close("over")
 
 
 def test_a_lost_connection_is_made_again() -> None:
@@ -103,10 +91,10 @@ def test_a_lost_connection_is_made_again() -> None:
         async with running_rig(WireLimits(backoff_first_ms=2, backoff_max_ms=4)) as rig:
             peers = make_peers(rig)
             rig.tasks.create_task(_lost(peers))
-            await turns(20)
+            await settled()
             assert rig.slow_started == ["under way"]
             rig.server_link.close("pulled the plug")
-            await turns()
+            await settled()
             assert await peers.call(SERVER, ECHO, EchoRequest("again"), 5000) == EchoAnswer("again")
             assert rig.transport.attempts == 2
             peers.close("over")
@@ -118,55 +106,47 @@ def test_a_lost_connection_is_made_again() -> None:
     asyncio.run(run())
 
 
-def test_a_connection_on_which_nothing_comes_any_more_is_made_anew() -> None:
+@runs_in(lambda work: World(seed=1, seconds=60.0).run(work))
+async def test_a_connection_on_which_nothing_comes_any_more_is_made_anew(world: World, /) -> None:
     """A half-open one: what is sent on it is swallowed, and nobody is told."""
-
-    async def scenario(world: World) -> None:
-        async with running_rig(WireLimits(backoff_first_ms=2, backoff_max_ms=4)) as rig:
-            peers = make_peers(rig)
-            await peers.call(SERVER, ECHO, EchoRequest("before"), 1000)
-            rig.client_link.held = True
-            began = world.loop.time()
-            failed: list[EblaError | None] = []
-            while not failed or failed[-1] is not None:
-                failed.append(await _error_of(peers.call(SERVER, ECHO, EchoRequest("swallowed"), 500)))
-                await asyncio.sleep(0.01)
-            assert rig.transport.attempts == 2
-            assert WireLimits().silent_ms_max / 1000 <= world.loop.time() - began < 6
-            assert set(map(type, failed[:-1])) <= {DeadlineExceeded, ConnectionLost, Unreachable}
-            assert rig.causes("wire.peer_unreachable")[0].startswith("nothing came for")
-            peers.close("over")
-
-    World(seed=1, seconds=60.0).run(scenario)
+    async with running_rig(WireLimits(backoff_first_ms=2, backoff_max_ms=4)) as rig:
+        peers = make_peers(rig)
+        await peers.call(SERVER, ECHO, EchoRequest("before"), 1000)
+        rig.client_link.held = True
+        began = world.loop.time()
+        failed: list[EblaError | None] = []
+        while not failed or failed[-1] is not None:
+            failed.append(await _error_of(peers.call(SERVER, ECHO, EchoRequest("swallowed"), 500)))
+            await asyncio.sleep(0.01)
+        assert rig.transport.attempts == 2
+        assert WireLimits().silent_ms_max / 1000 <= world.loop.time() - began < 6
+        assert set(map(type, failed[:-1])) <= {DeadlineExceeded, ConnectionLost, Unreachable}
+        assert rig.causes("wire.peer_unreachable")[0].startswith("nothing came for")
+        peers.close("over")
 
 
-def test_a_peer_that_answers_anything_is_not_left_however_many_deadlines_pass() -> None:
-    async def scenario(world: World) -> None:
-        async with running_rig() as rig:
-            peers = make_peers(rig)
-            for _ in range(20):
-                assert isinstance(await _error_of(peers.call(SERVER, SLOW, EchoRequest("late"), 500)), DeadlineExceeded)
-                await peers.call(SERVER, ECHO, EchoRequest("prompt"), 1000)
-            assert rig.transport.attempts == 1
-            peers.close("over")
-
-    World(seed=1, seconds=60.0).run(scenario)
+@runs_in(lambda work: World(seed=1, seconds=60.0).run(work))
+async def test_a_peer_that_answers_anything_is_not_left_however_many_deadlines_pass(world: World, /) -> None:
+    async with running_rig() as rig:
+        peers = make_peers(rig)
+        for _ in range(20):
+            assert isinstance(await _error_of(peers.call(SERVER, SLOW, EchoRequest("late"), 500)), DeadlineExceeded)
+            await peers.call(SERVER, ECHO, EchoRequest("prompt"), 1000)
+        assert rig.transport.attempts == 1
+        peers.close("over")
 
 
-def test_deadlines_that_pass_all_at_once_end_no_connection() -> None:
+@runs_in(lambda work: World(seed=1, seconds=60.0).run(work))
+async def test_deadlines_that_pass_all_at_once_end_no_connection(_world: World, /) -> None:
     """So it looks to a process that was halted for a while: the answers are there and not yet read."""
-
-    async def scenario(_world: World) -> None:
-        async with running_rig() as rig:
-            peers = make_peers(rig)
-            await peers.call(SERVER, ECHO, EchoRequest("before"), 1000)
-            calls = (_error_of(peers.call(SERVER, SLOW, EchoRequest("late"), 9000)) for _ in range(10))
-            assert {type(error) for error in await asyncio.gather(*calls)} == {DeadlineExceeded}
-            await peers.call(SERVER, ECHO, EchoRequest("after"), 1000)
-            assert rig.transport.attempts == 1
-            peers.close("over")
-
-    World(seed=1, seconds=60.0).run(scenario)
+    async with running_rig() as rig:
+        peers = make_peers(rig)
+        await peers.call(SERVER, ECHO, EchoRequest("before"), 1000)
+        calls = (_error_of(peers.call(SERVER, SLOW, EchoRequest("late"), 9000)) for _ in range(10))
+        assert {type(error) for error in await asyncio.gather(*calls)} == {DeadlineExceeded}
+        await peers.call(SERVER, ECHO, EchoRequest("after"), 1000)
+        assert rig.transport.attempts == 1
+        peers.close("over")
 
 
 async def _error_of(work: Awaitable[EchoAnswer]) -> EblaError | None:
@@ -177,35 +157,29 @@ async def _error_of(work: Awaitable[EchoAnswer]) -> EblaError | None:
     return None
 
 
-def test_another_host_at_the_address_is_not_used() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            peers = make_peers(rig)
-            stranger = introduction(9).host
-            peers.set_address(stranger, SERVER_ADDRESS)
-            with pytest.raises(Unreachable, match="looks for"):
-                await peers.call(stranger, ECHO, EchoRequest(""), 1000)
-            peers.close("over")
-
-    asyncio.run(run())
+async def test_another_host_at_the_address_is_not_used() -> None:
+    async with running_rig() as rig:
+        peers = make_peers(rig)
+        stranger = introduction(9).host
+        peers.set_address(stranger, SERVER_ADDRESS)
+        with pytest.raises(Unreachable, match="looks for"):
+            await peers.call(stranger, ECHO, EchoRequest(""), 1000)
+        peers.close("over")
 
 
-def test_forgotten_and_moved_peers() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            peers = make_peers(rig)
+async def test_forgotten_and_moved_peers() -> None:
+    async with running_rig() as rig:
+        peers = make_peers(rig)
+        await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
+        rig.transport.listeners[Address("elsewhere", 1)] = rig.transport.listeners.pop(SERVER_ADDRESS)
+        peers.set_address(SERVER, Address("elsewhere", 1))
+        assert await peers.call(SERVER, ECHO, EchoRequest("moved"), 1000) == EchoAnswer("moved")
+        peers.forget(SERVER)
+        assert peers.hosts() == ()
+        with pytest.raises(Unreachable, match="no address"):
             await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
-            rig.transport.listeners[Address("elsewhere", 1)] = rig.transport.listeners.pop(SERVER_ADDRESS)
-            peers.set_address(SERVER, Address("elsewhere", 1))
-            assert await peers.call(SERVER, ECHO, EchoRequest("moved"), 1000) == EchoAnswer("moved")
-            peers.forget(SERVER)
-            assert peers.hosts() == ()
-            with pytest.raises(Unreachable, match="no address"):
-                await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
-            await turns()
-            assert rig.server.links_open == 0
-
-    asyncio.run(run())
+        await settled()
+        assert rig.server.links_open == 0
 
 
 def test_those_who_wait_for_a_forgotten_peer_are_told() -> None:
@@ -216,7 +190,7 @@ def test_those_who_wait_for_a_forgotten_peer_are_told() -> None:
             with pytest.raises(Unreachable):
                 await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
             waiting = rig.tasks.create_task(_told(peers))
-            await turns()
+            await settled()
             peers.forget(SERVER)
             assert "no longer a peer" in await waiting
 

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 
 import pytest
+from tests.async_tests import real_time, runs_in, settled
 from tests.unit.wire.rig import (
     DATA_ECHO,
     ECHO,
@@ -17,7 +18,6 @@ from tests.unit.wire.rig import (
     Rumour,
     introduction,
     running_rig,
-    turns,
 )
 
 from ebla.model.errors import ConnectionLost, Unreachable
@@ -77,70 +77,55 @@ def hello(who: Introduction, oldest: int = 1, newest: int = 1, expected: HostId 
         (hello(introduction(2), expected=introduction(5).host), "looks for"),
     ],
 )
-def test_greetings_that_do_not_fit_are_refused_with_the_reason(greeting: bytes, reason: str) -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            peer, link = await raw_peer(rig)
-            link.send(greeting)
-            await turns()
-            refusal = decode(peer.frames[0])
-            assert isinstance(refusal, RefusalFrame)
-            assert reason in refusal.message
-            assert peer.closed is not None
-            assert reason in rig.causes("wire.link_ended")[0]
-
-    asyncio.run(run())
+async def test_greetings_that_do_not_fit_are_refused_with_the_reason(greeting: bytes, reason: str) -> None:
+    async with running_rig() as rig:
+        peer, link = await raw_peer(rig)
+        link.send(greeting)
+        await settled()
+        refusal = decode(peer.frames[0])
+        assert isinstance(refusal, RefusalFrame)
+        assert reason in refusal.message
+        assert peer.closed is not None
+        assert reason in rig.causes("wire.link_ended")[0]
 
 
 @pytest.mark.parametrize("newest", [1, 2, 9])
-def test_the_newest_common_version_is_chosen(newest: int) -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            peer, link = await raw_peer(rig)
-            link.send(hello(introduction(2), 0, newest))
-            await turns()
-            welcome = decode(peer.frames[0])
-            assert isinstance(welcome, WelcomeFrame)
-            assert welcome.version == 1
-
-    asyncio.run(run())
+async def test_the_newest_common_version_is_chosen(newest: int) -> None:
+    async with running_rig() as rig:
+        peer, link = await raw_peer(rig)
+        link.send(hello(introduction(2), 0, newest))
+        await settled()
+        welcome = decode(peer.frames[0])
+        assert isinstance(welcome, WelcomeFrame)
+        assert welcome.version == 1
 
 
-def test_a_node_without_a_cluster_may_greet() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            caller, welcome = await connect(
-                rig.context(introduction(2, cluster=None)), SERVER_ADDRESS, ConnectionTarget(Lane.CONTROL)
-            )
-            assert welcome.introduction == introduction(1)
-            assert await caller.call(ECHO, EchoRequest("hi"), 1000) == EchoAnswer("hi")
-
-    asyncio.run(run())
+async def test_a_node_without_a_cluster_may_greet() -> None:
+    async with running_rig() as rig:
+        caller, welcome = await connect(
+            rig.context(introduction(2, cluster=None)), SERVER_ADDRESS, ConnectionTarget(Lane.CONTROL)
+        )
+        assert welcome.introduction == introduction(1)
+        assert await caller.call(ECHO, EchoRequest("hi"), 1000) == EchoAnswer("hi")
 
 
-def test_who_has_greeted_is_told_once_and_who_was_refused_is_not() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            came: list[tuple[HostId, Lane]] = []
-            rig.server.on_introduced = lambda host, lane: came.append((host, lane))
-            for greeting in (hello(introduction(2)), hello(introduction(3, name="temple"))):
-                _, link = await raw_peer(rig)
-                link.send(greeting)
-                link.send(greeting)
-                await turns()
-            assert came == [(introduction(2).host, Lane.CONTROL)]
-
-    asyncio.run(run())
+async def test_who_has_greeted_is_told_once_and_who_was_refused_is_not() -> None:
+    async with running_rig() as rig:
+        came: list[tuple[HostId, Lane]] = []
+        rig.server.on_introduced = lambda host, lane: came.append((host, lane))
+        for greeting in (hello(introduction(2)), hello(introduction(3, name="temple"))):
+            _, link = await raw_peer(rig)
+            link.send(greeting)
+            link.send(greeting)
+            await settled()
+        assert came == [(introduction(2).host, Lane.CONTROL)]
 
 
-def test_the_greeting_must_be_that_of_the_certificate() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            rig.transport.certificate_of_client = introduction(8).host
-            with pytest.raises(Unreachable, match="the certificate is for host"):
-                await rig.connect(number=2)
-
-    asyncio.run(run())
+async def test_the_greeting_must_be_that_of_the_certificate() -> None:
+    async with running_rig() as rig:
+        rig.transport.certificate_of_client = introduction(8).host
+        with pytest.raises(Unreachable, match="the certificate is for host"):
+            await rig.connect(number=2)
 
 
 @pytest.mark.parametrize(
@@ -155,140 +140,114 @@ def test_the_greeting_must_be_that_of_the_certificate() -> None:
         [hello(introduction(2)), encode(RequestFrame(1_000_000, ECHO.number, 1000, with_body(EchoRequest(""))))],
     ],
 )
-def test_what_has_no_place_ends_that_connection_alone(frames: list[bytes]) -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            good = await rig.connect()
-            peer, link = await raw_peer(rig)
-            for frame in frames:
-                link.send(frame)
-            await turns()
-            assert peer.closed is not None
-            assert len(rig.causes("wire.link_ended")) == 1
-            assert await good.call(ECHO, EchoRequest("fine"), 1000) == EchoAnswer("fine")
-            assert rig.server.links_open == 1
-            assert rig.rumours == []
-
-    asyncio.run(run())
+async def test_what_has_no_place_ends_that_connection_alone(frames: list[bytes]) -> None:
+    async with running_rig() as rig:
+        good = await rig.connect()
+        peer, link = await raw_peer(rig)
+        for frame in frames:
+            link.send(frame)
+        await settled()
+        assert peer.closed is not None
+        assert len(rig.causes("wire.link_ended")) == 1
+        assert await good.call(ECHO, EchoRequest("fine"), 1000) == EchoAnswer("fine")
+        assert rig.server.links_open == 1
+        assert rig.rumours == []
 
 
-def test_a_repeated_greeting_and_a_strange_cancel_are_harmless() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            peer, link = await raw_peer(rig)
-            for frame in (hello(introduction(2)), hello(introduction(2)), encode(CancelFrame(77))):
-                link.send(frame)
-            await turns()
-            assert peer.closed is None
-            assert len(peer.frames) == 1
-
-    asyncio.run(run())
+async def test_a_repeated_greeting_and_a_strange_cancel_are_harmless() -> None:
+    async with running_rig() as rig:
+        peer, link = await raw_peer(rig)
+        for frame in (hello(introduction(2)), hello(introduction(2)), encode(CancelFrame(77))):
+            link.send(frame)
+        await settled()
+        assert peer.closed is None
+        assert len(peer.frames) == 1
 
 
-def test_a_silent_connection_is_ended() -> None:
-    async def run() -> None:
-        async with running_rig(WireLimits(hello_ms=10)) as rig:
-            peer, _ = await raw_peer(rig)
-            await peer.ended.wait()
-            assert "no greeting" in str(peer.closed)
-            assert rig.server.links_open == 0
-
-    asyncio.run(run())
+async def test_a_silent_connection_is_ended() -> None:
+    async with running_rig(WireLimits(hello_ms=10)) as rig:
+        peer, _ = await raw_peer(rig)
+        await peer.ended.wait()
+        assert "no greeting" in str(peer.closed)
+        assert rig.server.links_open == 0
 
 
-def test_connections_are_bounded() -> None:
-    async def run() -> None:
-        async with running_rig(WireLimits(served_links_max=3, unintroduced_links_max=2)) as rig:
-            callers = [await rig.connect(number=2) for _ in range(2)]
-            await raw_peer(rig)
-            with pytest.raises(Unreachable, match="3 connections are open already"):
-                await rig.connect(number=4)
-            callers[0].close("makes room")
-            await turns()
-            await raw_peer(rig)
-            callers[1].close("makes room")
-            await turns()
-            with pytest.raises(Unreachable, match="have not greeted"):
-                await rig.connect(number=5)
-
-    asyncio.run(run())
+async def test_connections_are_bounded() -> None:
+    async with running_rig(WireLimits(served_links_max=3, unintroduced_links_max=2)) as rig:
+        callers = [await rig.connect(number=2) for _ in range(2)]
+        await raw_peer(rig)
+        with pytest.raises(Unreachable, match="3 connections are open already"):
+            await rig.connect(number=4)
+        callers[0].close("makes room")
+        await settled()
+        await raw_peer(rig)
+        callers[1].close("makes room")
+        await settled()
+        with pytest.raises(Unreachable, match="have not greeted"):
+            await rig.connect(number=5)
 
 
-def test_a_peer_that_leaves_its_answers_unread_is_cut_off() -> None:
-    async def run() -> None:
-        async with running_rig(WireLimits(answer_queue_bytes_max=10_000)) as rig:
-            caller = await rig.connect()
-            rig.server_link.held = True
-            for _ in range(10):
-                rig.tasks.create_task(_lost(caller))
-            assert "unread" in await caller.wait_closed()
-            assert "unread" in rig.causes("wire.link_ended")[0]
-
-    asyncio.run(run())
+async def test_a_peer_that_leaves_its_answers_unread_is_cut_off() -> None:
+    async with running_rig(WireLimits(answer_queue_bytes_max=10_000)) as rig:
+        caller = await rig.connect()
+        rig.server_link.held = True
+        for _ in range(10):
+            rig.tasks.create_task(_lost(caller))
+        assert "unread" in await caller.wait_closed()
+        assert "unread" in rig.causes("wire.link_ended")[0]
 
 
-def test_a_broken_notice_is_told_and_the_next_arrives() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
+@runs_in(real_time)
+async def test_a_broken_notice_is_told_and_the_next_arrives() -> None:
+    async with running_rig() as rig:
 
-            async def broken(message: Rumour, call: IncomingCall) -> None:
-                rig.rumours.append(message.text)
-                raise KeyError(message.text)
+        async def broken(message: Rumour, call: IncomingCall) -> None:
+            rig.rumours.append(message.text)
+            raise KeyError(message.text)
 
-            del rig.server.notices[RUMOUR.number]
-            rig.server.serve_notice(RUMOUR, broken)
-            caller = await rig.connect(Lane.RAFT)
-            caller.send(RUMOUR, Rumour("a"))
-            caller.send(RUMOUR, Rumour("b"))
-            await turns()
-            assert rig.rumours == ["a", "b"]
-            assert [name for name, _ in rig.events].count("wire.verb_broke") == 2
-
-    asyncio.run(run())
+        del rig.server.notices[RUMOUR.number]
+        rig.server.serve_notice(RUMOUR, broken)
+        caller = await rig.connect(Lane.RAFT)
+        caller.send(RUMOUR, Rumour("a"))
+        caller.send(RUMOUR, Rumour("b"))
+        await settled()
+        assert rig.rumours == ["a", "b"]
+        assert [name for name, _ in rig.events].count("wire.verb_broke") == 2
 
 
-def test_a_request_whose_time_is_over_is_not_started() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            await rig.connect()
-            events = rig.server_link.events
-            assert events is not None
-            events.frame_received(encode(RequestFrame(1, SLOW.number, 0, with_body(EchoRequest("late")))))
-            await turns()
-            assert rig.slow_started == []
-
-    asyncio.run(run())
+async def test_a_request_whose_time_is_over_is_not_started() -> None:
+    async with running_rig() as rig:
+        await rig.connect()
+        events = rig.server_link.events
+        assert events is not None
+        events.frame_received(encode(RequestFrame(1, SLOW.number, 0, with_body(EchoRequest("late")))))
+        await settled()
+        assert rig.slow_started == []
 
 
-def test_a_missing_id_counts_as_seen_once_thousands_passed() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
-            await rig.connect()
-            events = rig.server_link.events
-            assert events is not None
-            for number in range(1, 10_000, 2):  # every second one is missing
-                events.frame_received(encode(RequestFrame(number, ECHO.number, 1000, with_body(EchoRequest("")))))
-            answered = len(rig.server_link.sent)
-            for number in (2, 9998):
-                events.frame_received(encode(RequestFrame(number, ECHO.number, 1000, with_body(EchoRequest("")))))
-            assert len(rig.server_link.sent) == answered + 1
-
-    asyncio.run(run())
+async def test_a_missing_id_counts_as_seen_once_thousands_passed() -> None:
+    async with running_rig() as rig:
+        await rig.connect()
+        events = rig.server_link.events
+        assert events is not None
+        for number in range(1, 10_000, 2):  # every second one is missing
+            events.frame_received(encode(RequestFrame(number, ECHO.number, 1000, with_body(EchoRequest("")))))
+        answered = len(rig.server_link.sent)
+        for number in (2, 9998):
+            events.frame_received(encode(RequestFrame(number, ECHO.number, 1000, with_body(EchoRequest("")))))
+        assert len(rig.server_link.sent) == answered + 1
 
 
-def test_an_answer_that_cannot_be_encoded_is_our_defect() -> None:
-    async def run() -> None:
-        async with running_rig() as rig:
+async def test_an_answer_that_cannot_be_encoded_is_our_defect() -> None:
+    async with running_rig() as rig:
 
-            def strange(request: EchoRequest, call: IncomingCall) -> EchoAnswer:
-                return object()  # type: ignore[return-value]  # a defect on purpose
+        def strange(request: EchoRequest, call: IncomingCall) -> EchoAnswer:
+            return object()  # type: ignore[return-value]  # a defect on purpose
 
-            rig.server.serve(DATA_ECHO, strange)
-            caller = await rig.connect(Lane.DATA)
-            with pytest.raises(Exception, match="data_echo broke"):
-                await caller.call(DATA_ECHO, EchoRequest(""), 1000)
-
-    asyncio.run(run())
+        rig.server.serve(DATA_ECHO, strange)
+        caller = await rig.connect(Lane.DATA)
+        with pytest.raises(Exception, match="data_echo broke"):
+            await caller.call(DATA_ECHO, EchoRequest(""), 1000)
 
 
 async def _lost(caller: RpcClientConnection) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.storage.random_rows import MIXED
 
 from ebla.bulk.workers.scan_messages import ScanJob
@@ -15,6 +16,8 @@ from ebla.model.errors import Corruption, Overloaded, Unavailable
 from ebla.model.token import WHOLE_RING
 from ebla.storage.scan.scan_stack import ScanStack
 from ebla.wire.transfer_messages import StoredRowsQuery
+
+pytestmark = runs_in(real_time)
 
 PARENT = """
 import asyncio
@@ -70,77 +73,64 @@ def test_a_worker_is_nicer_than_its_parent_and_ends_with_the_pool() -> None:
     assert not is_alive(asyncio.run(main()))
 
 
-def test_an_idle_worker_that_died_is_not_given_out() -> None:
-    async def main() -> None:
-        workers = ScanWorkerPool(ScanPoolLimits(workers_max=1))
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(workers.run())
-            first = await workers.start(60)
-            schema = await asyncio.to_thread(first.ask, NOTHING)
-            assert await asyncio.to_thread(lambda: list(first.batches(schema))) == []
-            first.close()
-            (pid,) = workers.pids
-            os.kill(pid, 9)
-            await wait_gone(pid)
-            second = await workers.start(60)
-            assert workers.pids[-1] != pid
-            await asyncio.to_thread(second.ask, NOTHING)
-            second.close()
-            running.cancel()
-
-    asyncio.run(main())
+async def test_an_idle_worker_that_died_is_not_given_out() -> None:
+    workers = ScanWorkerPool(ScanPoolLimits(workers_max=1))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(workers.run())
+        first = await workers.start(60)
+        schema = await asyncio.to_thread(first.ask, NOTHING)
+        assert await asyncio.to_thread(lambda: list(first.batches(schema))) == []
+        first.close()
+        (pid,) = workers.pids
+        os.kill(pid, 9)
+        await wait_gone(pid)
+        second = await workers.start(60)
+        assert workers.pids[-1] != pid
+        await asyncio.to_thread(second.ask, NOTHING)
+        second.close()
+        running.cancel()
 
 
-def test_a_scan_that_is_late_gives_its_place_to_others() -> None:
+async def test_a_scan_that_is_late_gives_its_place_to_others() -> None:
     """Whoever reads it may be held up by a peer that takes nothing, for any time."""
-
-    async def main() -> None:
-        workers = ScanWorkerPool(ScanPoolLimits(workers_max=1))
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(workers.run())
-            late = await workers.start(0.01)
-            second = await workers.start(60)
-            late.close()
-            await asyncio.sleep(0)
-            with pytest.raises(Overloaded):
-                await workers.start(0.01)  # one place, not two
-            second.close()
-            running.cancel()
-
-    asyncio.run(main())
-
-
-def test_after_the_pool_ended_there_are_no_workers() -> None:
-    async def main() -> None:
-        workers = ScanWorkerPool()
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(workers.run())
-            stream = await workers.start(60)
-            running.cancel()
-        with pytest.raises(ScanFailed, match="died"):
-            await asyncio.to_thread(stream.ask, NOTHING)
-        with pytest.raises(Unavailable):
-            await workers.start(1)
-        stream.close()
-        # What the close asks of the loop.
+    workers = ScanWorkerPool(ScanPoolLimits(workers_max=1))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(workers.run())
+        late = await workers.start(0.01)
+        second = await workers.start(60)
+        late.close()
         await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await workers.start(0.01)  # one place, not two
+        second.close()
+        running.cancel()
 
-    asyncio.run(main())
+
+async def test_after_the_pool_ended_there_are_no_workers() -> None:
+    workers = ScanWorkerPool()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(workers.run())
+        stream = await workers.start(60)
+        running.cancel()
+    with pytest.raises(ScanFailed, match="died"):
+        await asyncio.to_thread(stream.ask, NOTHING)
+    with pytest.raises(Unavailable):
+        await workers.start(1)
+    stream.close()
+    # What the close asks of the loop.
+    await asyncio.sleep(0)
 
 
-def test_a_missing_layer_is_told_and_the_worker_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        workers = ScanWorkerPool()
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(workers.run())
-            missing = ScanStack(WHOLE_RING, ((str(tmp_path / "none"), WHOLE_RING),))
-            for _ in range(2):
-                stream = await workers.start(60)
-                with pytest.raises(Corruption, match="none"):
-                    await asyncio.to_thread(stream.ask, ScanJob(MIXED, (missing,), StoredRowsQuery(WHOLE_RING)))
-                stream.close()
-                await asyncio.sleep(0)
-            assert len(workers.pids) == 1
-            running.cancel()
-
-    asyncio.run(main())
+async def test_a_missing_layer_is_told_and_the_worker_goes_on(tmp_path: Path) -> None:
+    workers = ScanWorkerPool()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(workers.run())
+        missing = ScanStack(WHOLE_RING, ((str(tmp_path / "none"), WHOLE_RING),))
+        for _ in range(2):
+            stream = await workers.start(60)
+            with pytest.raises(Corruption, match="none"):
+                await asyncio.to_thread(stream.ask, ScanJob(MIXED, (missing,), StoredRowsQuery(WHOLE_RING)))
+            stream.close()
+            await asyncio.sleep(0)
+        assert len(workers.pids) == 1
+        running.cancel()

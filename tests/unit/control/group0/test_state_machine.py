@@ -44,38 +44,32 @@ def put(serial: int) -> bytes:
     return command(serial, Transaction((), (PutKey("user/a", b"1"),)))
 
 
-def test_whoever_waits_for_a_call_gets_its_answer_and_the_index() -> None:
-    async def story() -> None:
-        machine = new_machine()
-        waiting: asyncio.Future[CommandAnswer] = asyncio.get_running_loop().create_future()
-        machine.on_answer(call(1), waiting.set_result)
-        reached = asyncio.ensure_future(machine.wait_applied(2))
-        machine.apply(Entry(1, 1))
-        await asyncio.sleep(0)
-        assert not reached.done()
-        machine.apply(Entry(2, 1, put(1)))
-        await reached
-        answer = await waiting
-        assert answer == Done(machine.store.revision)
-
-    asyncio.run(story())
+async def test_whoever_waits_for_a_call_gets_its_answer_and_the_index() -> None:
+    machine = new_machine()
+    waiting: asyncio.Future[CommandAnswer] = asyncio.get_running_loop().create_future()
+    machine.on_answer(call(1), waiting.set_result)
+    reached = asyncio.ensure_future(machine.wait_applied(2))
+    machine.apply(Entry(1, 1))
+    await asyncio.sleep(0)
+    assert not reached.done()
+    machine.apply(Entry(2, 1, put(1)))
+    await reached
+    answer = await waiting
+    assert answer == Done(machine.store.revision)
 
 
-def test_a_change_under_a_revoked_lock_reaches_neither_the_store_nor_the_quorum() -> None:
-    async def story() -> None:
-        machine = new_machine()
-        machine.apply(Entry(1, 1, command(1, AcquireLock(b"one"))))
-        machine.apply(Entry(2, 1, command(2, AcquireLock(b"two"))))
-        member = Member(HostId(uuid.UUID(int=1 << 100)), MemberRole.VOTER, Address("h", 1))
-        waiting: asyncio.Future[CommandAnswer] = asyncio.get_running_loop().create_future()
-        machine.on_answer(call(3), waiting.set_result)
-        change = MembershipChange(context=command(3, ChangeMembers((member,), b"one")))
-        assert not machine.apply_membership(Entry(3, 1, b"", EntryKind.MEMBERS), change)
-        assert await waiting == LockRevoked(b"two")
-        change = MembershipChange(context=command(4, ChangeMembers((member,), b"two")))
-        assert machine.apply_membership(Entry(4, 1, b"", EntryKind.MEMBERS), change)
-
-    asyncio.run(story())
+async def test_a_change_under_a_revoked_lock_reaches_neither_the_store_nor_the_quorum() -> None:
+    machine = new_machine()
+    machine.apply(Entry(1, 1, command(1, AcquireLock(b"one"))))
+    machine.apply(Entry(2, 1, command(2, AcquireLock(b"two"))))
+    member = Member(HostId(uuid.UUID(int=1 << 100)), MemberRole.VOTER, Address("h", 1))
+    waiting: asyncio.Future[CommandAnswer] = asyncio.get_running_loop().create_future()
+    machine.on_answer(call(3), waiting.set_result)
+    change = MembershipChange(context=command(3, ChangeMembers((member,), b"one")))
+    assert not machine.apply_membership(Entry(3, 1, b"", EntryKind.MEMBERS), change)
+    assert await waiting == LockRevoked(b"two")
+    change = MembershipChange(context=command(4, ChangeMembers((member,), b"two")))
+    assert machine.apply_membership(Entry(4, 1, b"", EntryKind.MEMBERS), change)
 
 
 def test_leaving_a_joint_phase_is_the_cores_own_matter() -> None:
@@ -84,25 +78,22 @@ def test_leaving_a_joint_phase_is_the_cores_own_matter() -> None:
     assert machine.store.index == 1
 
 
-def test_a_snapshot_answers_the_calls_it_covers_and_feeds_the_watchers() -> None:
-    async def story() -> None:
-        ahead, behind = new_machine(), new_machine()
-        for machine in (ahead, behind):
-            machine.apply(Entry(1, 1, put(1)))
-        ahead.apply(Entry(2, 1, put(2)))
-        seen: list[ChangeSet] = []
-        behind.watch(seen.append)
-        waiting: asyncio.Future[CommandAnswer] = asyncio.get_running_loop().create_future()
-        behind.on_answer(call(2), waiting.set_result)
-        builder = StoreBuilder()
-        for chunk in encode(freeze(ahead.store)):
-            builder.add(chunk)
-        behind.install(builder.finish())
-        assert isinstance(await waiting, Done)
-        assert [step.index for step in seen] == [2]
-        await behind.wait_applied(2)
-
-    asyncio.run(story())
+async def test_a_snapshot_answers_the_calls_it_covers_and_feeds_the_watchers() -> None:
+    ahead, behind = new_machine(), new_machine()
+    for machine in (ahead, behind):
+        machine.apply(Entry(1, 1, put(1)))
+    ahead.apply(Entry(2, 1, put(2)))
+    seen: list[ChangeSet] = []
+    behind.watch(seen.append)
+    waiting: asyncio.Future[CommandAnswer] = asyncio.get_running_loop().create_future()
+    behind.on_answer(call(2), waiting.set_result)
+    builder = StoreBuilder()
+    for chunk in encode(freeze(ahead.store)):
+        builder.add(chunk)
+    behind.install(builder.finish())
+    assert isinstance(await waiting, Done)
+    assert [step.index for step in seen] == [2]
+    await behind.wait_applied(2)
 
 
 def test_a_watcher_hears_of_what_is_below_its_prefix_and_of_every_snapshot() -> None:

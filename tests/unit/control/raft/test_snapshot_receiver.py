@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.async_tests import runs_in
 
 from ebla.control.raft.snapshot_receiver import (
     CHUNKS_EARLY_MAX,
@@ -102,193 +103,159 @@ def simulate(work: Callable[[Rig], Awaitable[None]]) -> None:
     World(seed=1, seconds=600.0).run(scenario)
 
 
+pytestmark = runs_in(simulate)
+
+
 async def refused(work: Awaitable[SnapshotChunkAnswer], kind: type[EblaError] = Refused) -> None:
     with pytest.raises(kind):
         await work
 
 
-def test_it_is_stored_as_it_was_sent_whatever_overtakes_or_comes_twice() -> None:
-    async def work(rig: Rig) -> None:
-        assert await rig.take(chunk(0, b"a")) == SnapshotChunkAnswer()
-        for number in (2, 1, 1, 2, 0):
-            assert (await rig.take(chunk(number, b"abc"[number : number + 1]))).taken
-        await asyncio.sleep(0.05)
-        assert rig.files() == ["snapshot-00000000000000000040-2.from-2.new"]
-        answer = await rig.take(chunk(3, b"d", last=True))
-        assert answer.stored
-        assert rig.stored == [(40, b"abcd")]
-        assert rig.files() == ["snapshot-00000000000000000040-2"]
-        assert await rig.content(40) == b"abcd"
-        assert (await rig.take(chunk(3, b"d", last=True))).stored, "the answer may have been lost"
-        assert len(rig.stored) == 1
-
-    simulate(work)
+async def test_it_is_stored_as_it_was_sent_whatever_overtakes_or_comes_twice(rig: Rig, /) -> None:
+    assert await rig.take(chunk(0, b"a")) == SnapshotChunkAnswer()
+    for number in (2, 1, 1, 2, 0):
+        assert (await rig.take(chunk(number, b"abc"[number : number + 1]))).taken
+    await asyncio.sleep(0.05)
+    assert rig.files() == ["snapshot-00000000000000000040-2.from-2.new"]
+    answer = await rig.take(chunk(3, b"d", last=True))
+    assert answer.stored
+    assert rig.stored == [(40, b"abcd")]
+    assert rig.files() == ["snapshot-00000000000000000040-2"]
+    assert await rig.content(40) == b"abcd"
+    assert (await rig.take(chunk(3, b"d", last=True))).stored, "the answer may have been lost"
+    assert len(rig.stored) == 1
 
 
-def test_the_last_one_may_come_before_others() -> None:
-    async def work(rig: Rig) -> None:
-        await rig.take(chunk(0, b"a"))
-        async with asyncio.TaskGroup() as tasks:
-            last = tasks.create_task(rig.take(chunk(2, b"c", last=True)))
-            await asyncio.sleep(0.1)
-            assert not last.done()
-            await rig.take(chunk(1, b"b"))
-        assert last.result().stored
-        assert rig.stored == [(40, b"abc")]
-
-    simulate(work)
-
-
-def test_none_may_be_missing_too_early_or_of_another_snapshot() -> None:
-    async def work(rig: Rig) -> None:
-        await refused(rig.take(chunk(1, b"b")))
-        await rig.take(chunk(0, b"a"))
-        await refused(rig.take(chunk(CHUNKS_EARLY_MAX + 1, b"z")))
-        await refused(rig.take(chunk(-1, b"z")))
-        await refused(rig.take(chunk(1, b"z", index=41)))
-        await refused(rig.take(chunk(1, b"z", sending=2)))
-        await refused(rig.take(chunk(1, b"z", term=3)))
-        assert not (await rig.take(chunk(2, b"c", last=True))).stored, "one is missing"
-        assert rig.stored == []
+async def test_the_last_one_may_come_before_others(rig: Rig, /) -> None:
+    await rig.take(chunk(0, b"a"))
+    async with asyncio.TaskGroup() as tasks:
+        last = tasks.create_task(rig.take(chunk(2, b"c", last=True)))
+        await asyncio.sleep(0.1)
+        assert not last.done()
         await rig.take(chunk(1, b"b"))
-        assert (await rig.take(chunk(2, b"c", last=True))).stored
-        assert await rig.content(40) == b"abc"
+    assert last.result().stored
+    assert rig.stored == [(40, b"abc")]
 
-    simulate(work)
+
+async def test_none_may_be_missing_too_early_or_of_another_snapshot(rig: Rig, /) -> None:
+    await refused(rig.take(chunk(1, b"b")))
+    await rig.take(chunk(0, b"a"))
+    await refused(rig.take(chunk(CHUNKS_EARLY_MAX + 1, b"z")))
+    await refused(rig.take(chunk(-1, b"z")))
+    await refused(rig.take(chunk(1, b"z", index=41)))
+    await refused(rig.take(chunk(1, b"z", sending=2)))
+    await refused(rig.take(chunk(1, b"z", term=3)))
+    assert not (await rig.take(chunk(2, b"c", last=True))).stored, "one is missing"
+    assert rig.stored == []
+    await rig.take(chunk(1, b"b"))
+    assert (await rig.take(chunk(2, b"c", last=True))).stored
+    assert await rig.content(40) == b"abc"
 
 
 @pytest.mark.parametrize(("term", "sending", "index"), [(3, 1, 40), (3, 1, 39), (2, 2, 40)])
-def test_a_later_leaders_or_a_later_try_takes_its_place(term: int, sending: int, index: int) -> None:
-    async def work(rig: Rig) -> None:
-        await rig.take(chunk(0, b"a"))
-        waits = asyncio.ensure_future(rig.take(chunk(2, b"c", last=True)))
-        await asyncio.sleep(0.05)
-        await rig.take(chunk(0, b"x", term=term, sending=sending, index=index))
-        await refused(waits)
-        await asyncio.sleep(0.05)
-        assert len(rig.files()) == 1, "nothing is left of the former"
-        await refused(rig.take(chunk(1, b"b")))
-        await refused(rig.take(chunk(0, b"a")))
-        assert (await rig.take(chunk(1, b"y", term=term, sending=sending, index=index, last=True))).stored
-        assert rig.stored == [(index, b"xy")]
-        assert rig.files() == [f"snapshot-{index:020d}-{term}"]
-
-    simulate(work)
+async def test_a_later_leaders_or_a_later_try_takes_its_place(rig: Rig, /, term: int, sending: int, index: int) -> None:
+    await rig.take(chunk(0, b"a"))
+    waits = asyncio.ensure_future(rig.take(chunk(2, b"c", last=True)))
+    await asyncio.sleep(0.05)
+    await rig.take(chunk(0, b"x", term=term, sending=sending, index=index))
+    await refused(waits)
+    await asyncio.sleep(0.05)
+    assert len(rig.files()) == 1, "nothing is left of the former"
+    await refused(rig.take(chunk(1, b"b")))
+    await refused(rig.take(chunk(0, b"a")))
+    assert (await rig.take(chunk(1, b"y", term=term, sending=sending, index=index, last=True))).stored
+    assert rig.stored == [(index, b"xy")]
+    assert rig.files() == [f"snapshot-{index:020d}-{term}"]
 
 
-def test_one_that_is_being_put_in_place_is_let_finish() -> None:
-    async def work(rig: Rig) -> None:
-        rig.disk.behaviour.sync_ms = 300.0
-        await rig.take(chunk(0, b"a"))
-        waits = asyncio.ensure_future(rig.take(chunk(1, b"b", last=True)))
-        await asyncio.sleep(0.05)
-        await refused(rig.take(chunk(0, b"x", term=3)))
-        assert (await waits).stored
-        assert not (await rig.take(chunk(0, b"x", term=3))).stored
-
-    simulate(work)
+async def test_one_that_is_being_put_in_place_is_let_finish(rig: Rig, /) -> None:
+    rig.disk.behaviour.sync_ms = 300.0
+    await rig.take(chunk(0, b"a"))
+    waits = asyncio.ensure_future(rig.take(chunk(1, b"b", last=True)))
+    await asyncio.sleep(0.05)
+    await refused(rig.take(chunk(0, b"x", term=3)))
+    assert (await waits).stored
+    assert not (await rig.take(chunk(0, b"x", term=3))).stored
 
 
-def test_one_whose_sender_is_gone_is_removed() -> None:
-    async def work(rig: Rig) -> None:
-        await rig.take(chunk(0, b"a"))
-        await asyncio.sleep(IDLE_MS_MAX / 2000)
-        rig.incoming.drop_idle()
-        await rig.take(chunk(1, b"b"))
-        await asyncio.sleep(IDLE_MS_MAX / 1000 - 1)
-        rig.incoming.drop_idle()
-        await asyncio.sleep(0.1)
-        assert len(rig.files()) == 1
-        await asyncio.sleep(2)
-        rig.incoming.drop_idle()
-        await asyncio.sleep(0.1)
-        assert rig.files() == []
-        await refused(rig.take(chunk(2, b"c", last=True)))
-
-    simulate(work)
+async def test_one_whose_sender_is_gone_is_removed(rig: Rig, /) -> None:
+    await rig.take(chunk(0, b"a"))
+    await asyncio.sleep(IDLE_MS_MAX / 2000)
+    rig.incoming.drop_idle()
+    await rig.take(chunk(1, b"b"))
+    await asyncio.sleep(IDLE_MS_MAX / 1000 - 1)
+    rig.incoming.drop_idle()
+    await asyncio.sleep(0.1)
+    assert len(rig.files()) == 1
+    await asyncio.sleep(2)
+    rig.incoming.drop_idle()
+    await asyncio.sleep(0.1)
+    assert rig.files() == []
+    await refused(rig.take(chunk(2, b"c", last=True)))
 
 
-def test_what_a_crash_left_is_swept_at_the_next_start() -> None:
-    async def work(rig: Rig) -> None:
-        await rig.take(chunk(0, b"a" * LARGE))
-        await asyncio.sleep(0.1)
-        (left,) = rig.files()
-        assert left.endswith(TEMPORARY_SUFFIX)
-        await RaftStorage.open(rig.environment.disk, rig.environment.rng, FOLDER)
-        assert rig.files() == []
-        await refused(rig.take(chunk(0, b"x", term=1)))
-
-    simulate(work)
+async def test_what_a_crash_left_is_swept_at_the_next_start(rig: Rig, /) -> None:
+    await rig.take(chunk(0, b"a" * LARGE))
+    await asyncio.sleep(0.1)
+    (left,) = rig.files()
+    assert left.endswith(TEMPORARY_SUFFIX)
+    await RaftStorage.open(rig.environment.disk, rig.environment.rng, FOLDER)
+    assert rig.files() == []
+    await refused(rig.take(chunk(0, b"x", term=1)))
 
 
-def test_a_full_disk_is_told_and_leaves_nothing() -> None:
-    async def work(rig: Rig) -> None:
-        await rig.take(chunk(0, b"a"))
-        await asyncio.sleep(0.1)
-        rig.disk.fill()
-        with pytest.raises(DiskFull):
-            await rig.take(chunk(1, b"b" * LARGE, last=True))
-        await refused(rig.take(chunk(1, b"b" * LARGE, last=True)), DiskFull)
-        assert rig.files() == []
-        rig.disk.heal()
-        await rig.take(chunk(0, b"a", sending=2))
-        assert (await rig.take(chunk(1, b"b" * LARGE, last=True, sending=2))).stored
-
-    simulate(work)
+async def test_a_full_disk_is_told_and_leaves_nothing(rig: Rig, /) -> None:
+    await rig.take(chunk(0, b"a"))
+    await asyncio.sleep(0.1)
+    rig.disk.fill()
+    with pytest.raises(DiskFull):
+        await rig.take(chunk(1, b"b" * LARGE, last=True))
+    await refused(rig.take(chunk(1, b"b" * LARGE, last=True)), DiskFull)
+    assert rig.files() == []
+    rig.disk.heal()
+    await rig.take(chunk(0, b"a", sending=2))
+    assert (await rig.take(chunk(1, b"b" * LARGE, last=True, sending=2))).stored
 
 
-def test_nonsense_is_refused_and_leaves_nothing() -> None:
+async def test_nonsense_is_refused_and_leaves_nothing(rig: Rig, /) -> None:
     """Not as damage: at the sender it would pass for that of its own disk, and stop it."""
-
-    async def work(rig: Rig) -> None:
-        await rig.take(chunk(0, b"a"))
-        await refused(rig.take(chunk(1, b"bad")))
-        await asyncio.sleep(0.1)
-        assert rig.files() == []
-
-    simulate(work)
+    await rig.take(chunk(0, b"a"))
+    await refused(rig.take(chunk(1, b"bad")))
+    await asyncio.sleep(0.1)
+    assert rig.files() == []
 
 
-def test_one_that_was_overtaken_by_entries_is_not_kept() -> None:
-    async def work(rig: Rig) -> None:
-        await rig.take(chunk(0, b"a"))
-        rig.wanted = False
-        assert (await rig.take(chunk(1, b"b", last=True))).stored
-        assert (rig.stored, rig.not_needed, rig.files()) == ([], [40], [])
-
-    simulate(work)
+async def test_one_that_was_overtaken_by_entries_is_not_kept(rig: Rig, /) -> None:
+    await rig.take(chunk(0, b"a"))
+    rig.wanted = False
+    assert (await rig.take(chunk(1, b"b", last=True))).stored
+    assert (rig.stored, rig.not_needed, rig.files()) == ([], [40], [])
 
 
-def test_a_slow_disk_sets_the_pace_and_shows_progress() -> None:
-    async def work(rig: Rig) -> None:
-        rig.disk.behaviour.sync_ms = 20_000.0
-        number = 0
-        while (answer := await rig.take(chunk(number, b"a" * LARGE))).taken:
-            number += 1
-        held = number * LARGE - UNSYNCED_BYTES_MAX
-        assert held <= UNWRITTEN_BYTES_MAX + WRITE_BYTES, "what it holds for the disk is bounded"
-        before = answer.progress
-        while not (answer := await rig.take(chunk(number, b"a" * LARGE))).taken:
-            pass
-        assert answer.progress > before
-        while not (answer := await rig.take(chunk(number + 1, b"b", last=True))).stored:
-            pass
-        assert await rig.content(40) == b"a" * LARGE * (number + 1) + b"b"
-
-    simulate(work)
+async def test_a_slow_disk_sets_the_pace_and_shows_progress(rig: Rig, /) -> None:
+    rig.disk.behaviour.sync_ms = 20_000.0
+    number = 0
+    while (answer := await rig.take(chunk(number, b"a" * LARGE))).taken:
+        number += 1
+    held = number * LARGE - UNSYNCED_BYTES_MAX
+    assert held <= UNWRITTEN_BYTES_MAX + WRITE_BYTES, "what it holds for the disk is bounded"
+    before = answer.progress
+    while not (answer := await rig.take(chunk(number, b"a" * LARGE))).taken:
+        pass
+    assert answer.progress > before
+    while not (answer := await rig.take(chunk(number + 1, b"b", last=True))).stored:
+        pass
+    assert await rig.content(40) == b"a" * LARGE * (number + 1) + b"b"
 
 
-def test_it_is_announced_only_once_it_is_durable() -> None:
-    async def work(rig: Rig) -> None:
-        rig.disk.behaviour.sync_ms = 1_000.0
-        waits = asyncio.ensure_future(rig.take(chunk(0, b"a", last=True)))
-        await asyncio.sleep(0.3)
-        assert rig.stored == []
-        assert rig.files() == ["snapshot-00000000000000000040-2.from-2.new"]
-        await waits
-        while not rig.stored:
-            await rig.take(chunk(0, b"a", last=True))
-        rig.disk.lose_power()
-        assert await rig.content(40) == b"a"
-
-    simulate(work)
+async def test_it_is_announced_only_once_it_is_durable(rig: Rig, /) -> None:
+    rig.disk.behaviour.sync_ms = 1_000.0
+    waits = asyncio.ensure_future(rig.take(chunk(0, b"a", last=True)))
+    await asyncio.sleep(0.3)
+    assert rig.stored == []
+    assert rig.files() == ["snapshot-00000000000000000040-2.from-2.new"]
+    await waits
+    while not rig.stored:
+        await rig.take(chunk(0, b"a", last=True))
+    rig.disk.lose_power()
+    assert await rig.content(40) == b"a"

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+from tests.async_tests import runs_in
 
 from ebla.control.raft.snapshot_sender import (
     CHUNK_BYTES,
@@ -60,88 +61,73 @@ def simulate(work: Callable[[], Awaitable[None]]) -> None:
     World(seed=1, seconds=600.0).run(scenario)
 
 
-def test_all_of_it_goes_in_small_chunks_several_at_once_the_first_alone() -> None:
-    async def work() -> None:
-        far = Far(lambda chunk: SnapshotChunkAnswer(stored=chunk.last))
-        answered: list[int] = []
-
-        async def watch(chunk: SnapshotChunk) -> SnapshotChunkAnswer:
-            assert chunk.number == 0 or answered[:1] == [0], "the first one begins it"
-            answer = await far.send(chunk)
-            answered.append(chunk.number)
-            return answer
-
-        await SnapshotSender(SENDING, watch).run(far.content())
-        chunks = sorted(far.chunks, key=lambda chunk: chunk.number)
-        assert b"".join(chunk.data for chunk in chunks) == b"".join(CONTENT)
-        assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
-        assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-        assert all(len(chunk.data) <= CHUNK_BYTES and chunk.sending == 3 for chunk in chunks)
-        assert far.most_under_way == CHUNKS_UNDER_WAY_MAX
-
-    simulate(work)
+pytestmark = runs_in(simulate)
 
 
-def test_a_peer_whose_disk_is_slow_is_asked_again_for_as_long_as_it_makes_progress() -> None:
-    async def work() -> None:
-        asked = 0
+async def test_all_of_it_goes_in_small_chunks_several_at_once_the_first_alone() -> None:
+    far = Far(lambda chunk: SnapshotChunkAnswer(stored=chunk.last))
+    answered: list[int] = []
 
-        def answer(chunk: SnapshotChunk) -> SnapshotChunkAnswer:
-            nonlocal asked
-            asked += chunk.last
-            return SnapshotChunkAnswer(taken=not chunk.last, stored=asked == 50, progress=asked)
+    async def watch(chunk: SnapshotChunk) -> SnapshotChunkAnswer:
+        assert chunk.number == 0 or answered[:1] == [0], "the first one begins it"
+        answer = await far.send(chunk)
+        answered.append(chunk.number)
+        return answer
 
-        far = Far(answer, delay_s=STALL_MS_MAX / 1000 / 10)
+    await SnapshotSender(SENDING, watch).run(far.content())
+    chunks = sorted(far.chunks, key=lambda chunk: chunk.number)
+    assert b"".join(chunk.data for chunk in chunks) == b"".join(CONTENT)
+    assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
+    assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert all(len(chunk.data) <= CHUNK_BYTES and chunk.sending == 3 for chunk in chunks)
+    assert far.most_under_way == CHUNKS_UNDER_WAY_MAX
+
+
+async def test_a_peer_whose_disk_is_slow_is_asked_again_for_as_long_as_it_makes_progress() -> None:
+    asked = 0
+
+    def answer(chunk: SnapshotChunk) -> SnapshotChunkAnswer:
+        nonlocal asked
+        asked += chunk.last
+        return SnapshotChunkAnswer(taken=not chunk.last, stored=asked == 50, progress=asked)
+
+    far = Far(answer, delay_s=STALL_MS_MAX / 1000 / 10)
+    await far.be_sent()
+    assert asked == 50
+
+
+async def test_a_peer_whose_disk_stands_still_is_given_up() -> None:
+    far = Far(lambda chunk: SnapshotChunkAnswer(taken=chunk.number < 5, progress=5), delay_s=2.0)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(Unavailable):
         await far.be_sent()
-        assert asked == 50
-
-    simulate(work)
-
-
-def test_a_peer_whose_disk_stands_still_is_given_up() -> None:
-    async def work() -> None:
-        far = Far(lambda chunk: SnapshotChunkAnswer(taken=chunk.number < 5, progress=5), delay_s=2.0)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        with pytest.raises(Unavailable):
-            await far.be_sent()
-        assert STALL_MS_MAX / 1000 <= loop.time() - began < STALL_MS_MAX / 1000 + 10
-
-    simulate(work)
+    assert STALL_MS_MAX / 1000 <= loop.time() - began < STALL_MS_MAX / 1000 + 10
 
 
 @pytest.mark.parametrize("at", [0, 7])
-def test_a_peer_that_has_it_already_is_sent_no_more(at: int) -> None:
-    async def work() -> None:
-        far = Far(lambda chunk: SnapshotChunkAnswer(stored=chunk.number == at))
-        await far.be_sent()
-        assert len(far.chunks) <= at + 2 * CHUNKS_UNDER_WAY_MAX < 95
-
-    simulate(work)
+async def test_a_peer_that_has_it_already_is_sent_no_more(at: int) -> None:
+    far = Far(lambda chunk: SnapshotChunkAnswer(stored=chunk.number == at))
+    await far.be_sent()
+    assert len(far.chunks) <= at + 2 * CHUNKS_UNDER_WAY_MAX < 95
 
 
-def test_a_refusal_ends_it() -> None:
-    async def work() -> None:
-        def answer(chunk: SnapshotChunk) -> SnapshotChunkAnswer:
-            if chunk.number == 9:
-                raise Refused("a later one is on its way")
-            return SnapshotChunkAnswer()
+async def test_a_refusal_ends_it() -> None:
+    def answer(chunk: SnapshotChunk) -> SnapshotChunkAnswer:
+        if chunk.number == 9:
+            raise Refused("a later one is on its way")
+        return SnapshotChunkAnswer()
 
-        with pytest.raises(Refused):
-            await Far(answer).be_sent()
-
-    simulate(work)
+    with pytest.raises(Refused):
+        await Far(answer).be_sent()
 
 
-def test_a_failure_of_the_own_disk_ends_it() -> None:
-    async def work() -> None:
-        async def gone() -> AsyncIterator[bytes]:
-            yield b"head"
-            yield b"more"
-            raise FileNotFoundError("swept")
+async def test_a_failure_of_the_own_disk_ends_it() -> None:
+    async def gone() -> AsyncIterator[bytes]:
+        yield b"head"
+        yield b"more"
+        raise FileNotFoundError("swept")
 
-        far = Far(lambda _chunk: SnapshotChunkAnswer())
-        with pytest.raises(FileNotFoundError):
-            await SnapshotSender(SENDING, far.send).run(gone())
-
-    simulate(work)
+    far = Far(lambda _chunk: SnapshotChunkAnswer())
+    with pytest.raises(FileNotFoundError):
+        await SnapshotSender(SENDING, far.send).run(gone())

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.control.commit_rig import CommitRig
 from tests.unit.topology.world import host
 
@@ -52,90 +53,74 @@ def story(tell: Callable[[Rig], Awaitable[None]]) -> None:
     SimWorld(1, 60.0).run(run)
 
 
-def test_a_session_is_open_until_it_is_closed_and_every_node_is_done_with_it() -> None:
-    async def tell(rig: Rig) -> None:
-        answer = await rig.open()
-        assert answer.deadline_ms == rig.clock.wall_us() // 1000 + 10_000
-        assert list(rig.snapshot.sessions) == [SESSION]
-        closed = await rig.sessions.close(SESSION, 1_000)
-        assert closed.down == ()
-        assert not rig.snapshot.sessions
-        assert rig.told == {host(number): answer.version + 1 for number in (1, 2, 3)}
-        assert rig.drains == {True}
-
-    story(tell)
+pytestmark = runs_in(story)
 
 
-def test_both_may_be_repeated() -> None:
-    async def tell(rig: Rig) -> None:
-        first = await rig.open()
-        assert await rig.open(life_ms=20_000) == first
-        assert rig.commits == 1
-        await rig.sessions.close(SESSION, 1_000)
-        rig.told.clear()
-        await rig.sessions.close(SESSION, 1_000)
-        assert rig.commits == 2
-        assert len(rig.told) == 3, "whoever asks again waits again"
-        with pytest.raises(Stale):
-            await rig.open()
-
-    story(tell)
+async def test_a_session_is_open_until_it_is_closed_and_every_node_is_done_with_it(rig: Rig, /) -> None:
+    answer = await rig.open()
+    assert answer.deadline_ms == rig.clock.wall_us() // 1000 + 10_000
+    assert list(rig.snapshot.sessions) == [SESSION]
+    closed = await rig.sessions.close(SESSION, 1_000)
+    assert closed.down == ()
+    assert not rig.snapshot.sessions
+    assert rig.told == {host(number): answer.version + 1 for number in (1, 2, 3)}
+    assert rig.drains == {True}
 
 
-def test_a_life_has_a_bound_and_is_not_nothing() -> None:
-    async def tell(rig: Rig) -> None:
-        with pytest.raises(InvalidRequest):
-            await rig.open(life_ms=0)
-        answer = await rig.open(life_ms=LIFE_MS_MAX * 2)
-        assert answer.deadline_ms == rig.clock.wall_us() // 1000 + LIFE_MS_MAX
+async def test_both_may_be_repeated(rig: Rig, /) -> None:
+    first = await rig.open()
+    assert await rig.open(life_ms=20_000) == first
+    assert rig.commits == 1
+    await rig.sessions.close(SESSION, 1_000)
+    rig.told.clear()
+    await rig.sessions.close(SESSION, 1_000)
+    assert rig.commits == 2
+    assert len(rig.told) == 3, "whoever asks again waits again"
+    with pytest.raises(Stale):
+        await rig.open()
 
-    story(tell)
+
+async def test_a_life_has_a_bound_and_is_not_nothing(rig: Rig, /) -> None:
+    with pytest.raises(InvalidRequest):
+        await rig.open(life_ms=0)
+    answer = await rig.open(life_ms=LIFE_MS_MAX * 2)
+    assert answer.deadline_ms == rig.clock.wall_us() // 1000 + LIFE_MS_MAX
 
 
 @pytest.mark.parametrize("way", ["commit_unanswered", "commit_forgotten"])
-def test_a_commit_without_an_answer_is_found_by_reading(way: str) -> None:
-    async def tell(rig: Rig) -> None:
-        rig.script = [getattr(rig, way)]
-        await rig.open()
-        rig.script = [getattr(rig, way)]
-        await rig.sessions.close(SESSION, 1_000)
-        assert rig.commits == 2
-
-    story(tell)
+async def test_a_commit_without_an_answer_is_found_by_reading(rig: Rig, /, way: str) -> None:
+    rig.script = [getattr(rig, way)]
+    await rig.open()
+    rig.script = [getattr(rig, way)]
+    await rig.sessions.close(SESSION, 1_000)
+    assert rig.commits == 2
 
 
-def test_a_commit_that_was_lost_or_overtaken_is_tried_again() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.script = [rig.lose, rig.overtaken]
-        await rig.open()
-        rig.script = [rig.overtaken, rig.lose]
-        await rig.sessions.close(SESSION, 1_000)
-        assert rig.commits == 6
-
-    story(tell)
+async def test_a_commit_that_was_lost_or_overtaken_is_tried_again(rig: Rig, /) -> None:
+    rig.script = [rig.lose, rig.overtaken]
+    await rig.open()
+    rig.script = [rig.overtaken, rig.lose]
+    await rig.sessions.close(SESSION, 1_000)
+    assert rig.commits == 6
 
 
-def test_an_attempt_that_comes_after_the_close_opens_nothing() -> None:
+async def test_an_attempt_that_comes_after_the_close_opens_nothing(rig: Rig, /) -> None:
     """INV-XFER-1: the owner asks twice; the first attempt is committed when the job is over."""
+    go_on = asyncio.Event()
 
-    async def tell(rig: Rig) -> None:
-        go_on = asyncio.Event()
+    async def late(transaction: Transaction) -> CommandAnswer:
+        await go_on.wait()
+        return await rig.commit(transaction)
 
-        async def late(transaction: Transaction) -> CommandAnswer:
-            await go_on.wait()
-            return await rig.commit(transaction)
-
-        rig.script = [late]
-        async with asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(_stale(rig.open(within_ms=5_000)))
-            await asyncio.sleep(0.1)
-            await rig.open()
-            await rig.sessions.close(SESSION, 1_000)
-            go_on.set()
-        assert first.result()
-        assert not rig.snapshot.sessions
-
-    story(tell)
+    rig.script = [late]
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(_stale(rig.open(within_ms=5_000)))
+        await asyncio.sleep(0.1)
+        await rig.open()
+        await rig.sessions.close(SESSION, 1_000)
+        go_on.set()
+    assert first.result()
+    assert not rig.snapshot.sessions
 
 
 async def _stale(opening: Awaitable[OpenSessionAnswer]) -> bool:
@@ -144,61 +129,49 @@ async def _stale(opening: Awaitable[OpenSessionAnswer]) -> bool:
     return True
 
 
-def test_what_is_not_known_says_so_and_what_did_not_happen_too() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.script = [rig.lose] * 1_000
-        with pytest.raises(DeadlineExceeded, match="not known whether"):
-            await rig.open()
-        rig.script = [rig.lose, rig.refuse]
-        with pytest.raises(DeadlineExceeded, match="not known whether"):
-            await rig.open()
-        rig.script = [rig.refuse]
-        with pytest.raises(Unavailable, match="took nothing up"):
-            await rig.open()
-        rig.script = [rig.overtaken] * 1_000
-        with pytest.raises(Refused, match="again and again"):
-            await rig.open()
-        rig.script = []
-        rig.quorum = False
-        with pytest.raises(Unavailable):
-            await rig.sessions.close(SESSION, 1_000)
-
-    story(tell)
-
-
-def test_who_is_down_is_named_and_not_waited_for() -> None:
-    async def tell(rig: Rig) -> None:
+async def test_what_is_not_known_says_so_and_what_did_not_happen_too(rig: Rig, /) -> None:
+    rig.script = [rig.lose] * 1_000
+    with pytest.raises(DeadlineExceeded, match="not known whether"):
         await rig.open()
-        rig.down = (host(2),)
-        assert (await rig.sessions.close(SESSION, 1_000)).down == (host(2),)
-
-    story(tell)
-
-
-def test_a_node_that_does_not_confirm_makes_an_error_that_says_it_is_closed() -> None:
-    async def tell(rig: Rig) -> None:
+    rig.script = [rig.lose, rig.refuse]
+    with pytest.raises(DeadlineExceeded, match="not known whether"):
         await rig.open()
-        rig.silent = (host(3),)
-        with pytest.raises(DeadlineExceeded, match="closed to new effects") as caught:
-            await rig.sessions.close(SESSION, 5_000)
-        assert str(host(3)) in caught.value.message
-        assert str(host(2)) not in caught.value.message
-        assert not rig.snapshot.sessions
-        rig.silent = ()
-        assert (await rig.sessions.close(SESSION, 1_000)).down == ()
-
-    story(tell)
-
-
-def test_a_node_that_lags_asks_before_it_says_that_nothing_is_open() -> None:
-    async def tell(rig: Rig) -> None:
-        before = rig.snapshot
+    rig.script = [rig.refuse]
+    with pytest.raises(Unavailable, match="took nothing up"):
         await rig.open()
-        rig.lagging = before
+    rig.script = [rig.overtaken] * 1_000
+    with pytest.raises(Refused, match="again and again"):
+        await rig.open()
+    rig.script = []
+    rig.quorum = False
+    with pytest.raises(Unavailable):
         await rig.sessions.close(SESSION, 1_000)
-        assert not rig.snapshot.sessions
 
-    story(tell)
+
+async def test_who_is_down_is_named_and_not_waited_for(rig: Rig, /) -> None:
+    await rig.open()
+    rig.down = (host(2),)
+    assert (await rig.sessions.close(SESSION, 1_000)).down == (host(2),)
+
+
+async def test_a_node_that_does_not_confirm_makes_an_error_that_says_it_is_closed(rig: Rig, /) -> None:
+    await rig.open()
+    rig.silent = (host(3),)
+    with pytest.raises(DeadlineExceeded, match="closed to new effects") as caught:
+        await rig.sessions.close(SESSION, 5_000)
+    assert str(host(3)) in caught.value.message
+    assert str(host(2)) not in caught.value.message
+    assert not rig.snapshot.sessions
+    rig.silent = ()
+    assert (await rig.sessions.close(SESSION, 1_000)).down == ()
+
+
+async def test_a_node_that_lags_asks_before_it_says_that_nothing_is_open(rig: Rig, /) -> None:
+    before = rig.snapshot
+    await rig.open()
+    rig.lagging = before
+    await rig.sessions.close(SESSION, 1_000)
+    assert not rig.snapshot.sessions
 
 
 def with_leader(tell: Callable[[Rig], Awaitable[None]]) -> None:
@@ -214,63 +187,52 @@ def with_leader(tell: Callable[[Rig], Awaitable[None]]) -> None:
 LOOKS = 3 * LOOK_MS / 1000
 
 
-def test_the_leader_ends_what_is_overdue() -> None:
-    async def tell(rig: Rig) -> None:
-        await rig.open(life_ms=5_000)
-        await asyncio.sleep(4.9)
-        assert rig.snapshot.sessions
-        await asyncio.sleep(LOOKS)
-        assert not rig.snapshot.sessions
-        assert rig.reported == ["session.overdue"]
-
-    with_leader(tell)
+@runs_in(with_leader)
+async def test_the_leader_ends_what_is_overdue(rig: Rig, /) -> None:
+    await rig.open(life_ms=5_000)
+    await asyncio.sleep(4.9)
+    assert rig.snapshot.sessions
+    await asyncio.sleep(LOOKS)
+    assert not rig.snapshot.sessions
+    assert rig.reported == ["session.overdue"]
 
 
-def test_who_does_not_lead_ends_nothing_until_it_does() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.leads = False
-        await rig.open(life_ms=1_000)
-        await asyncio.sleep(1 + LOOKS)
-        assert rig.snapshot.sessions
-        rig.leads = True
-        await asyncio.sleep(LOOKS)
-        assert not rig.snapshot.sessions
-
-    with_leader(tell)
+@runs_in(with_leader)
+async def test_who_does_not_lead_ends_nothing_until_it_does(rig: Rig, /) -> None:
+    rig.leads = False
+    await rig.open(life_ms=1_000)
+    await asyncio.sleep(1 + LOOKS)
+    assert rig.snapshot.sessions
+    rig.leads = True
+    await asyncio.sleep(LOOKS)
+    assert not rig.snapshot.sessions
 
 
-def test_the_leader_goes_on_after_commits_that_fail() -> None:
-    async def tell(rig: Rig) -> None:
-        await rig.open(life_ms=1_000)
-        rig.script = [rig.lose, rig.lose, rig.refuse, rig.overtaken]
-        await asyncio.sleep(1 + COMMIT_MS / 1000)
-        assert not rig.snapshot.sessions
-        assert rig.reported == ["session.not_ended", "session.not_ended", "session.overdue"]
-
-    with_leader(tell)
+@runs_in(with_leader)
+async def test_the_leader_goes_on_after_commits_that_fail(rig: Rig, /) -> None:
+    await rig.open(life_ms=1_000)
+    rig.script = [rig.lose, rig.lose, rig.refuse, rig.overtaken]
+    await asyncio.sleep(1 + COMMIT_MS / 1000)
+    assert not rig.snapshot.sessions
+    assert rig.reported == ["session.not_ended", "session.not_ended", "session.overdue"]
 
 
-def test_the_leader_ends_jobs_that_were_opened_while_their_table_was_dropped() -> None:
-    async def tell(rig: Rig) -> None:
-        async def dropped_meanwhile(transaction: Transaction) -> CommandAnswer:
-            dropping = rig.planned(DropTable(rig.table))
-            answer = await rig.commit(transaction)
-            await rig.commit(dropping)
-            return answer
+@runs_in(with_leader)
+async def test_the_leader_ends_jobs_that_were_opened_while_their_table_was_dropped(rig: Rig, /) -> None:
+    async def dropped_meanwhile(transaction: Transaction) -> CommandAnswer:
+        dropping = rig.planned(DropTable(rig.table))
+        answer = await rig.commit(transaction)
+        await rig.commit(dropping)
+        return answer
 
-        rig.script = [dropped_meanwhile]
-        await rig.open(life_ms=LIFE_MS_MAX)
-        assert rig.snapshot.sessions
-        await asyncio.sleep(LOOKS)
-        assert not rig.snapshot.sessions
-
-    with_leader(tell)
+    rig.script = [dropped_meanwhile]
+    await rig.open(life_ms=LIFE_MS_MAX)
+    assert rig.snapshot.sessions
+    await asyncio.sleep(LOOKS)
+    assert not rig.snapshot.sessions
 
 
-def test_ending_nothing_twice_is_no_step() -> None:
-    async def tell(rig: Rig) -> None:
-        await rig.open()
-        await rig.sessions.close(SESSION, 1_000)
-        assert rig.planned(CloseSessions((SESSION,))).changes == ()
-
-    story(tell)
+async def test_ending_nothing_twice_is_no_step(rig: Rig, /) -> None:
+    await rig.open()
+    await rig.sessions.close(SESSION, 1_000)
+    assert rig.planned(CloseSessions((SESSION,))).changes == ()

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 
+from tests.async_tests import runs_in
 from tests.unit.control.feed_rig import FeedStore, V, in_virtual_time, state_put
 from tests.unit.topology.world import cluster
 
@@ -122,28 +123,26 @@ def test_keys_that_cannot_be_read_are_told_and_leave_what_was_there() -> None:
     assert not state.trouble
 
 
-def test_waiting_for_a_version_and_for_a_change() -> None:
-    async def story() -> None:
-        feed_store = FeedStore()
-        feed_store.version(1)
-        state = attached(feed_store)
-        assert await state.wait_version(V(1), 0.0)
-        assert not await state.wait_version(V(2), 0.5)
-        after = state.revision
-        async with asyncio.TaskGroup() as tasks:
-            third = tasks.create_task(state.wait_version(V(3), 60.0))
-            change = tasks.create_task(state.wait_change(after, 60.0))
-            await asyncio.sleep(0.1)
-            feed_store.version(2)
-            await asyncio.sleep(0.1)
-            assert change.done()
-            assert not third.done()
-            feed_store.version(3)
-        assert third.result()
-        assert change.result()
-        assert not await state.wait_change(state.revision, 0.5)
-
-    in_virtual_time(story)
+@runs_in(in_virtual_time)
+async def test_waiting_for_a_version_and_for_a_change() -> None:
+    feed_store = FeedStore()
+    feed_store.version(1)
+    state = attached(feed_store)
+    assert await state.wait_version(V(1), 0.0)
+    assert not await state.wait_version(V(2), 0.5)
+    after = state.revision
+    async with asyncio.TaskGroup() as tasks:
+        third = tasks.create_task(state.wait_version(V(3), 60.0))
+        change = tasks.create_task(state.wait_change(after, 60.0))
+        await asyncio.sleep(0.1)
+        feed_store.version(2)
+        await asyncio.sleep(0.1)
+        assert change.done()
+        assert not third.done()
+        feed_store.version(3)
+    assert third.result()
+    assert change.result()
+    assert not await state.wait_change(state.revision, 0.5)
 
 
 def test_detached_it_follows_no_more() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.control.commit_rig import CommitRig
 from tests.unit.topology.world import host
 
@@ -48,199 +49,153 @@ def with_keyspace(tell: Callable[[Rig], Awaitable[None]]) -> None:
     story(run)
 
 
-def test_a_change_returns_when_every_node_has_its_version() -> None:
-    async def tell(rig: Rig) -> None:
-        answer = await rig.schema.change(TABLE, 1_000)
-        assert answer.changed
-        assert answer.table in rig.snapshot.tables
-        assert rig.told == {host(number): answer.version for number in (1, 2, 3)}
-        assert answer.version == rig.snapshot.version
-
-    with_keyspace(tell)
+pytestmark = runs_in(with_keyspace)
 
 
-def test_what_is_so_already_is_told_to_every_node_too() -> None:
-    async def tell(rig: Rig) -> None:
-        first = await rig.schema.change(TABLE, 1_000)
-        rig.told.clear()
-        again = await rig.schema.change(CreateTableRequest("ks", "t", COLUMNS, if_not_exists=True), 1_000)
-        assert (again.changed, again.table) == (False, first.table)
-        assert len(rig.told) == 3
-        assert rig.drains == {False}
-
-    with_keyspace(tell)
+async def test_a_change_returns_when_every_node_has_its_version(rig: Rig, /) -> None:
+    answer = await rig.schema.change(TABLE, 1_000)
+    assert answer.changed
+    assert answer.table in rig.snapshot.tables
+    assert rig.told == {host(number): answer.version for number in (1, 2, 3)}
+    assert answer.version == rig.snapshot.version
 
 
-def test_who_is_down_is_named_and_not_waited_for() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.down = (host(2),)
-        assert (await rig.schema.change(TABLE, 1_000)).unreached == (host(2),)
-
-    with_keyspace(tell)
-
-
-def test_who_goes_down_while_it_is_waited_for_is_named() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.silent = (host(3),)
-        async with asyncio.TaskGroup() as tasks:
-            changing = tasks.create_task(rig.schema.change(TABLE, 20_000))
-            await asyncio.sleep(1)
-            assert not changing.done()
-            rig.down = (host(3),)
-        assert changing.result().unreached == (host(3),)
-
-    with_keyspace(tell)
+async def test_what_is_so_already_is_told_to_every_node_too(rig: Rig, /) -> None:
+    first = await rig.schema.change(TABLE, 1_000)
+    rig.told.clear()
+    again = await rig.schema.change(CreateTableRequest("ks", "t", COLUMNS, if_not_exists=True), 1_000)
+    assert (again.changed, again.table) == (False, first.table)
+    assert len(rig.told) == 3
+    assert rig.drains == {False}
 
 
-def test_a_node_that_is_up_and_does_not_confirm_makes_an_error_that_says_the_change_is_made() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.silent = (host(3),)
-        with pytest.raises(DeadlineExceeded, match=r"the schema is changed .*has not reported") as caught:
-            await rig.schema.change(TABLE, 5_000)
-        assert str(host(3)) in caught.value.message
-        assert str(host(2)) not in caught.value.message
-        assert rig.snapshot.tables
-
-    with_keyspace(tell)
+async def test_who_is_down_is_named_and_not_waited_for(rig: Rig, /) -> None:
+    rig.down = (host(2),)
+    assert (await rig.schema.change(TABLE, 1_000)).unreached == (host(2),)
 
 
-def test_what_came_first_is_planned_on_anew() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.script = [rig.overtaken, rig.overtaken]
-        assert (await rig.schema.change(TABLE, 1_000)).changed
-        assert rig.commits == 4
-        assert len(rig.snapshot.tables) == 1
-
-    with_keyspace(tell)
-
-
-def test_always_overtaken_it_gives_up_and_nothing_is_made() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.script = [rig.overtaken] * 1_000
-        with pytest.raises(Refused, match="again and again"):
-            await rig.schema.change(TABLE, 500)
-        assert not rig.snapshot.tables
-
-    with_keyspace(tell)
+async def test_who_goes_down_while_it_is_waited_for_is_named(rig: Rig, /) -> None:
+    rig.silent = (host(3),)
+    async with asyncio.TaskGroup() as tasks:
+        changing = tasks.create_task(rig.schema.change(TABLE, 20_000))
+        await asyncio.sleep(1)
+        assert not changing.done()
+        rig.down = (host(3),)
+    assert changing.result().unreached == (host(3),)
 
 
-def test_a_table_created_by_somebody_else_meanwhile_exists() -> None:
-    async def tell(rig: Rig) -> None:
-        async def other_first(transaction: Transaction) -> CommandAnswer:
-            rig.world.create_table(2, 2)
-            return await rig.commit(transaction)
-
-        rig.script = [other_first]
-        with pytest.raises(AlreadyExists):
-            await rig.schema.change(TABLE, 1_000)
-        assert len(rig.snapshot.tables) == 1
-
-    with_keyspace(tell)
+async def test_a_node_that_is_up_and_does_not_confirm_makes_an_error_that_says_the_change_is_made(rig: Rig, /) -> None:
+    rig.silent = (host(3),)
+    with pytest.raises(DeadlineExceeded, match=r"the schema is changed .*has not reported") as caught:
+        await rig.schema.change(TABLE, 5_000)
+    assert str(host(3)) in caught.value.message
+    assert str(host(2)) not in caught.value.message
+    assert rig.snapshot.tables
 
 
-def test_a_node_that_lags_asks_before_it_says_what_there_is() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.lagging = rig.snapshot
+async def test_what_came_first_is_planned_on_anew(rig: Rig, /) -> None:
+    rig.script = [rig.overtaken, rig.overtaken]
+    assert (await rig.schema.change(TABLE, 1_000)).changed
+    assert rig.commits == 4
+    assert len(rig.snapshot.tables) == 1
+
+
+async def test_always_overtaken_it_gives_up_and_nothing_is_made(rig: Rig, /) -> None:
+    rig.script = [rig.overtaken] * 1_000
+    with pytest.raises(Refused, match="again and again"):
+        await rig.schema.change(TABLE, 500)
+    assert not rig.snapshot.tables
+
+
+async def test_a_table_created_by_somebody_else_meanwhile_exists(rig: Rig, /) -> None:
+    async def other_first(transaction: Transaction) -> CommandAnswer:
         rig.world.create_table(2, 2)
-        answer = await rig.schema.change(DropTableRequest("ks", "t"), 1_000)
-        assert answer.changed
+        return await rig.commit(transaction)
 
-    with_keyspace(tell)
+    rig.script = [other_first]
+    with pytest.raises(AlreadyExists):
+        await rig.schema.change(TABLE, 1_000)
+    assert len(rig.snapshot.tables) == 1
+
+
+async def test_a_node_that_lags_asks_before_it_says_what_there_is(rig: Rig, /) -> None:
+    rig.lagging = rig.snapshot
+    rig.world.create_table(2, 2)
+    answer = await rig.schema.change(DropTableRequest("ks", "t"), 1_000)
+    assert answer.changed
 
 
 @pytest.mark.parametrize("way", ["commit_unanswered", "commit_forgotten"])
-def test_a_commit_without_an_answer_is_found_by_reading(way: str) -> None:
-    async def tell(rig: Rig) -> None:
-        rig.script = [getattr(rig, way)]
-        answer = await rig.schema.change(TABLE, 1_000)
-        assert answer.changed
-        assert list(rig.snapshot.tables) == [answer.table]
-        assert rig.commits == 2, "the keyspace and the table, once"
-
-    with_keyspace(tell)
+async def test_a_commit_without_an_answer_is_found_by_reading(rig: Rig, /, way: str) -> None:
+    rig.script = [getattr(rig, way)]
+    answer = await rig.schema.change(TABLE, 1_000)
+    assert answer.changed
+    assert list(rig.snapshot.tables) == [answer.table]
+    assert rig.commits == 2, "the keyspace and the table, once"
 
 
-def test_a_commit_that_may_yet_come_is_not_tried_again() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.script = [rig.lose]
-        with pytest.raises(DeadlineExceeded, match="not known whether") as caught:
-            await rig.schema.change(TABLE, 1_000)
-        assert caught.value.outcome is Outcome.UNKNOWN
-        assert rig.commits == 2
-
-    with_keyspace(tell)
+async def test_a_commit_that_may_yet_come_is_not_tried_again(rig: Rig, /) -> None:
+    rig.script = [rig.lose]
+    with pytest.raises(DeadlineExceeded, match="not known whether") as caught:
+        await rig.schema.change(TABLE, 1_000)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert rig.commits == 2
 
 
-def test_without_a_quorum_to_read_from_an_unanswered_commit_stays_unknown() -> None:
-    async def tell(rig: Rig) -> None:
-        async def then_alone(transaction: Transaction) -> CommandAnswer:
-            rig.quorum = False
-            return await rig.commit_unanswered(transaction)
-
-        rig.script = [then_alone]
-        with pytest.raises(DeadlineExceeded, match="not known whether"):
-            await rig.schema.change(TABLE, 1_000)
-
-    with_keyspace(tell)
-
-
-def test_what_was_surely_not_applied_says_so() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.script = [rig.refuse]
-        with pytest.raises(Unavailable):
-            await rig.schema.change(TABLE, 1_000)
+async def test_without_a_quorum_to_read_from_an_unanswered_commit_stays_unknown(rig: Rig, /) -> None:
+    async def then_alone(transaction: Transaction) -> CommandAnswer:
         rig.quorum = False
-        with pytest.raises(Unavailable):
-            await rig.schema.change(TABLE, 1_000)
-        assert not rig.snapshot.tables
+        return await rig.commit_unanswered(transaction)
 
-    with_keyspace(tell)
-
-
-def test_a_keyspace_dropped_by_halves_is_not_called_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def tell(rig: Rig) -> None:
-        for name in ("a", "b", "c"):
-            await rig.schema.change(CreateTableRequest("ks", name, COLUMNS), 1_000)
-        monkeypatch.setattr(schema_plan, "KEYS_PER_COMMIT_MAX", 4)
-        rig.script = [rig.commit, rig.refuse]
-        with pytest.raises(DeadlineExceeded, match="a part of the tables was dropped") as caught:
-            await rig.schema.change(DropKeyspaceRequest("ks"), 1_000)
-        assert caught.value.outcome is Outcome.UNKNOWN
-        assert len(rig.snapshot.tables) == 2
-        answer = await rig.schema.change(DropKeyspaceRequest("ks"), 1_000)
-        assert answer.changed
-        assert not rig.snapshot.keyspaces
-
-    with_keyspace(tell)
+    rig.script = [then_alone]
+    with pytest.raises(DeadlineExceeded, match="not known whether"):
+        await rig.schema.change(TABLE, 1_000)
 
 
-def test_a_wish_that_may_soon_be_fulfilled_waits() -> None:
-    async def tell(rig: Rig) -> None:
-        joining = rig.world.node(4)
-        rig.world.ask_to_join(joining)
-        async with asyncio.TaskGroup() as tasks:
-            changing = tasks.create_task(rig.schema.change(TABLE, 10_000))
-            await asyncio.sleep(1)
-            assert not changing.done()
-            rig.down = (joining.host,)
-        assert changing.result().changed
-
-    with_keyspace(tell)
+async def test_what_was_surely_not_applied_says_so(rig: Rig, /) -> None:
+    rig.script = [rig.refuse]
+    with pytest.raises(Unavailable):
+        await rig.schema.change(TABLE, 1_000)
+    rig.quorum = False
+    with pytest.raises(Unavailable):
+        await rig.schema.change(TABLE, 1_000)
+    assert not rig.snapshot.tables
 
 
-def test_a_wish_that_waited_too_long_says_what_for() -> None:
-    async def tell(rig: Rig) -> None:
-        rig.world.ask_to_join(rig.world.node(4))
-        with pytest.raises(Refused, match="is about to join"):
-            await rig.schema.change(TABLE, 1_000)
+async def test_a_keyspace_dropped_by_halves_is_not_called_untouched(
+    rig: Rig, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        await rig.schema.change(CreateTableRequest("ks", name, COLUMNS), 1_000)
+    monkeypatch.setattr(schema_plan, "KEYS_PER_COMMIT_MAX", 4)
+    rig.script = [rig.commit, rig.refuse]
+    with pytest.raises(DeadlineExceeded, match="a part of the tables was dropped") as caught:
+        await rig.schema.change(DropKeyspaceRequest("ks"), 1_000)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert len(rig.snapshot.tables) == 2
+    answer = await rig.schema.change(DropKeyspaceRequest("ks"), 1_000)
+    assert answer.changed
+    assert not rig.snapshot.keyspaces
 
-    with_keyspace(tell)
+
+async def test_a_wish_that_may_soon_be_fulfilled_waits(rig: Rig, /) -> None:
+    joining = rig.world.node(4)
+    rig.world.ask_to_join(joining)
+    async with asyncio.TaskGroup() as tasks:
+        changing = tasks.create_task(rig.schema.change(TABLE, 10_000))
+        await asyncio.sleep(1)
+        assert not changing.done()
+        rig.down = (joining.host,)
+    assert changing.result().changed
 
 
-def test_a_refusal_of_the_topology_is_passed_on() -> None:
-    async def tell(rig: Rig) -> None:
-        with pytest.raises(InvalidRequest, match=r"no table ks\.t"):
-            await rig.schema.change(DropTableRequest("ks", "t"), 1_000)
-        assert rig.commits == 1
+async def test_a_wish_that_waited_too_long_says_what_for(rig: Rig, /) -> None:
+    rig.world.ask_to_join(rig.world.node(4))
+    with pytest.raises(Refused, match="is about to join"):
+        await rig.schema.change(TABLE, 1_000)
 
-    with_keyspace(tell)
+
+async def test_a_refusal_of_the_topology_is_passed_on(rig: Rig, /) -> None:
+    with pytest.raises(InvalidRequest, match=r"no table ks\.t"):
+        await rig.schema.change(DropTableRequest("ks", "t"), 1_000)
+    assert rig.commits == 1

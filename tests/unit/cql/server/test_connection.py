@@ -4,6 +4,7 @@ import asyncio
 import struct
 
 import pytest
+from tests.async_tests import runs_in, settled
 from tests.unit.cql.protocol_rig import (
     PEER,
     STARTUP_BODY,
@@ -16,7 +17,6 @@ from tests.unit.cql.protocol_rig import (
     long_string,
     query,
     request,
-    turns,
     with_connection,
 )
 
@@ -33,6 +33,8 @@ from ebla.wire.cql.messages import ColumnSpec, CqlResponse, Rows
 from ebla.wire.cql.notation import BodyReader
 from ebla.wire.cql.responses import EventKind
 
+pytestmark = runs_in(with_connection)
+
 VOID = struct.pack(">i", 1)
 
 
@@ -44,59 +46,47 @@ def startup(options: dict[str, str], *, stream: int = 1, flags: int = 0) -> byte
 # ---- greeting
 
 
-def test_options_and_startup() -> None:
-    async def work(wired: Wired) -> None:
-        other = Wired(Parted(), asyncio.TaskGroup())
-        (supported,) = other.ask(request(Opcode.OPTIONS, stream=5))
-        assert (supported.opcode, supported.stream) == (Opcode.SUPPORTED, 5)
-        options = {"CQL_VERSION": "3.0.0", "DRIVER_NAME": "d", "DRIVER_VERSION": "9", "TABLETS_ROUTING_V1": ""}
-        (ready,) = other.ask(startup(options, stream=6))
-        assert (ready.opcode, ready.stream, ready.body) == (Opcode.READY, 6, b"")
-        assert other.connection.session.tablet_routing
-        assert not wired.connection.session.tablet_routing
-        client = other.connection.described()
-        assert (client.stage, client.driver_name, client.driver_version) == (ConnectionStage.READY, "d", "9")
-        assert (client.peer, client.requests, client.user) == (PEER, 2, "anonymous")
-
-    with_connection(work)
+async def test_options_and_startup(wired: Wired, /) -> None:
+    other = Wired(Parted(), asyncio.TaskGroup())
+    (supported,) = other.ask(request(Opcode.OPTIONS, stream=5))
+    assert (supported.opcode, supported.stream) == (Opcode.SUPPORTED, 5)
+    options = {"CQL_VERSION": "3.0.0", "DRIVER_NAME": "d", "DRIVER_VERSION": "9", "TABLETS_ROUTING_V1": ""}
+    (ready,) = other.ask(startup(options, stream=6))
+    assert (ready.opcode, ready.stream, ready.body) == (Opcode.READY, 6, b"")
+    assert other.connection.session.tablet_routing
+    assert not wired.connection.session.tablet_routing
+    client = other.connection.described()
+    assert (client.stage, client.driver_name, client.driver_version) == (ConnectionStage.READY, "d", "9")
+    assert (client.peer, client.requests, client.user) == (PEER, 2, "anonymous")
 
 
 @pytest.mark.parametrize("version", [1, 2, 5, 65, 66])
-def test_an_unknown_version_is_answered_in_our_own_and_closed(version: int) -> None:
-    async def work(_: Wired) -> None:
-        other = Wired(Parted(), asyncio.TaskGroup())
-        (answer,) = other.ask(request(Opcode.OPTIONS, stream=0, version=version))
-        assert (answer.version, answer.stream) == (4, 0)
-        code, words = error_of(answer)
-        assert code == CqlCode.PROTOCOL_ERROR
-        assert f"({version})" in words
-        assert other.outlet.closed is not None
-
-    with_connection(work)
+async def test_an_unknown_version_is_answered_in_our_own_and_closed(_: Wired, /, version: int) -> None:
+    other = Wired(Parted(), asyncio.TaskGroup())
+    (answer,) = other.ask(request(Opcode.OPTIONS, stream=0, version=version))
+    assert (answer.version, answer.stream) == (4, 0)
+    code, words = error_of(answer)
+    assert code == CqlCode.PROTOCOL_ERROR
+    assert f"({version})" in words
+    assert other.outlet.closed is not None
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_answers_are_of_the_version_of_their_request(version: int) -> None:
-    async def work(_: Wired) -> None:
-        other = Wired(Parted(), asyncio.TaskGroup())
-        (ready,) = other.ask(request(Opcode.STARTUP, STARTUP_BODY, version=version))
-        assert (ready.version, ready.opcode) == (version, Opcode.READY)
-
-    with_connection(work)
+async def test_answers_are_of_the_version_of_their_request(_: Wired, /, version: int) -> None:
+    other = Wired(Parted(), asyncio.TaskGroup())
+    (ready,) = other.ask(request(Opcode.STARTUP, STARTUP_BODY, version=version))
+    assert (ready.version, ready.opcode) == (version, Opcode.READY)
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"CQL_VERSION": "4.0"}, {"CQL_VERSION": "3.0.0", "COMPRESSION": "snappy"}], ids=str
 )
-def test_a_startup_that_cannot_be_is_refused(options: dict[str, str]) -> None:
-    async def work(_: Wired) -> None:
-        other = Wired(Parted(), asyncio.TaskGroup())
-        (answer,) = other.ask(startup(options))
-        assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-        (ready,) = other.ask(startup({"CQL_VERSION": "3.0.0"}))
-        assert ready.opcode == Opcode.READY
-
-    with_connection(work)
+async def test_a_startup_that_cannot_be_is_refused(_: Wired, /, options: dict[str, str]) -> None:
+    other = Wired(Parted(), asyncio.TaskGroup())
+    (answer,) = other.ask(startup(options))
+    assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
+    (ready,) = other.ask(startup({"CQL_VERSION": "3.0.0"}))
+    assert ready.opcode == Opcode.READY
 
 
 @pytest.mark.parametrize("opcode", [Opcode.QUERY, Opcode.EXECUTE, Opcode.PREPARE, Opcode.BATCH, Opcode.REGISTER])
@@ -112,12 +102,9 @@ def test_nothing_is_carried_out_before_the_greeting(opcode: Opcode) -> None:
     assert parted.execution.asked == []
 
 
-def test_a_second_startup_has_no_place() -> None:
-    async def work(wired: Wired) -> None:
-        (answer,) = wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
-        assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-
-    with_connection(work)
+async def test_a_second_startup_has_no_place(wired: Wired, /) -> None:
+    (answer,) = wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
+    assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
 
 
 # ---- login
@@ -149,9 +136,9 @@ def test_who_logs_in_is_let_in_and_what_follows_waits_for_it() -> None:
         assert error_of(refused)[0] == CqlCode.PROTOCOL_ERROR
         assert wired.ask(request(Opcode.AUTH_RESPONSE, notation.value(b"x")), query("waits", stream=2)) == []
         assert not wired.outlet.reads()
-        await turns()
+        await settled()
         door.future().set_result("scribe")
-        await turns()
+        await settled()
         success, answer = wired.outlet.taken()
         assert (success.opcode, success.body) == (Opcode.AUTH_SUCCESS, notation.value(None))
         assert (answer.stream, answer.body) == (2, VOID)
@@ -168,9 +155,9 @@ def test_who_cannot_prove_it_is_told_and_closed() -> None:
     async def work(wired: Wired) -> None:
         wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
         wired.ask(request(Opcode.AUTH_RESPONSE, notation.value(b"x")), query("never"))
-        await turns()
+        await settled()
         door.future().set_exception(BadCredentials("no"))
-        await turns()
+        await settled()
         (answer,) = wired.outlet.taken()
         assert error_of(answer) == (CqlCode.BAD_CREDENTIALS, "no")
         assert wired.outlet.closed is not None
@@ -184,9 +171,9 @@ def test_a_client_that_left_while_it_logged_in_is_not_let_in() -> None:
     async def work(wired: Wired) -> None:
         wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
         wired.ask(request(Opcode.AUTH_RESPONSE, notation.value(b"x")))
-        await turns()
+        await settled()
         wired.connection.lost()
-        await turns()
+        await settled()
         assert not wired.connection.is_ready
 
     with_connection(work, Parted(login=door))
@@ -195,15 +182,12 @@ def test_a_client_that_left_while_it_logged_in_is_not_let_in() -> None:
 # ---- requests
 
 
-def test_an_answer_at_once_leaves_in_the_same_step() -> None:
-    async def work(wired: Wired) -> None:
-        answers = wired.ask(execute(stream=7), query("SELECT", stream=8))
-        assert [(each.stream, each.opcode, each.body) for each in answers] == [
-            (7, Opcode.RESULT, VOID),
-            (8, Opcode.RESULT, VOID),
-        ]
-
-    with_connection(work)
+async def test_an_answer_at_once_leaves_in_the_same_step(wired: Wired, /) -> None:
+    answers = wired.ask(execute(stream=7), query("SELECT", stream=8))
+    assert [(each.stream, each.opcode, each.body) for each in answers] == [
+        (7, Opcode.RESULT, VOID),
+        (8, Opcode.RESULT, VOID),
+    ]
 
 
 def test_answers_leave_in_the_order_in_which_requests_end() -> None:
@@ -214,7 +198,7 @@ def test_answers_leave_in_the_order_in_which_requests_end() -> None:
         assert wired.connection.described().running == 3
         for name in (b"c", b"a", b"b"):
             futures.made[name].set_result(None)
-            await turns()
+            await settled()
         assert [each.stream for each in wired.outlet.taken()] == [3, 1, 2]
         assert wired.connection.described().running == 0
 
@@ -228,7 +212,7 @@ def test_a_request_that_becomes_a_task() -> None:
 
     async def work(wired: Wired) -> None:
         assert wired.ask(query("SELECT", stream=4)) == []
-        await turns()
+        await settled()
         (answer,) = wired.outlet.taken()
         assert (answer.stream, answer.opcode) == (4, Opcode.RESULT)
         assert answer.body.endswith(struct.pack(">iii", 1, 4, 1))
@@ -244,7 +228,7 @@ def test_prepare_and_batch() -> None:
         wired.ask(request(Opcode.PREPARE, long_string(""), stream=2))
         batch = b"\0\0\1\0" + long_string("INSERT") + struct.pack(">HHB", 0, 4, 0)
         wired.ask(request(Opcode.BATCH, batch, stream=3))
-        await turns()
+        await settled()
         prepared, broken, batched = wired.outlet.taken()
         assert prepared.body[4:10] == notation.short_bytes(b"stmt")
         assert error_of(broken)[0] == CqlCode.SYNTAX_ERROR
@@ -262,7 +246,7 @@ def test_an_error_tells_the_level_and_what_kind_of_write_it_was() -> None:
         (answer,) = wired.ask(execute(level=4))
         assert answer.body.endswith(struct.pack(">Hii", 4, 1, 2) + notation.string("SIMPLE"))
         wired.ask(request(Opcode.BATCH, b"\1\0\0" + struct.pack(">HB", 6, 0)))
-        await turns()
+        await settled()
         (answer,) = wired.outlet.taken()
         assert answer.body.endswith(struct.pack(">Hii", 6, 1, 2) + notation.string("UNLOGGED_BATCH"))
 
@@ -275,7 +259,7 @@ def test_a_write_that_fails_later_tells_so() -> None:
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a", stream=9))
         futures.made[b"a"].set_exception(WriteTimeout("late", required=1))
-        await turns()
+        await settled()
         (answer,) = wired.outlet.taken()
         assert (answer.stream, error_of(answer)[0]) == (9, CqlCode.WRITE_TIMEOUT)
 
@@ -294,7 +278,7 @@ def test_a_defect_is_told_by_a_number_and_its_trace_goes_to_the_log() -> None:
 
         async def work(wired: Wired) -> None:
             answers = wired.ask(execute(stream=3))
-            await turns()
+            await settled()
             (answer,) = answers + wired.outlet.taken()
             code, words = error_of(answer)
             assert code == CqlCode.SERVER_ERROR
@@ -326,24 +310,18 @@ def test_a_shard_that_does_not_serve_says_so() -> None:
 
 
 @pytest.mark.parametrize("opcode", [Opcode.READY, Opcode.RESULT, 0x77])
-def test_an_opcode_without_a_place_is_answered(opcode: int) -> None:
-    async def work(wired: Wired) -> None:
-        (answer,) = wired.ask(request(opcode))
-        assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-        assert wired.outlet.closed is None
-
-    with_connection(work)
+async def test_an_opcode_without_a_place_is_answered(wired: Wired, /, opcode: int) -> None:
+    (answer,) = wired.ask(request(opcode))
+    assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
+    assert wired.outlet.closed is None
 
 
-def test_a_broken_frame_is_answered_and_ends_the_connection() -> None:
-    async def work(wired: Wired) -> None:
-        (answer,) = wired.ask(request(Opcode.QUERY, stream=5)[:5] + b"\x7f\xff\xff\xff")
-        assert answer.stream == 5
-        assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-        assert wired.outlet.closed is not None
-        assert wired.ask(query("more")) == []
-
-    with_connection(work)
+async def test_a_broken_frame_is_answered_and_ends_the_connection(wired: Wired, /) -> None:
+    (answer,) = wired.ask(request(Opcode.QUERY, stream=5)[:5] + b"\x7f\xff\xff\xff")
+    assert answer.stream == 5
+    assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
+    assert wired.outlet.closed is not None
+    assert wired.ask(query("more")) == []
 
 
 # ---- flags
@@ -373,12 +351,9 @@ def test_payload_warnings_and_compression() -> None:
     assert parted.execution.asked == [b"id", b"id"]
 
 
-def test_what_is_compressed_without_an_agreement_is_refused() -> None:
-    async def work(wired: Wired) -> None:
-        (answer,) = wired.ask(execute(flags=int(FrameFlag.COMPRESSED)))
-        assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-
-    with_connection(work)
+async def test_what_is_compressed_without_an_agreement_is_refused(wired: Wired, /) -> None:
+    (answer,) = wired.ask(execute(flags=int(FrameFlag.COMPRESSED)))
+    assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
 
 
 # ---- events

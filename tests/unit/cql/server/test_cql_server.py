@@ -17,6 +17,7 @@ from cassandra import InvalidRequest as DriverInvalidRequest
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
 from cassandra.policies import RoundRobinPolicy
+from tests.async_tests import real_time, runs_in
 from tests.unit.cql.protocol_rig import (
     AT_ONCE,
     STARTUP_BODY,
@@ -116,33 +117,29 @@ def run(work: Callable[[CqlServer, Address], Coroutine[Any, Any, None]], parted:
     asyncio.run(main())
 
 
-def test_requests_of_many_clients() -> None:
-    async def work(server: CqlServer, address: Address) -> None:
-        async def one(number: int) -> None:
-            async with client_of(address) as client:
-                await client.greet()
-                for stream in range(20):
-                    answer = await client.ask(execute(b"x", stream=number * 20 + stream))
-                    assert (answer.stream, answer.opcode) == (number * 20 + stream, Opcode.RESULT)
-
-        async with asyncio.TaskGroup() as clients:
-            for number in range(10):
-                clients.create_task(one(number))
-        await until(lambda: server.is_idle)
-        assert len(server.clients) == 0
-
-    run(work, Parted())
-
-
-def test_it_is_known_who_is_connected() -> None:
-    async def work(server: CqlServer, address: Address) -> None:
+@runs_in(run, Parted())
+async def test_requests_of_many_clients(server: CqlServer, address: Address, /) -> None:
+    async def one(number: int) -> None:
         async with client_of(address) as client:
             await client.greet()
-            (known,) = list(server.clients)
-            assert known.peer.port == client.writer.get_extra_info("sockname")[1]
-            assert not known.peer.tls_protocol
+            for stream in range(20):
+                answer = await client.ask(execute(b"x", stream=number * 20 + stream))
+                assert (answer.stream, answer.opcode) == (number * 20 + stream, Opcode.RESULT)
 
-    run(work, Parted())
+    async with asyncio.TaskGroup() as clients:
+        for number in range(10):
+            clients.create_task(one(number))
+    await until(lambda: server.is_idle)
+    assert len(server.clients) == 0
+
+
+@runs_in(run, Parted())
+async def test_it_is_known_who_is_connected(server: CqlServer, address: Address, /) -> None:
+    async with client_of(address) as client:
+        await client.greet()
+        (known,) = list(server.clients)
+        assert known.peer.port == client.writer.get_extra_info("sockname")[1]
+        assert not known.peer.tls_protocol
 
 
 @pytest.mark.parametrize(
@@ -162,14 +159,12 @@ def test_probes_and_strangers_do_no_harm(sent: bytes) -> None:
     run(work, Parted())
 
 
-def test_a_client_that_says_nothing_is_closed_and_an_idle_one_is_not() -> None:
-    async def work(_: CqlServer, address: Address) -> None:
-        async with client_of(address) as silent, client_of(address) as idle:
-            await idle.greet()
-            assert await silent.is_closed()
-            assert (await idle.ask(query("x"))).opcode == Opcode.RESULT
-
-    run(work, Parted(), greeting_ms=50)
+@runs_in(run, Parted(), greeting_ms=50)
+async def test_a_client_that_says_nothing_is_closed_and_an_idle_one_is_not(_: CqlServer, address: Address, /) -> None:
+    async with client_of(address) as silent, client_of(address) as idle:
+        await idle.greet()
+        assert await silent.is_closed()
+        assert (await idle.ask(query("x"))).opcode == Opcode.RESULT
 
 
 def test_one_connection_too_many_is_refused() -> None:
@@ -263,48 +258,43 @@ def test_a_stop_lets_what_is_under_way_end() -> None:
     run(work, Parted(ToldExecution(begin)))
 
 
-def test_a_connection_that_somebody_else_accepted() -> None:
-    async def work(server: CqlServer, _: Address) -> None:
-        passed: list[socket.socket] = []
+@runs_in(run, Parted())
+async def test_a_connection_that_somebody_else_accepted(server: CqlServer, _: Address, /) -> None:
+    passed: list[socket.socket] = []
 
-        def pass_on(accepted: socket.socket) -> bool:
-            passed.append(accepted.dup())
-            return True
+    def pass_on(accepted: socket.socket) -> bool:
+        passed.append(accepted.dup())
+        return True
 
-        listener = listen_tcp(Address(own_address(), 0), 8)
-        host, port = listener.getsockname()
-        server.listen(listener, pass_on)
-        async with client_of(Address(host, port)) as client:
-            await until(lambda: bool(passed))
-            assert len(server.clients) == 0
-            server.take(passed[0])
-            await client.greet()
-            assert len(server.clients) == 1
-
-    run(work, Parted())
+    listener = listen_tcp(Address(own_address(), 0), 8)
+    host, port = listener.getsockname()
+    server.listen(listener, pass_on)
+    async with client_of(Address(host, port)) as client:
+        await until(lambda: bool(passed))
+        assert len(server.clients) == 0
+        server.take(passed[0])
+        await client.greet()
+        assert len(server.clients) == 1
 
 
 # ---- TLS
 
 
-def test_clients_by_tls(tmp_path: Path) -> None:
+@runs_in(real_time)
+async def test_clients_by_tls(tmp_path: Path) -> None:
     folder = Certificates(tmp_path).folder(1)
     of_client = ssl.create_default_context(cafile=str(folder.path / "authority.pem"))
     of_client.check_hostname = False  # certificates name hosts by their ids
-
-    async def main() -> None:
-        async with serving(Parted(), tls=CqlServerTls(folder).context) as (server, address):
-            async with client_of(address, of_client) as client:
-                await client.greet()
-                assert (await client.ask(query("x" * 40_000))).opcode == Opcode.RESULT
-                (known,) = list(server.clients)
-                assert known.peer.tls_protocol.startswith("TLSv1.")
-                assert known.peer.tls_cipher
-            async with client_of(address) as plain:
-                plain.writer.write(request(Opcode.OPTIONS))
-                assert await plain.is_closed()
-
-    asyncio.run(main())
+    async with serving(Parted(), tls=CqlServerTls(folder).context) as (server, address):
+        async with client_of(address, of_client) as client:
+            await client.greet()
+            assert (await client.ask(query("x" * 40_000))).opcode == Opcode.RESULT
+            (known,) = list(server.clients)
+            assert known.peer.tls_protocol.startswith("TLSv1.")
+            assert known.peer.tls_cipher
+        async with client_of(address) as plain:
+            plain.writer.write(request(Opcode.OPTIONS))
+            assert await plain.is_closed()
 
 
 # ---- a driver
@@ -434,16 +424,14 @@ def test_a_driver_logs_in() -> None:
             stranger.shutdown()
 
 
-def test_a_frame_that_is_cut_off_ends_with_its_connection() -> None:
-    async def work(server: CqlServer, address: Address) -> None:
-        async with client_of(address) as client:
-            await client.greet()
-            client.writer.write(query("x" * 5000)[:4000])
-            await client.writer.drain()
-        await until(lambda: server.is_idle)
-        assert server.parts.load.bytes == 0
-
-    run(work, Parted())
+@runs_in(run, Parted())
+async def test_a_frame_that_is_cut_off_ends_with_its_connection(server: CqlServer, address: Address, /) -> None:
+    async with client_of(address) as client:
+        await client.greet()
+        client.writer.write(query("x" * 5000)[:4000])
+        await client.writer.drain()
+    await until(lambda: server.is_idle)
+    assert server.parts.load.bytes == 0
 
 
 def test_an_answer_larger_than_everything_is_sent_whole() -> None:

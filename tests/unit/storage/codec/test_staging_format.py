@@ -4,6 +4,7 @@ import uuid
 
 import msgspec
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.journal.on_disks import Machine
 
 from ebla.journal.checked_file import replace_file
@@ -62,17 +63,15 @@ def test_files_are_read_as_they_were_written() -> None:
     machine.run(read)
 
 
-def test_a_newer_format_and_other_content_are_refused() -> None:
-    async def work(disk: ProcessDisk) -> None:
-        newer = msgspec.structs.replace(SEALED, format=STAGING_FORMAT + 1)
-        await replace_file(disk, sealed_path(FOLDER), msgspec.msgpack.encode(newer))
-        with pytest.raises(Refused, match="format 2"):
-            await read_sealed(disk, FOLDER)
-        await replace_file(disk, target_path(FOLDER), b"\xc1")
-        with pytest.raises(Corruption):
-            await read_target(disk, FOLDER)
-
-    Machine(1).run(work)
+@runs_in(lambda work: Machine(1).run(work))
+async def test_a_newer_format_and_other_content_are_refused(disk: ProcessDisk, /) -> None:
+    newer = msgspec.structs.replace(SEALED, format=STAGING_FORMAT + 1)
+    await replace_file(disk, sealed_path(FOLDER), msgspec.msgpack.encode(newer))
+    with pytest.raises(Refused, match="format 2"):
+        await read_sealed(disk, FOLDER)
+    await replace_file(disk, target_path(FOLDER), b"\xc1")
+    with pytest.raises(Corruption):
+        await read_target(disk, FOLDER)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +83,15 @@ def test_a_newer_format_and_other_content_are_refused() -> None:
         SealedFile(SEALED.attempt, tuple(SealedLayer(str(one), WHOLE_RING) for one in range(SEALED_LAYERS_MAX + 1))),
     ],
 )
-def test_a_seal_names_nothing_outside_of_its_transfer_and_not_too_much(sealed: SealedFile) -> None:
-    async def work(disk: ProcessDisk) -> None:
-        with pytest.raises(AssertionError):
-            await write_sealed(disk, FOLDER, sealed)
-        await replace_file(disk, sealed_path(FOLDER), msgspec.msgpack.encode(sealed))
-        with pytest.raises(Corruption, match="cannot be part of it"):
-            await read_sealed(disk, FOLDER)
-
-    Machine(1).run(work)
+@runs_in(lambda work: Machine(1).run(work))
+async def test_a_seal_names_nothing_outside_of_its_transfer_and_not_too_much(
+    disk: ProcessDisk, /, sealed: SealedFile
+) -> None:
+    with pytest.raises(AssertionError):
+        await write_sealed(disk, FOLDER, sealed)
+    await replace_file(disk, sealed_path(FOLDER), msgspec.msgpack.encode(sealed))
+    with pytest.raises(Corruption, match="cannot be part of it"):
+        await read_sealed(disk, FOLDER)
 
 
 @pytest.mark.parametrize(

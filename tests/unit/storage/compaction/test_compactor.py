@@ -7,6 +7,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.journal.on_disks import Machine
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, layer_facts
 from tests.unit.storage.rigs import Rig
@@ -147,31 +148,30 @@ def test_a_fold_is_durable_when_it_returns(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "rocks"])
-def test_a_failed_fold_leaves_nothing(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(real_time)
+async def test_a_failed_fold_leaves_nothing(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(kind, tmp_path)
     layers = [RandomRows(3).layer(), RandomRows(4).layer()]
 
     def full(self: SidecarWriter, chunk: pa.RecordBatch) -> None:
         raise DiskFull("no space left")
 
-    async def main() -> None:
-        await build(rig, layers)
-        with monkeypatch.context() as patched:
-            patched.setattr(SidecarWriter, "add", full)
-            with pytest.raises(DiskFull):
-                await run_compaction(rig.engine, rig.disk, job(rig, [WHOLE_RING, WHOLE_RING]))
-        assert not rig.disk.exists(rig.path("out"))
-        with pytest.raises(LayerDamaged):
-            await run_compaction(rig.engine, rig.disk, job(rig, [WHOLE_RING] * 3))
-        assert not rig.disk.exists(rig.path("out"))
-        await run_compaction(rig.engine, rig.disk, job(rig, [WHOLE_RING, WHOLE_RING]))
-        assert rig.disk.exists(rig.path("out"))
-
-    rig.run(main())
+    await build(rig, layers)
+    with monkeypatch.context() as patched:
+        patched.setattr(SidecarWriter, "add", full)
+        with pytest.raises(DiskFull):
+            await run_compaction(rig.engine, rig.disk, job(rig, [WHOLE_RING, WHOLE_RING]))
+    assert not rig.disk.exists(rig.path("out"))
+    with pytest.raises(LayerDamaged):
+        await run_compaction(rig.engine, rig.disk, job(rig, [WHOLE_RING] * 3))
+    assert not rig.disk.exists(rig.path("out"))
+    await run_compaction(rig.engine, rig.disk, job(rig, [WHOLE_RING, WHOLE_RING]))
+    assert rig.disk.exists(rig.path("out"))
     rig.close()
 
 
-def test_a_cancelled_fold_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(real_time)
+async def test_a_cancelled_fold_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig("rocks", tmp_path)
     monkeypatch.setattr(stack_scan, "CHUNK_ROWS", 2)
     begun = asyncio.Event()
@@ -182,14 +182,10 @@ def test_a_cancelled_fold_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         begun.set()
 
     monkeypatch.setattr(compactor.BaseLayerWriter, "add", add_and_tell)
-
-    async def main() -> None:
-        await build(rig, [RandomRows(3, Mix(rows=200)).layer()])
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(run_compaction(rig.engine, rig.disk, job(rig, [WHOLE_RING])))
-            await begun.wait()
-            running.cancel()
-        assert not rig.disk.exists(rig.path("out"))
-
-    rig.run(main())
+    await build(rig, [RandomRows(3, Mix(rows=200)).layer()])
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run_compaction(rig.engine, rig.disk, job(rig, [WHOLE_RING])))
+        await begun.wait()
+        running.cancel()
+    assert not rig.disk.exists(rig.path("out"))
     rig.close()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.async_tests import real_time, runs_in
 from tests.unit.storage.rigs import Rig, at, rows
 
 from ebla.storage.layers.malloc_trim import CLOSED_BETWEEN, MallocTrimmer
@@ -17,20 +18,19 @@ def test_it_is_given_back_after_so_many_and_not_after_each() -> None:
     freed.trim()
 
 
-def test_layers_that_were_open_count_when_they_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(real_time)
+async def test_layers_that_were_open_count_when_they_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given_back: list[MallocTrimmer] = []
     monkeypatch.setattr(MallocTrimmer, "give_back", lambda freed: given_back.append(freed))
     rig = Rig("rocks", tmp_path)
-
-    async def main() -> None:
-        for number in range(CLOSED_BETWEEN):
-            without_files = await rig.engine.create(rig.path(f"none-{number}"))
-            await without_files.close()
-            layer = await rig.engine.create(rig.path(str(number)))
-            layer.put_batch(rows([1]), at(AT_US))
-            assert not given_back
-            await layer.discard()
-
-    rig.run(main())
+    for number in range(CLOSED_BETWEEN):
+        without_files = await rig.engine.create(rig.path(f"none-{number}"))
+        await without_files.close()
+        layer = await rig.engine.create(rig.path(str(number)))
+        layer.put_batch(rows([1]), at(AT_US))
+        assert not given_back
+        await layer.discard()
     rig.close()
     assert len(given_back) == 1

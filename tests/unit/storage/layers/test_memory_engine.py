@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.journal.on_disks import Machine
 from tests.unit.storage.rigs import at, key, rows
 
@@ -183,11 +184,9 @@ def test_a_killed_flush_may_be_there_wholly_or_not_at_all() -> None:
     assert outcomes >= {first, both}
 
 
-def test_a_layer_is_open_once() -> None:
-    async def main(disk: ProcessDisk) -> None:
-        engine: Any = MemoryEngine(disk)
-        await engine.create(FOLDER)
-        with pytest.raises(AssertionError, match="already open"):
-            await engine.open(FOLDER, writable=False)
-
-    Machine(5).run(main)
+@runs_in(lambda work: Machine(5).run(work))
+async def test_a_layer_is_open_once(disk: ProcessDisk, /) -> None:
+    engine: Any = MemoryEngine(disk)
+    await engine.create(FOLDER)
+    with pytest.raises(AssertionError, match="already open"):
+        await engine.open(FOLDER, writable=False)

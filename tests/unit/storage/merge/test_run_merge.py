@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.bulk.staging_rig import machine
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows
 
@@ -73,56 +74,47 @@ def job_of(disk: ProcessDisk, paths: Sequence[str]) -> BuildJob:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("window", [1, 5, 1 << 20])
-def test_runs_are_merged_as_one_row_after_another_would_be(
-    seed: int, window: int, monkeypatch: pytest.MonkeyPatch
+@runs_in(lambda work: machine().run(work))
+async def test_runs_are_merged_as_one_row_after_another_would_be(
+    disk: ProcessDisk, /, seed: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions of several rows share a token; rows of all shapes are in several runs."""
     monkeypatch.setattr(run_merge, "WINDOW_ROWS", window)
     monkeypatch.setattr(run_merge, "WINDOW_ROWS_OF_RUN", 1)
     runs = runs_of(seed, 2 + seed)
-
-    async def main(disk: ProcessDisk) -> None:
-        found = items_in(list(merge_run_files(disk, written(disk, runs, seed), RULES)))
-        assert found == list(merge_streams(runs, MIXED))
-
-    machine().run(main)
+    found = items_in(list(merge_run_files(disk, written(disk, runs, seed), RULES)))
+    assert found == list(merge_streams(runs, MIXED))
 
 
-def test_runs_one_behind_another_pass_as_they_are() -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_runs_one_behind_another_pass_as_they_are(disk: ProcessDisk, /) -> None:
     items = runs_of(3, 1, 60)[0]
     runs = [items[:20], items[20:], []]
-
-    async def main(disk: ProcessDisk) -> None:
-        paths = written(disk, runs)
-        assert items_in(list(merge_run_files(disk, paths, RULES))) == items
-        assert items_in(list(merge_run_files(disk, paths[:1], RULES))) == runs[0]
-        assert list(merge_run_files(disk, paths[2:], RULES)) == []
-
-    machine().run(main)
+    paths = written(disk, runs)
+    assert items_in(list(merge_run_files(disk, paths, RULES))) == items
+    assert items_in(list(merge_run_files(disk, paths[:1], RULES))) == runs[0]
+    assert list(merge_run_files(disk, paths[2:], RULES)) == []
 
 
-def test_every_run_is_looked_at() -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_every_run_is_looked_at(disk: ProcessDisk, /) -> None:
     """Order and range within each, although together they could be put right."""
     items = runs_of(4, 1, 60)[0]
     tokens = [decode_token(key) for key, _ in items]
     backwards = encode_rows(rows_batch([items[5], items[2]]))
-
-    async def main(disk: ProcessDisk) -> None:
-        paths = written(disk, [items[:10], items[10:]])
-        outside = RunRules(TokenRange(Token(tokens[0] - 1), Token(tokens[-1] - 1)), MIXED)
-        with pytest.raises(InvalidRequest, match="outside"):
-            list(merge_run_files(disk, paths, outside))
-        wrapping = RunRules(TokenRange(Token(tokens[20]), Token(tokens[20] - 1)), MIXED)
-        with pytest.raises(InvalidRequest, match=f"token {tokens[20]}, outside"):
-            list(merge_run_files(disk, paths, wrapping))
-        disk.create("/data/bad").append(backwards)
-        with pytest.raises(InvalidRequest, match="order"):
-            list(merge_run_files(disk, [*paths, "/data/bad"], RULES))
-        disk.create("/data/cut").append(backwards[:-1])
-        with pytest.raises(Corruption, match="ends within a record"):
-            list(merge_run_files(disk, [*paths, "/data/cut"], RULES))
-
-    machine().run(main)
+    paths = written(disk, [items[:10], items[10:]])
+    outside = RunRules(TokenRange(Token(tokens[0] - 1), Token(tokens[-1] - 1)), MIXED)
+    with pytest.raises(InvalidRequest, match="outside"):
+        list(merge_run_files(disk, paths, outside))
+    wrapping = RunRules(TokenRange(Token(tokens[20]), Token(tokens[20] - 1)), MIXED)
+    with pytest.raises(InvalidRequest, match=f"token {tokens[20]}, outside"):
+        list(merge_run_files(disk, paths, wrapping))
+    disk.create("/data/bad").append(backwards)
+    with pytest.raises(InvalidRequest, match="order"):
+        list(merge_run_files(disk, [*paths, "/data/bad"], RULES))
+    disk.create("/data/cut").append(backwards[:-1])
+    with pytest.raises(Corruption, match="ends within a record"):
+        list(merge_run_files(disk, [*paths, "/data/cut"], RULES))
 
 
 # -- many
@@ -162,83 +154,77 @@ class CountedDisk:
         return getattr(self._disk, name)
 
 
-def test_many_runs_are_merged_in_rounds_with_few_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_many_runs_are_merged_in_rounds_with_few_files_open(
+    disk: ProcessDisk, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_merge, "RUNS_OPEN_MAX", 5)
     runs = runs_of(7, 60, 12)
-
-    async def main(disk: ProcessDisk) -> None:
-        paths = written(disk, runs)
-        counted = CountedDisk(disk)
-        rounds = MergeRounds(counted, RULES, "/data/rounds")  # type: ignore[arg-type] # a disk but for its type
-        few = await rounds.few(paths)
-        assert len(few) <= 5
-        found = items_in(list(merge_run_files(counted, few, RULES)))  # type: ignore[arg-type] # likewise
-        assert meaning(found) == meaning(list(merge_streams(runs, MIXED)))
-        assert (counted.open_now, counted.open_most) == (0, 5)
-        assert [path for path in paths if not disk.exists(path)] == [], "the runs themselves stay"
-        assert sorted(f"/data/rounds/{name}" for name in disk.list_folder("/data/rounds")) == sorted(
-            path for path in few if path not in paths
-        )
-        await rounds.remove()
-        assert not disk.exists("/data/rounds")
-
-    machine().run(main)
+    paths = written(disk, runs)
+    counted = CountedDisk(disk)
+    rounds = MergeRounds(counted, RULES, "/data/rounds")  # type: ignore[arg-type] # a disk but for its type
+    few = await rounds.few(paths)
+    assert len(few) <= 5
+    found = items_in(list(merge_run_files(counted, few, RULES)))  # type: ignore[arg-type] # likewise
+    assert meaning(found) == meaning(list(merge_streams(runs, MIXED)))
+    assert (counted.open_now, counted.open_most) == (0, 5)
+    assert [path for path in paths if not disk.exists(path)] == [], "the runs themselves stay"
+    assert sorted(f"/data/rounds/{name}" for name in disk.list_folder("/data/rounds")) == sorted(
+        path for path in few if path not in paths
+    )
+    await rounds.remove()
+    assert not disk.exists("/data/rounds")
 
 
-def test_a_build_of_many_runs_leaves_the_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_a_build_of_many_runs_leaves_the_layer_alone(
+    disk: ProcessDisk, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_merge, "RUNS_OPEN_MAX", 3)
     monkeypatch.setattr(layer_build, "CHUNK_ROWS", 7)
     runs = runs_of(8, 20, 12)
-
-    async def main(disk: ProcessDisk) -> None:
-        paths = written(disk, runs)
-        engine = MemoryEngine(disk)
-        result = await run_build(engine, disk, job_of(disk, paths))
-        layer = await engine.open("/data/layer", writable=False)
-        expected = list(merge_streams(runs, MIXED))
-        assert meaning(list(layer.scan())) == meaning(expected)
-        assert result.rows == len(expected)
-        assert layer.facts == result.facts
-        assert await open_sidecar(disk, "/data/layer") is not None
-        assert not disk.exists("/data/layer" + ROUNDS_SUFFIX)
-        assert set(disk.list_folder("/data")) == {"layer", *(path.removeprefix("/data/") for path in paths)}
-
-    machine().run(main)
+    paths = written(disk, runs)
+    engine = MemoryEngine(disk)
+    result = await run_build(engine, disk, job_of(disk, paths))
+    layer = await engine.open("/data/layer", writable=False)
+    expected = list(merge_streams(runs, MIXED))
+    assert meaning(list(layer.scan())) == meaning(expected)
+    assert result.rows == len(expected)
+    assert layer.facts == result.facts
+    assert await open_sidecar(disk, "/data/layer") is not None
+    assert not disk.exists("/data/layer" + ROUNDS_SUFFIX)
+    assert set(disk.list_folder("/data")) == {"layer", *(path.removeprefix("/data/") for path in paths)}
 
 
-def test_a_build_that_is_given_up_or_fails_in_a_round_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_a_build_that_is_given_up_or_fails_in_a_round_leaves_nothing(
+    disk: ProcessDisk, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_merge, "RUNS_OPEN_MAX", 3)
     runs = runs_of(9, 9, 30)
-
-    async def main(disk: ProcessDisk) -> None:
-        paths = written(disk, runs)
-        before = disk.list_folder("/data")
-        job = job_of(disk, paths)
-        building = asyncio.create_task(run_build(MemoryEngine(disk), disk, job))
-        while not disk.exists("/data/layer" + ROUNDS_SUFFIX):  # noqa: ASYNC110 # of the disk, which tells nobody
-            await asyncio.sleep(0)
-        building.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await building
-        assert disk.list_folder("/data") == before
-        disk.create("/data/bad").append(b"no rows at all")
-        bad = job_of(disk, [*paths, "/data/bad"])
-        with pytest.raises(Corruption):
-            await run_build(MemoryEngine(disk), disk, bad)
-        assert disk.list_folder("/data") == ["bad", *before]
-
-    machine().run(main)
+    paths = written(disk, runs)
+    before = disk.list_folder("/data")
+    job = job_of(disk, paths)
+    building = asyncio.create_task(run_build(MemoryEngine(disk), disk, job))
+    while not disk.exists("/data/layer" + ROUNDS_SUFFIX):  # noqa: ASYNC110 # of the disk, which tells nobody
+        await asyncio.sleep(0)
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    assert disk.list_folder("/data") == before
+    disk.create("/data/bad").append(b"no rows at all")
+    bad = job_of(disk, [*paths, "/data/bad"])
+    with pytest.raises(Corruption):
+        await run_build(MemoryEngine(disk), disk, bad)
+    assert disk.list_folder("/data") == ["bad", *before]
 
 
-def test_the_largest_record_of_a_run_is_found_by_headers() -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_the_largest_record_of_a_run_is_found_by_headers(disk: ProcessDisk, /) -> None:
     records = [encode_rows(rows_batch(runs_of(1, 1, 40)[0][:count])) for count in (2, 9, 4)]
-
-    async def main(disk: ProcessDisk) -> None:
-        disk.make_folder("/data")
-        disk.create("/data/run").append(b"".join(records))
-        assert largest_record_bytes(disk, "/data/run") == len(records[1])
-
-    machine().run(main)
+    disk.make_folder("/data")
+    disk.create("/data/run").append(b"".join(records))
+    assert largest_record_bytes(disk, "/data/run") == len(records[1])
 
 
 def test_batches_are_evened_and_keep_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,37 +241,31 @@ def test_batches_are_evened_and_keep_their_rows(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("places", [(0, 0), (1, 0)])
-def test_rows_of_one_token_are_looked_at_key_by_key(places: tuple[int, int]) -> None:
+@runs_in(lambda work: machine().run(work))
+async def test_rows_of_one_token_are_looked_at_key_by_key(disk: ProcessDisk, /, places: tuple[int, int]) -> None:
     """Their tokens do not tell whether they ascend."""
     keys = [bytes(8) + bytes((place,)) for place in (0, 1)]
     items = [(keys[place], b"v") for place in places]
-
-    async def main(disk: ProcessDisk) -> None:
-        disk.make_folder("/data")
-        file = disk.create("/data/run")
-        file.append(encode_rows(rows_batch(items)))
-        file.close()
-        with pytest.raises(InvalidRequest, match="not in the order"):
-            list(merge_run_files(disk, ["/data/run"], RULES))
-
-    machine().run(main)
+    disk.make_folder("/data")
+    file = disk.create("/data/run")
+    file.append(encode_rows(rows_batch(items)))
+    file.close()
+    with pytest.raises(InvalidRequest, match="not in the order"):
+        list(merge_run_files(disk, ["/data/run"], RULES))
 
 
 @pytest.mark.parametrize("open_max", [2, 256])
 @pytest.mark.parametrize("wrong", range(4))
-def test_a_run_that_is_another_than_was_brought_becomes_no_layer(
-    wrong: int, open_max: int, monkeypatch: pytest.MonkeyPatch
+@runs_in(lambda work: machine().run(work))
+async def test_a_run_that_is_another_than_was_brought_becomes_no_layer(
+    disk: ProcessDisk, /, wrong: int, open_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole, in order and of the right length, in a round or in the last merge."""
     monkeypatch.setattr(run_merge, "RUNS_OPEN_MAX", open_max)
-
-    async def main(disk: ProcessDisk) -> None:
-        job = job_of(disk, written(disk, runs_of(9, 4)))
-        checksums = list(job.checksums)
-        checksums[wrong] ^= 1
-        with pytest.raises(Corruption, match=f"run{wrong} is not what its source has"):
-            await run_build(MemoryEngine(disk), disk, msgspec.structs.replace(job, checksums=tuple(checksums)))
-        assert not disk.exists("/data/layer")
-        assert (await run_build(MemoryEngine(disk), disk, job)).rows
-
-    machine().run(main)
+    job = job_of(disk, written(disk, runs_of(9, 4)))
+    checksums = list(job.checksums)
+    checksums[wrong] ^= 1
+    with pytest.raises(Corruption, match=f"run{wrong} is not what its source has"):
+        await run_build(MemoryEngine(disk), disk, msgspec.structs.replace(job, checksums=tuple(checksums)))
+    assert not disk.exists("/data/layer")
+    assert (await run_build(MemoryEngine(disk), disk, job)).rows
